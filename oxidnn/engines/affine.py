@@ -1,0 +1,91 @@
+"""The affine matmul: one statement of GEMM and of convolution in all its directions, which every matrix engine executes.
+
+    D[b, m, n] = epilogue( sum over k of A[b, m, k] * B[b, n, k], operands at (b, m, n) )
+
+b, m, n and k are linear indices of index spaces, mixed-radix numbers whose digits have meaning (for a convolution's m: image,
+row, column). Where an element lies in memory is affine in the digits:
+
+    address(A, m, k) = base + sum_i m_i * row_strides[i] + sum_i k_i * k_strides[i] + sum_i b_i * batch_strides[i]
+
+and an element outside the source (padding) is zero: for each Bound, 0 <= offset + sum_i m_i * row_coefs[i] + sum_i k_i * k_coefs[i] < extent.
+
+So fprop, dgrad (each parity class of the stride is a unit-stride convolution over a sublattice), wgrad and GEMM differ only in
+numbers, and any strides, layout, group count and number of spatial dimensions come for free.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from math import prod
+
+from ..dtypes import DType
+
+
+@dataclass(frozen=True, slots=True)
+class IndexSpace:
+    """Extents of the digits of a linear index, most significant first; an empty tuple is the space of one point."""
+
+    extents: tuple[int, ...] = ()
+
+    @property
+    def size(self) -> int:
+        return prod(self.extents)
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """The element exists iff 0 <= offset + row_digits . row_coefs + k_digits . k_coefs < extent."""
+
+    row_coefs: tuple[int, ...]
+    k_coefs: tuple[int, ...]
+    offset: int
+    extent: int
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A or B: operand name, type, strides in elements per digit, and the bounds outside of which elements are zero."""
+
+    name: str
+    dtype: DType
+    row_strides: tuple[int, ...]
+    k_strides: tuple[int, ...]
+    batch_strides: tuple[int, ...] = ()
+    base: int = 0
+    bounds: tuple[Bound, ...] = ()
+    align: int = 16  # bytes that divide the operand's address (not counting base)
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """D, or an epilogue operand (bias: strides 0 but along n; residual: as D): strides in elements per digit of b, m and n."""
+
+    name: str
+    dtype: DType
+    m_strides: tuple[int, ...]
+    n_strides: tuple[int, ...]
+    batch_strides: tuple[int, ...] = ()
+    base: int = 0
+    align: int = 16
+
+
+@dataclass(frozen=True, slots=True)
+class AffineMatmul:
+    """One matmul over index spaces. `acc` is the accumulator's type; `epilogue` an Expression over "acc" and the operands' names,
+    None for a plain conversion. `math` is the policy's word for f32 inputs ("ieee", "tf32", "tf32x3", ...)."""
+
+    m: IndexSpace
+    n: IndexSpace
+    k: IndexSpace
+    a: Source
+    b: Source
+    d: Target
+    acc: DType
+    batch: IndexSpace = field(default=IndexSpace())
+    epilogue: object | None = None  # codegen.pointwise.Expression
+    operands: tuple[Target, ...] = ()
+    math: str = "ieee"
+
+    @property
+    def flops(self) -> int:
+        return 2 * self.batch.size * self.m.size * self.n.size * self.k.size

@@ -1,0 +1,61 @@
+"""Backend: the one protocol a device answers. The CUDA one and the emulated one run the same text with the same arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import numpy as np
+
+from ..codegen.spec import KernelSpec
+from ..device import DeviceInfo
+from ..tensor import TensorView
+
+
+class Kernel(Protocol):
+    """A loaded kernel."""
+
+    spec: KernelSpec
+    origin: str  # where its machine code came from: "memory" | "disk" | "assembled" | "emulated"
+
+    def bind(self, grid: tuple[int, int, int], args: Sequence[int | float]) -> BoundLaunch:
+        """A launch with its argument block packed by the parameters' types; made once per plan and step."""
+        ...
+
+
+class BoundLaunch(Protocol):
+    """A launch ready to go; `set` rewrites single arguments in place (pointers, call-time scalars)."""
+
+    def set(self, index: int, value: int | float) -> None: ...
+
+    def launch(self, stream: int) -> None:
+        """Enqueues the kernel; allocates nothing, synchronises nothing. Raises LaunchError when the device refuses."""
+        ...
+
+
+class Allocation(Protocol):
+    ptr: int
+    num_bytes: int
+
+    def free(self) -> None: ...
+
+
+class Backend(Protocol):
+    info: DeviceInfo
+    device: str  # "cuda:0", "emu"
+
+    def allocate(self, num_bytes: int, stream: int) -> Allocation: ...
+    def upload(self, ptr: int, host: np.ndarray, stream: int) -> None: ...
+    def download(self, host: np.ndarray, ptr: int, stream: int) -> None: ...
+    def fill(self, ptr: int, byte: int, num_bytes: int, stream: int) -> None: ...
+    def synchronize(self, stream: int) -> None: ...
+    def load(self, text: str, spec: KernelSpec) -> Kernel: ...
+    def default_stream(self) -> int: ...
+    def is_capturing(self, stream: int) -> bool: ...
+    def bind_view(self, view: TensorView) -> None:
+        """Makes the view's memory legal for kernels (the emulator registers NumPy arrays); InvalidArgument if it lies elsewhere."""
+        ...
+    def release_view(self, view: TensorView) -> None: ...
+    def time_launches(self, run: Sequence[Callable[[], None]], stream: int, repeats: int, flush_bytes: int) -> list[list[float]]:
+        """Microseconds of each callable, `repeats` times, interleaved, with work queued ahead and L2 flushed before each."""
+        ...

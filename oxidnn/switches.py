@@ -1,0 +1,43 @@
+"""Every OXIDNN_* variable: name, default, meaning. Nothing else in the package reads os.environ."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Switch:
+    name: str
+    default: str
+    meaning: str
+
+
+TABLE: dict[str, Switch] = {
+    s.name: s
+    for s in (
+        Switch("OXIDNN_VERBOSE", "", "comma list of plan, dispatch, render, assemble, cache, launch, tune, exec; or all: prints a line each"),
+        Switch("OXIDNN_DUMP", "", "DIR[:ptx,cubin,sass,log]: keeps what was generated"),
+        Switch("OXIDNN_CACHE_DIR", "", "where cubins and the tuning database live (default: the user cache directory)"),
+        Switch("OXIDNN_CACHE", "rw", "rw | ro | off: use of the cubin store"),
+        Switch("OXIDNN_TUNE", "db", "off | db | auto | force: how a plan's engine is chosen"),
+        Switch("OXIDNN_ENGINES", "", "filters engines by id pattern, e.g. '-*mma*' or '+*simt*,-*'"),
+        Switch("OXIDNN_ASSEMBLER", "auto", "auto | nvjitlink | driver"),
+        Switch("OXIDNN_CHECK", "", "comma list of sync, nan, resources (GPU); race, uninit, bounds, align, barrier or all (emulator)"),
+        Switch("OXIDNN_DETERMINISTIC", "0", "1: only engines that give the same bits run to run"),
+        Switch("OXIDNN_MATH", "ieee", "ieee | tf32 | tf32x3 | bf16x3 | fast: default f32 arithmetic of convolution and GEMM"),
+        Switch("OXIDNN_DEVICE", "", "cuda:N | emu:sm_XY: the device of DnnHandle() when none is named"),
+        Switch("OXIDNN_TEMPLATE_PATH", "", "directories searched for templates before the package's own"),
+        Switch("OXIDNN_LOG", "", "a file that verbose lines are appended to instead of standard error"),
+    )
+}
+
+
+def get(name: str) -> str:
+    """The switch's value: the environment's, else the default. A name not in the table is a programming error."""
+    return os.environ.get(name) or TABLE[name].default
+
+
+def source(name: str) -> str:
+    """Where the value of a switch comes from: "environment" or "default"."""
+    return "environment" if os.environ.get(name) else "default"

@@ -1,0 +1,91 @@
+"""Tensors as oxidnn sees them: a description (TensorDesc) and a view of somebody's memory (TensorView). Nothing is copied."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from .dtypes import DType
+
+
+def packed_strides(shape: tuple[int, ...], order: tuple[int, ...] | None = None) -> tuple[int, ...]:
+    """Element strides of a dense tensor whose dimensions lie in memory in `order`, slowest first (default: as given)."""
+    strides = [0] * len(shape)
+    step = 1
+    for axis in reversed(order or tuple(range(len(shape)))):
+        strides[axis] = step
+        step *= max(shape[axis], 1)
+    return tuple(strides)
+
+
+def layout_order(layout: str, rank: int) -> tuple[int, ...]:
+    """Memory order of the logical dimensions (N, C, spatial): "nchw"-like is as given, "nhwc"-like has channels last."""
+    channels_last = layout[-1] == "c" or layout == "channels_last"
+    return (0, *range(2, rank), 1) if channels_last and rank > 2 else tuple(range(rank))
+
+
+@dataclass(frozen=True, slots=True)
+class TensorDesc:
+    """Type, logical shape, element strides, and the power of two (at most 16) that divides the address in bytes."""
+
+    dtype: DType
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    align: int = 16
+
+    @property
+    def rank(self) -> int:
+        return len(self.shape)
+
+    @property
+    def numel(self) -> int:
+        count = 1
+        for extent in self.shape:
+            count *= extent
+        return count
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the elements themselves (what a dense copy takes)."""
+        return self.numel * self.dtype.num_bytes
+
+    @property
+    def offset_range(self) -> tuple[int, int]:
+        """Smallest and largest element offset any index reaches; (0, -1) when the tensor is empty."""
+        if self.numel == 0:
+            return 0, -1
+        low = sum(min(0, (n - 1) * s) for n, s in zip(self.shape, self.strides, strict=True))
+        high = sum(max(0, (n - 1) * s) for n, s in zip(self.shape, self.strides, strict=True))
+        return low, high
+
+    def is_packed(self, layout: str = "nchw") -> bool:
+        """True if the elements lie densely in `layout`. The stride of a dimension of size 1 means nothing."""
+        want = packed_strides(self.shape, layout_order(layout, self.rank))
+        return self.numel == 0 or all(n == 1 or s == t for n, s, t in zip(self.shape, self.strides, want, strict=True))
+
+    @property
+    def layout(self) -> str:
+        """"nchw", "nhwc" (with h, w for the rank at hand), or "strided"."""
+        spatial = {3: "w", 4: "hw", 5: "dhw"}.get(self.rank)
+        if spatial is None:
+            return "row" if self.is_packed() else "strided"
+        return f"nc{spatial}" if self.is_packed("nchw") else f"n{spatial}c" if self.is_packed("nhwc") else "strided"
+
+    def __str__(self) -> str:
+        return f"{self.dtype} [{','.join(map(str, self.shape))}] {self.layout}"
+
+    @staticmethod
+    def packed(dtype: DType, shape: tuple[int, ...], layout: str = "nchw") -> TensorDesc:
+        return TensorDesc(dtype, tuple(shape), packed_strides(tuple(shape), layout_order(layout, len(shape))))
+
+
+@dataclass(slots=True)
+class TensorView:
+    """A TensorDesc over an address, the framework it came from ("numpy", "torch", "cupy", "jax", "oxidnn") and its owner."""
+
+    desc: TensorDesc
+    ptr: int
+    framework: str
+    device: str  # "cuda:0", "emu" or "cpu"
+    owner: Any
+    is_readonly: bool = False
