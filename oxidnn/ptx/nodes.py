@@ -78,6 +78,7 @@ class Instruction:
 class Label:
     name: str
     line: int
+    pragma: str = ""  # a `.pragma "nounroll";` that follows the label directly
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +113,8 @@ class ParamDecl:
     size_bytes: int
     align: int
     line: int
+    pointer: str | None = None  # `.ptr .global`: the state space pointed to ("" is generic); None is no `.ptr`
+    pointer_align: int = 0  # alignment promised for what `.ptr` points to; 0 is unstated
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +137,7 @@ class Entry:
     directives: tuple[tuple[str, tuple[int, ...]], ...]
     body: tuple[Statement, ...]
     line: int
+    pragmas: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,3 +148,4 @@ class Module:
     variables: tuple[VarDecl, ...]
     entries: tuple[Entry, ...]
     comments: tuple[str, ...] = ()  # the leading comment lines, where the spec is written
+    target_options: tuple[str, ...] = ()  # `.target sm_90a, debug`: what follows the architecture
