@@ -1,0 +1,18 @@
+"""What can be computed: one file a family. OPS maps each op's name to its definition; the case grammar and the handle read it."""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+from .base import OpDef, Operand, Policy, Problem
+
+FAMILIES = ("conv", "gemm", "pointwise", "reduce", "pool", "loss")
+
+OPS: dict[str, OpDef] = {}
+for _family in FAMILIES:
+    try:
+        OPS.update({definition.name: definition for definition in import_module(f".{_family}", __name__).DEFINITIONS})
+    except ModuleNotFoundError:  # TODO: bootstrap only
+        pass
+
+__all__ = ["FAMILIES", "OPS", "OpDef", "Operand", "Policy", "Problem"]

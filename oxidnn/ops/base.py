@@ -1,9 +1,10 @@
-"""Problem: what is to be computed, without a word on how. Frozen, hashable, printable in the case grammar."""
+"""Problem: what is to be computed, without a word on how. Frozen, hashable, printable in the case grammar (case.py)."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Any
 
 from ..tensor import TensorDesc
 
@@ -32,10 +33,17 @@ class Operand:
 
 @dataclass(frozen=True)
 class Problem:
-    """Base of all problems: the operands in argument order (inputs first), and the policy."""
+    """Base of all problems.
 
-    op: ClassVar[str] = ""
+    operands: inputs in argument order, then outputs. attrs: the attributes as the caller could have written them, normalised
+    (defaults left out, sequences as tuples, expressions as Expression), so that `op`, `operands`, `attrs` make the case.
+    scalars: names of numbers given with each call (f32). Families subclass it with their derived geometry.
+    """
+
+    op: str
     operands: tuple[Operand, ...]
+    attrs: tuple[tuple[str, Any], ...] = ()
+    scalars: tuple[str, ...] = ()
     policy: Policy = field(default=Policy(), kw_only=True)
 
     def desc(self, name: str) -> TensorDesc:
@@ -57,15 +65,32 @@ class Problem:
         return tuple(o for o in self.operands if o.is_output)
 
     @property
+    def is_empty(self) -> bool:
+        """True if no output has an element: nothing is launched."""
+        return all(o.desc.numel == 0 for o in self.outputs)
+
+    @property
     def flops(self) -> int:
         """Floating point operations (a multiply-add is two)."""
-        raise NotImplementedError
+        return max((o.desc.numel for o in self.operands), default=0)
 
     @property
     def num_bytes(self) -> int:
         """Bytes that must move at least once."""
         return sum(o.desc.num_bytes for o in self.operands)
 
-    def case(self) -> str:
-        """The problem in the case grammar: what `oxidnn repro` and the tuning database understand."""
-        raise NotImplementedError
+
+# make(tensors, attrs, policy): checks everything (raises InvalidArgument naming the argument), infers the outputs that `tensors`
+# does not hold, and returns the problem. `tensors` maps role names to descriptions; absent optional inputs are left out.
+MakeProblem = Callable[[Mapping[str, TensorDesc], Mapping[str, Any], Policy], Problem]
+
+
+@dataclass(frozen=True, slots=True)
+class OpDef:
+    """An op's row: its name, the roles of its inputs in argument order, its outputs, and how its problem is made."""
+
+    name: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    make: MakeProblem
+    optional: tuple[str, ...] = ()  # inputs that may be absent

@@ -1,0 +1,33 @@
+"""Which engines serve which op, in order of preference when nothing else decides. Every loop of tests, benches and docs walks it."""
+
+from __future__ import annotations
+
+import fnmatch
+from importlib import import_module
+
+from .. import switches
+from ..engines.base import Engine
+from ..errors import Unsupported
+
+# Engine modules; each has ENGINES: dict op name -> tuple of engines, most specialised first.
+ENGINE_MODULES = ("matmul", "pointwise_map", "reduce_tree", "pool_window", "loss_row")
+
+ENGINES: dict[str, tuple[Engine, ...]] = {}
+for _module in ENGINE_MODULES:
+    try:
+        for _op, _engines in import_module(f"oxidnn.engines.{_module}").ENGINES.items():
+            ENGINES[_op] = ENGINES.get(_op, ()) + tuple(_engines)
+    except ModuleNotFoundError:  # TODO: bootstrap only
+        pass
+
+
+def engines_for(op: str) -> tuple[Engine, ...]:
+    """The engines of `op` that OXIDNN_ENGINES leaves: "-pattern" removes, "+pattern" puts back, left to right."""
+    if op not in ENGINES:
+        raise Unsupported(f"{op}: no engine is registered (ops with engines: {', '.join(sorted(ENGINES))}).")
+    kept = {e.id: True for e in ENGINES[op]}
+    for rule in filter(None, switches.get("OXIDNN_ENGINES").split(",")):
+        for name in kept:
+            if fnmatch.fnmatch(name, rule[1:]):
+                kept[name] = rule[0] != "-"
+    return tuple(e for e in ENGINES[op] if kept[e.id])

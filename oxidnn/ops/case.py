@@ -1,0 +1,90 @@
+"""The case grammar: a problem as one line of text, and back.
+
+    conv_fprop x=bf16[8,64,56,56]nhwc w=bf16[128,64,3,3]nhwc y=bf16[8,128,56,56]nhwc padding=1 epilogue="relu(acc + bias)"
+
+A tensor is `name=dtype[shape]layout` with layout one of nchw, nhwc (channels last, any rank), or `(stride,stride,...)`, and `@n` when
+its address is aligned to n bytes only. Attributes are Python literals. Outputs may be left out: they are inferred.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import shlex
+from typing import TYPE_CHECKING, Any
+
+from ..dtypes import dtype
+from ..errors import InvalidArgument
+from ..tensor import TensorDesc
+from .base import Policy, Problem
+
+if TYPE_CHECKING:
+    from .base import OpDef
+
+_TENSOR = re.compile(r"(\w+)\[([\d,\s]*)\](nchw|nhwc|\([-\d,\s]*\))?(?:@(\d+))?")
+
+
+def format_tensor(desc: TensorDesc) -> str:
+    if desc.is_packed("nchw"):
+        layout = "nchw"
+    elif desc.is_packed("nhwc"):
+        layout = "nhwc"
+    else:
+        layout = "(" + ",".join(map(str, desc.strides)) + ")"
+    align = f"@{desc.align}" if desc.align < 16 else ""
+    return f"{desc.dtype.name}[{','.join(map(str, desc.shape))}]{layout}{align}"
+
+
+def parse_tensor(text: str) -> TensorDesc:
+    match = _TENSOR.fullmatch(text)
+    if match is None:
+        raise InvalidArgument(f"case: {text!r} is no tensor (expected dtype[shape]layout, e.g. bf16[8,64,56,56]nhwc).")
+    kind, shape_text, layout, align = match.groups()
+    shape = tuple(int(s) for s in shape_text.split(",") if s.strip())
+    if layout and layout.startswith("("):
+        strides = tuple(int(s) for s in layout[1:-1].split(",") if s.strip())
+        if len(strides) != len(shape):
+            raise InvalidArgument(f"case: {text!r} has {len(strides)} strides for {len(shape)} dimensions.")
+        desc = TensorDesc(dtype(kind), shape, strides)
+    else:
+        desc = TensorDesc.packed(dtype(kind), shape, layout or "nchw")
+    return TensorDesc(desc.dtype, desc.shape, desc.strides, int(align or 16))
+
+
+def format_case(problem: Problem) -> str:
+    """The line of `problem`; parse_case gives the same problem back."""
+    words = [problem.op, *(f"{o.name}={format_tensor(o.desc)}" for o in problem.operands)]
+    for name, value in problem.attrs:
+        text = value if isinstance(value, str) else repr(value) if isinstance(value, (int, float, bool, tuple, type(None))) else str(value)
+        words.append(f"{name}={shlex.quote(text)}")
+    policy = problem.policy
+    if policy.math != "ieee":
+        words.append(f"math={policy.math}")
+    if policy.deterministic:
+        words.append("deterministic=True")
+    return " ".join(words)
+
+
+def parse_case(line: str) -> Problem:
+    """The problem of a line. Raises InvalidArgument naming the word that is off, as the op itself would."""
+    from . import OPS
+
+    words = shlex.split(line)
+    if not words or words[0] not in OPS:
+        raise InvalidArgument(f"case: {words[0] if words else ''!r} is no op (known: {', '.join(sorted(OPS))}).")
+    definition: OpDef = OPS[words[0]]
+    tensors: dict[str, TensorDesc] = {}
+    attrs: dict[str, Any] = {}
+    for word in words[1:]:
+        name, equals, value = word.partition("=")
+        if not equals:
+            raise InvalidArgument(f"case: {word!r} is neither tensor=... nor attribute=...")
+        if _TENSOR.fullmatch(value):
+            tensors[name] = parse_tensor(value)
+        else:
+            try:
+                attrs[name] = ast.literal_eval(value)
+            except (ValueError, SyntaxError):
+                attrs[name] = value
+    policy = Policy(deterministic=bool(attrs.pop("deterministic", False)), math=attrs.pop("math", "ieee"))
+    return definition.make(tensors, attrs, policy)
