@@ -1,0 +1,40 @@
+"""References in float64 (exact integers where the types allow), one file a family; they know nothing of engines."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib import import_module
+
+import numpy as np
+
+from ...dtypes import DType
+from ...ops import FAMILIES
+from ...ops.base import Problem
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """What an output should be.
+
+    want: float64 or integer array of the output's logical shape (not yet rounded to its type). magnitude: sum of the absolute values
+    of the terms behind each element (None: |want|). terms: how many were summed, in `accumulate` precision (None: the output's).
+    approximate: relative error of approximate functions used (0 for exactly rounded arithmetic).
+    """
+
+    want: np.ndarray
+    magnitude: np.ndarray | None = None
+    terms: int = 1
+    accumulate: DType | None = None
+    approximate: float = 0.0
+
+
+# reference(problem, inputs, scalars) -> outputs. Inputs are float64 arrays holding the values of the storage type, or integers.
+Reference = Callable[[Problem, Mapping[str, np.ndarray], Mapping[str, float]], dict[str, Expected]]
+
+REFERENCES: dict[str, Reference] = {}
+for _family in FAMILIES:
+    try:
+        REFERENCES.update(import_module(f".{_family}", __name__).REFERENCES)
+    except ModuleNotFoundError:  # TODO: bootstrap only
+        pass

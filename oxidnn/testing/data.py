@@ -1,0 +1,81 @@
+"""Values and memory for problems: random inputs in the storage type, and buffers laid out as a TensorDesc says, poisoned around."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ..dtypes import DType
+from ..ops.base import Problem
+from ..tensor import TensorDesc
+from .sample import FILLS
+
+POISON = 0xFF  # bytes of NaN in every float type; -1 or the largest value in integers
+
+
+def to_storage(values: np.ndarray, kind: DType) -> np.ndarray:
+    """`values` rounded to the storage type (to nearest even, saturating where the type has no infinity)."""
+    if kind.name == "e4m3":
+        values = np.clip(values, -kind.max, kind.max)
+    if kind.name == "bf16" and values.dtype == np.float64:
+        values = values.astype(np.float32)
+    return values.astype(kind.numpy)
+
+
+def random_inputs(problem: Problem, rng: np.random.Generator) -> dict[str, np.ndarray]:
+    """Inputs of the problem in storage types: what FILLS says, else standard normal floats and small integers."""
+    arrays = {}
+    for operand in problem.inputs:
+        fill = FILLS.get((problem.op, operand.name))
+        kind, shape = operand.desc.dtype, operand.desc.shape
+        if fill is not None:
+            values = np.asarray(fill(rng, problem))
+        elif kind.is_float:
+            values = rng.standard_normal(shape)
+        elif kind.kind == "bool":
+            values = rng.integers(0, 2, shape)
+        else:
+            values = rng.integers(0 if kind.kind == "uint" else -8, 9, shape)
+        arrays[operand.name] = to_storage(values, kind)
+    return arrays
+
+
+class Buffer:
+    """Host bytes in which a tensor of `desc` lies: poisoned, with guard bytes around, its address off by what desc.align says."""
+
+    GUARD = 256
+
+    def __init__(self, desc: TensorDesc, values: np.ndarray | None = None) -> None:
+        self.desc = desc
+        size = desc.dtype.num_bytes
+        low, high = desc.offset_range
+        self.base = self.GUARD + max(0, -low) * size
+        self.base += -self.base % 256 + (desc.align if desc.align < 16 else 0)  # e.g. align 4: address is 4 modulo 16
+        self.bytes = np.full(self.base + (max(high, -1) + 1) * size + self.GUARD, POISON, np.uint8)
+        if values is not None and desc.numel:
+            self._strided(self.bytes)[...] = values.view(_carrier(size)) if values.dtype.itemsize == size else values
+
+    def _strided(self, raw: np.ndarray) -> np.ndarray:
+        size = self.desc.dtype.num_bytes
+        flat = raw[self.base:]
+        low, _ = self.desc.offset_range
+        flat = raw[self.base + low * size:]
+        view = np.frombuffer(flat, np.uint8)[: (len(flat) // size) * size].view(_carrier(size))
+        return np.lib.stride_tricks.as_strided(view[-low:], self.desc.shape, tuple(s * size for s in self.desc.strides), writeable=True)
+
+    def read(self, raw: np.ndarray) -> np.ndarray:
+        """The tensor's values out of `raw`, bytes of the same extent as self.bytes."""
+        if self.desc.numel == 0:
+            return np.zeros(self.desc.shape, self.desc.dtype.numpy)
+        return np.ascontiguousarray(self._strided(raw)).view(self.desc.dtype.numpy).reshape(self.desc.shape)
+
+    def untouched_outside(self, raw: np.ndarray) -> bool:
+        """True if every byte that is no element of the tensor still holds what it held."""
+        mask = np.zeros(len(self.bytes), np.uint8)
+        if self.desc.numel:
+            self._strided(mask)[...] = np.array(-1, np.int64).astype(_carrier(self.desc.dtype.num_bytes))
+        outside = mask == 0
+        return bool((raw[outside] == self.bytes[outside]).all())
+
+
+def _carrier(num_bytes: int) -> np.dtype:
+    return np.dtype({1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}[num_bytes])

@@ -1,0 +1,30 @@
+"""Random and fixed problems of every op, one file a family: SAMPLES draws one, CASES lists lines of the case grammar.
+
+A sampler takes a generator and a size: "tiny" runs in the emulator in some tens of milliseconds (at most about 30,000 multiply-adds),
+"small" is for GPUs (sizes 1 to 40, all attributes). It draws layouts, strided and misaligned views, types, and every attribute.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import import_module
+
+import numpy as np
+
+from ...ops import FAMILIES
+from ...ops.base import Problem
+
+Sampler = Callable[[np.random.Generator, str], Problem]
+Fill = Callable[[np.random.Generator, Problem], np.ndarray]
+
+SAMPLES: dict[str, Sampler] = {}
+CASES: dict[str, tuple[str, ...]] = {}
+FILLS: dict[tuple[str, str], Fill] = {}  # (op, operand) -> values that are not simply normal, e.g. class labels in range
+for _family in FAMILIES:
+    try:
+        _module = import_module(f".{_family}", __name__)
+    except ModuleNotFoundError:  # TODO: bootstrap only
+        continue
+    SAMPLES.update(_module.SAMPLES)
+    CASES.update(_module.CASES)
+    FILLS.update(getattr(_module, "FILLS", {}))
