@@ -1,0 +1,143 @@
+"""From a problem to a plan: which engines take it, which one is chosen and why."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from .. import report
+from ..device import DeviceInfo
+from ..engines.base import Engine, EngineConfig, Support, refuse
+from ..errors import Unsupported
+from ..ops.base import Problem
+from ..ops.case import format_case
+from ..runtime.backend import Backend
+from .plan import Plan
+from .registry import engines_for
+
+if TYPE_CHECKING:
+    from .tuning_db import TuningDb
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """One engine's answer to a problem: supported or why not; its configs with estimated and, if tuned, measured microseconds."""
+
+    engine: Engine
+    support: Support
+    configs: tuple[tuple[EngineConfig, float], ...] = ()  # (config, estimate), cheapest first
+    measured_us: float | None = None
+
+    @property
+    def estimate_us(self) -> float:
+        return self.configs[0][1] if self.configs else float("inf")
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """What `DnnHandle.explain` returns; prints as the table engine | verdict | estimate | measured."""
+
+    case: str
+    candidates: tuple[Candidate, ...]
+    chosen: str
+    why: str
+
+    def rows(self) -> list[tuple[str, str, str, str]]:
+        return [
+            (c.engine.id, ("supported: " + c.configs[0][0].name) if c.support else c.support.reason,
+             f"{c.estimate_us:.1f} us" if c.support else "-", f"{c.measured_us:.1f} us" if c.measured_us is not None else "-")
+            for c in self.candidates
+        ]
+
+    def __str__(self) -> str:
+        return "\n".join([self.case, *(" | ".join(r) for r in [("engine", "verdict", "estimate", "measured"), *self.rows()]),
+                          f"chosen: {self.chosen} ({self.why})"])
+
+
+def verdict(engine: Engine, problem: Problem, info: DeviceInfo) -> Support:
+    """The engine's support under the problem's policy."""
+    if problem.policy.deterministic and not engine.is_deterministic:
+        return refuse("not deterministic, and deterministic=True was asked for")
+    support = engine.check_support(problem, info)
+    limit = problem.policy.workspace_limit
+    if support and limit is not None and not any(
+        engine.build_steps(problem, config, info).workspace_bytes <= limit for config in engine.configs(problem, info)
+    ):
+        return refuse(f"needs more workspace than workspace_limit={limit} bytes")
+    return support
+
+
+def legal_configs(engine: Engine, problem: Problem, info: DeviceInfo) -> list[EngineConfig]:
+    """The configs of a supporting engine that respect the workspace limit."""
+    limit = problem.policy.workspace_limit
+    return [c for c in engine.configs(problem, info) if limit is None or engine.build_steps(problem, c, info).workspace_bytes <= limit]
+
+
+def candidates_for(problem: Problem, info: DeviceInfo, db: TuningDb | None = None) -> list[Candidate]:
+    """Every registered engine's answer, in registry order."""
+    measured = db.measurements(problem, info) if db is not None else {}
+    answers = []
+    for engine in engines_for(problem.op):
+        support = verdict(engine, problem, info)
+        if not support:
+            report.line("dispatch", engine.id, f"skip:{support.reason}")
+            answers.append(Candidate(engine, support))
+            continue
+        estimates = sorted(((c, engine.estimate(problem, c, info)) for c in legal_configs(engine, problem, info)), key=lambda pair: pair[1])
+        answers.append(Candidate(engine, support, tuple(estimates), measured.get(engine.id)))
+    return answers
+
+
+def unsupported(problem: Problem, candidates: list[Candidate]) -> Unsupported:
+    rows = "\n".join(f"  {c.engine.id} | {c.support.reason}" for c in candidates)
+    return Unsupported(f"{format_case(problem)}: no engine takes it.\n  engine | reason\n{rows}")
+
+
+def choose(problem: Problem, info: DeviceInfo, db: TuningDb | None) -> tuple[Engine, EngineConfig, str]:
+    """(engine, config, why): the tuning database's row if still legal, else the smallest estimate. Raises Unsupported."""
+    candidates = candidates_for(problem, info, db)
+    supported = [c for c in candidates if c.support]
+    if not supported:
+        raise unsupported(problem, candidates)
+    row = db.lookup(problem, info) if db is not None else None
+    if row is not None:
+        for candidate in supported:
+            if candidate.engine.id == row.engine:
+                for config, _ in candidate.configs:
+                    if config.name == row.config:
+                        return candidate.engine, config, f"tuned: {row.us:.1f} us"
+    best = min(supported, key=lambda c: c.estimate_us)
+    return best.engine, best.configs[0][0], "estimate"
+
+
+def build_plan(problem: Problem, engine: Engine, config: EngineConfig, backend: Backend) -> Plan:
+    """Renders, assembles (or fetches) and loads the steps of `problem`."""
+    plan = Plan(problem, engine, config, engine.build_steps(problem, config, backend.info), backend)
+    plan.say()
+    return plan
+
+
+def plan_for(problem: Problem, backend: Backend, *, tune: str = "db", db: TuningDb | None = None, may_measure: bool = True) -> Plan:
+    """The plan of `problem`.
+
+    tune: "off" estimates only | "db" database, then estimates | "auto" measures a problem the database does not hold | "force"
+    measures always. may_measure: False under graph capture, where nothing is ever measured.
+    """
+    if tune in ("auto", "force") and may_measure and db is not None and not problem.is_empty:
+        if tune == "force" or db.lookup(problem, backend.info) is None:
+            from .search import tune_problem
+
+            tune_problem(problem, backend, db)
+    engine, config, why = choose(problem, backend.info, None if tune == "off" else db)
+    report.line("dispatch", engine.id, config.name, why, format_case(problem))
+    return build_plan(problem, engine, config, backend)
+
+
+def explain(problem: Problem, info: DeviceInfo, db: TuningDb | None) -> Explanation:
+    """Who was refused and why, who was chosen and why. Raises nothing for an unsupported problem: the table says it."""
+    candidates = candidates_for(problem, info, db)
+    try:
+        engine, config, why = choose(problem, info, db)
+        return Explanation(format_case(problem), tuple(candidates), f"{engine.id} {config.name}", why)
+    except Unsupported:
+        return Explanation(format_case(problem), tuple(candidates), "none", "no engine takes it")
