@@ -65,6 +65,11 @@ class Problem:
         return tuple(o for o in self.operands if o.is_output)
 
     @property
+    def in_place(self) -> tuple[str, ...]:
+        """Inputs whose memory an output may be, exactly (same address, type, shape, strides)."""
+        return ()
+
+    @property
     def is_empty(self) -> bool:
         """True if no output has an element: nothing is launched."""
         return all(o.desc.numel == 0 for o in self.outputs)

@@ -1,0 +1,269 @@
+"""Session: from arrays to a running plan. The warm path of every call, and the one place where plans are made and kept."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any
+
+from .. import report
+from ..device import DeviceInfo
+from ..errors import InvalidArgument, expected
+from ..interchange import Frame, as_view, frame_of, raw
+from ..ops import OPS
+from ..ops.base import Policy, Problem
+from ..ops.case import format_case
+from ..runtime.backend import Backend
+from ..runtime.memory import Workspace
+from ..tensor import TensorDesc, TensorView
+from .plan import Plan
+from .select import Explanation, explain, plan_for
+from .tuning_db import TuningDb
+
+_POLICY: ContextVar[dict[int, Policy] | None] = ContextVar("oxidnn_policy", default=None)
+MAX_PLANS = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """The signature of a public method: op, the roles of its array arguments, its attributes with their defaults."""
+
+    op: str
+    tensors: tuple[str, ...]
+    attrs: tuple[tuple[str, Any], ...] = ()
+
+
+class Prepared:
+    """A plan joined to the way its arguments arrive: what a cache hit needs."""
+
+    __slots__ = ("frame", "make_outputs", "num_outputs", "order", "plan", "problem", "spans")
+
+    def __init__(self, problem: Problem, plan: Plan | None, order: tuple[int, ...] | None, frame: Frame,
+                 make_outputs: tuple[Callable[[], Any], ...]) -> None:
+        self.problem = problem
+        self.plan = plan
+        self.order = order  # operand i takes argument order[i]; None: as they come
+        self.frame = frame
+        self.make_outputs = make_outputs
+        self.num_outputs = len(problem.outputs)
+        self.spans = tuple(_span(o.desc) for o in problem.operands)  # byte ranges relative to each address
+
+
+class BoundPlan:
+    """A plan fixed to one signature: `plan(x, w, out=y)` does no look-up beyond checking that signature, and is legal under capture."""
+
+    def __init__(self, session: Session, call: Call, attrs: tuple[Any, ...], prepared: Prepared, key: tuple[Any, ...]) -> None:
+        self._session, self._call, self._attrs, self._prepared, self._key = session, call, attrs, prepared, key
+
+    @property
+    def plan(self) -> Plan | None:
+        """The plan behind it: engine, config, workspace bytes; None when there is nothing to launch."""
+        return self._prepared.plan
+
+    @property
+    def is_deterministic(self) -> bool:
+        return self._prepared.plan is None or self._prepared.plan.is_deterministic
+
+    def __call__(self, *arrays: Any, out: Any = None, stream: Any = None, **scalars: float) -> Any:
+        """Runs it on arrays of the same types, shapes, strides and alignment as it was planned for. Raises InvalidArgument otherwise."""
+        pointers, keys = self._session._raw(arrays)
+        if keys != self._key:
+            raise InvalidArgument(f"plan {self._call.op}: arguments do not match the planned ones ({format_case(self._prepared.problem)}).")
+        return self._session._execute(self._prepared, arrays, pointers, out, stream, tuple(scalars.values()))
+
+    def __repr__(self) -> str:
+        return f"BoundPlan({self.plan.describe() if self.plan else 'empty'})"
+
+
+class Session:
+    """One device, one set of caches and policies; what DnnHandle's methods stand on.
+
+    Concurrency: may be used from several threads. Policy overrides are per context (thread or task).
+    """
+
+    def __init__(self, backend: Backend, *, policy: Policy, tune: str, db: TuningDb, stream: int) -> None:
+        self.backend = backend
+        self.tune = tune
+        self.db = db
+        self.stream = stream
+        self.policy = policy
+        self.workspace = Workspace(backend)
+        self._plans: OrderedDict[tuple[Any, ...], Prepared] = OrderedDict()
+        self._building = threading.RLock()
+        self._is_emulated = backend.info.is_emulated
+
+    @property
+    def info(self) -> DeviceInfo:
+        return self.backend.info
+
+    def current_policy(self) -> Policy:
+        overrides = _POLICY.get()
+        return self.policy if overrides is None else overrides.get(id(self), self.policy)
+
+    # ---- the warm path ------------------------------------------------------------------------------------------------------
+
+    def run(self, call: Call, arrays: tuple[Any, ...], attrs: tuple[Any, ...], out: Any, stream: Any,
+            scalars: tuple[float, ...] = (), extra: Mapping[str, Any] | None = None) -> Any:
+        """Runs `call` on `arrays` (None: absent); returns the output, or a tuple of them. extra: further named operands."""
+        names = call.tensors
+        if extra:
+            names = (*names, *extra)
+            arrays = (*arrays, *extra.values())
+        pointers, keys = self._raw(arrays)
+        outs = () if out is None else out if isinstance(out, tuple) else (out,)
+        out_key = self._raw(outs)[1] if outs else None
+        key = (call.op, names, keys, attrs, out_key, self.current_policy())
+        try:
+            prepared = self._plans.get(key)
+        except TypeError:  # a list among the attributes
+            attrs = tuple(_hashable(a) for a in attrs)
+            key = (call.op, names, keys, attrs, out_key, self.current_policy())
+            prepared = self._plans.get(key)
+        if prepared is None:
+            prepared = self._prepare(key, call, names, arrays, attrs, outs, stream)
+        return self._execute(prepared, arrays, pointers, out, stream, scalars)
+
+    def _raw(self, arrays: Sequence[Any]) -> tuple[list[int], tuple[Any, ...]]:
+        """Addresses of the arrays that are there, and a key of each array's type, shape, strides, alignment and place."""
+        pointers = []
+        keys = []
+        for array in arrays:
+            if array is None:
+                keys.append(None)
+            else:
+                pointer, key = raw(array)
+                pointers.append(pointer)
+                keys.append(key)
+        return pointers, tuple(keys)
+
+    def _execute(self, prepared: Prepared, arrays: Sequence[Any], pointers: list[int], out: Any, stream: Any, scalars: tuple[float, ...]) -> Any:
+        plan = prepared.plan
+        if out is None:
+            outs = tuple([make() for make in prepared.make_outputs])
+        else:
+            outs = out if isinstance(out, tuple) else (out,)
+            if len(outs) != prepared.num_outputs:
+                raise expected(prepared.problem.op, "out", f"{len(outs)} arrays", f"{prepared.num_outputs}")
+        if plan is None:
+            return _result(prepared.frame, outs)
+        for array in outs:
+            pointers.append(raw(array)[0])
+        order = prepared.order
+        if order is not None:
+            pointers = [pointers[i] for i in order]
+        if out is not None:
+            _check_overlap(prepared, pointers)
+        frame = prepared.frame
+        handle = frame.current_stream() if stream is None else frame.stream(stream)
+        workspace = self.workspace.take(plan.workspace_bytes, handle) if plan.workspace_bytes else 0
+        if self._is_emulated:
+            self._execute_emulated(plan, [a for a in (*arrays, *outs) if a is not None], pointers, workspace, handle, scalars)
+        else:
+            plan.execute(pointers, workspace, handle, scalars)
+        if report.is_on("exec"):
+            report.line("exec", plan.describe())
+        return outs[0] if frame.finish is None and len(outs) == 1 else _result(frame, outs)
+
+    def _execute_emulated(self, plan: Plan, arrays: list[Any], pointers: list[int], workspace: int, stream: int, scalars: tuple[float, ...]) -> None:
+        """The emulator works on NumPy arrays in place: they are legal memory for the length of the call."""
+        views = [as_view(a) for a in arrays]
+        for view in views:
+            self.backend.bind_view(view)
+        try:
+            plan.execute(pointers, workspace, stream, scalars)
+        finally:
+            for view in views:
+                self.backend.release_view(view)
+
+    # ---- the cold path ------------------------------------------------------------------------------------------------------
+
+    def _prepare(self, key: tuple[Any, ...], call: Call, names: tuple[str, ...], arrays: Sequence[Any], attrs: tuple[Any, ...],
+                 outs: tuple[Any, ...], stream: Any) -> Prepared:
+        """Checks the arguments, makes the plan and keeps it under `key`. Raises before anything is launched or allocated."""
+        with self._building:
+            found = self._plans.get(key)
+            if found is not None:
+                return found
+            views = {n: self._checked_view(call.op, n, a) for n, a in zip(names, arrays, strict=True) if a is not None}
+            if not views:
+                raise expected(call.op, call.tensors[0], None, "an array")
+            out_names = OPS[call.op].outputs
+            out_views = [self._checked_view(call.op, "out", a) for a in outs]
+            for view in out_views:
+                if view.is_readonly:
+                    raise expected(call.op, "out", f"a read-only {view.framework} array", "writable memory")
+            problem = self.problem(call, {n: v.desc for n, v in views.items()} | dict(zip(out_names, (v.desc for v in out_views), strict=False)), attrs)
+            frame = frame_of(next(a for a in arrays if a is not None), self.backend, self.stream)
+            plan = None
+            if not problem.is_empty:
+                capturing = self.backend.is_capturing(frame.stream(stream))
+                plan = plan_for(problem, self.backend, tune=self.tune, db=self.db, may_measure=not capturing)
+            given = [n for n, a in zip(names, arrays, strict=True) if a is not None] + [o.name for o in problem.outputs]
+            order = tuple(given.index(o.name) for o in problem.operands)
+            prepared = Prepared(problem, plan, None if order == tuple(range(len(order))) else order, frame,
+                                tuple(frame.allocator(o.desc) for o in problem.outputs))
+            self._plans[key] = prepared
+            if len(self._plans) > MAX_PLANS:
+                self._plans.popitem(last=False)
+            return prepared
+
+    def problem(self, call: Call, tensors: Mapping[str, TensorDesc], attrs: tuple[Any, ...]) -> Problem:
+        given = {name: value for (name, default), value in zip(call.attrs, attrs, strict=True) if value is not default and value != default}
+        return OPS[call.op].make(tensors, given, self.current_policy())
+
+    def _checked_view(self, op: str, name: str, array: Any) -> TensorView:
+        view = as_view(array)
+        here = self.backend.device
+        if view.device != here and not (self._is_emulated and view.device == "cpu"):
+            hint = " Copy it with h.array(x)." if view.device == "cpu" else ""
+            raise expected(op, name, f"on {view.device}", f"on {here}, the handle's device", hint.strip())
+        return view
+
+    def plan(self, call: Call, arrays: tuple[Any, ...], attrs: tuple[Any, ...], out: Any = None) -> BoundPlan:
+        """The bound plan of a signature given by example arrays."""
+        _, keys = self._raw(arrays)
+        attrs = tuple(_hashable(a) for a in attrs)
+        outs = () if out is None else out if isinstance(out, tuple) else (out,)
+        key = (call.op, call.tensors, keys, attrs, self._raw(outs)[1] if outs else None, self.current_policy())
+        prepared = self._plans.get(key) or self._prepare(key, call, call.tensors, arrays, attrs, outs, None)
+        return BoundPlan(self, call, attrs, prepared, keys)
+
+    def explain(self, call: Call, arrays: tuple[Any, ...], attrs: tuple[Any, ...]) -> Explanation:
+        tensors = {n: as_view(a).desc for n, a in zip(call.tensors, arrays, strict=True) if a is not None}
+        return explain(self.problem(call, tensors, attrs), self.info, self.db)
+
+
+def _result(frame: Frame, outs: tuple[Any, ...]) -> Any:
+    if frame.finish is not None:
+        outs = tuple(frame.finish(o) for o in outs)
+    return outs[0] if len(outs) == 1 else outs
+
+
+def _hashable(value: Any) -> Any:
+    return tuple(_hashable(v) for v in value) if isinstance(value, (list, tuple)) else value
+
+
+def _span(desc: TensorDesc) -> tuple[int, int]:
+    low, high = desc.offset_range
+    size = desc.dtype.num_bytes
+    return low * size, (high + 1) * size
+
+
+def _check_overlap(prepared: Prepared, pointers: list[int]) -> None:
+    """An output may share no byte with an input or another output, unless it is exactly that input and the op works in place."""
+    problem = prepared.problem
+    operands = problem.operands
+    for i, output in enumerate(operands):
+        if not output.is_output:
+            continue
+        low, high = pointers[i] + prepared.spans[i][0], pointers[i] + prepared.spans[i][1]
+        for j, other in enumerate(operands):
+            if j == i or (other.is_output and j < i):
+                continue
+            if low < pointers[j] + prepared.spans[j][1] and pointers[j] + prepared.spans[j][0] < high:
+                same = pointers[i] == pointers[j] and output.desc == other.desc
+                if not (same and not other.is_output and other.name in problem.in_place):
+                    raise InvalidArgument(f"{problem.op}: out {output.name!r} overlaps {other.name!r} in memory (expected separate memory).")
