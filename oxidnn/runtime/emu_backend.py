@@ -1,0 +1,186 @@
+"""The emulated device: the same text and the same arguments, run on the CPU by oxidnn.emu. Chosen only by explicit request."""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from .. import emu, report, switches
+from ..codegen.spec import KernelSpec
+from ..device import emulated_device
+from ..emu.memory import GlobalMemory, host_view
+from ..errors import InvalidArgument
+from ..ptx.parser import parse
+from ..tensor import TensorView
+from .assembler import dump
+from .kernel import check_launch, check_value
+
+_PROGRAMS_KEPT = 512
+_programs: OrderedDict[str, Any] = OrderedDict()  # by text, for all devices: a Program knows no memory
+
+_CHECKERS = ("race", "uninit", "bounds", "align", "barrier")
+
+
+def _program(text: str) -> tuple[Any, bool]:
+    program = _programs.get(text)
+    if program is not None:
+        return program, True
+    program = emu.load(parse(text))
+    _programs[text] = program
+    while len(_programs) > _PROGRAMS_KEPT:
+        _programs.popitem(last=False)
+    return program, False
+
+
+def _checkers_of_switch() -> str:
+    """"all" if OXIDNN_CHECK names a checker of the emulator that is not always on, else "basic"."""
+    chosen = {c.strip() for c in switches.get("OXIDNN_CHECK").split(",")}
+    return "all" if chosen & {"all", "race", "barrier"} else "basic"
+
+
+@dataclass(slots=True, eq=False)
+class EmulatedAllocation:
+    """Memory of the emulated device between red zones; counts as never written until a kernel or an upload writes it."""
+
+    backend: EmulatedBackend
+    ptr: int
+    num_bytes: int
+
+    def free(self) -> None:
+        """Frees it (once; later calls do nothing). Later accesses by a kernel are reported as use after free."""
+        if self.ptr:
+            self.backend.memory.free(self.ptr)
+            self.ptr = 0
+
+
+class EmulatedLaunch:
+    """A launch with its arguments; `launch` runs the kernel to its end."""
+
+    def __init__(self, kernel: EmulatedKernel, grid: tuple[int, int, int], args: Sequence[int | float]) -> None:
+        check_launch(kernel.spec, grid, args)
+        self.kernel = kernel
+        self.grid = grid
+        self.args = list(args)
+
+    def set(self, index: int, value: int | float) -> None:
+        check_value(self.kernel.spec, index, value)
+        self.args[index] = value
+
+    def launch(self, stream: int) -> None:
+        """Runs it. Raises EmulatorFault when a checker fires; what it wrote up to then stays written."""
+        spec, backend = self.kernel.spec, self.kernel.backend
+        backend.counters = self.kernel.program.launch(
+            backend.memory, grid=self.grid, threads=spec.threads, args=self.args, dynamic_smem=spec.dynamic_smem,
+            cluster=spec.cluster, checkers=backend.checkers, schedule=backend.schedule)
+
+
+class EmulatedKernel:
+    def __init__(self, backend: EmulatedBackend, program: Any, spec: KernelSpec, origin: str) -> None:
+        self.backend = backend
+        self.program = program
+        self.spec = spec
+        self.origin = origin
+
+    def bind(self, grid: tuple[int, int, int], args: Sequence[int | float]) -> EmulatedLaunch:
+        return EmulatedLaunch(self, grid, args)
+
+
+class EmulatedBackend:
+    """A device of `arch` run on the CPU. Streams mean nothing: every call returns when its work is done.
+
+    checkers: "basic" (bounds, alignment, uninitialised data), "all" (also races and barriers), "none", or whatever oxidnn.emu takes;
+    None means what OXIDNN_CHECK says. schedule: the order in which the emulator runs warps.
+    """
+
+    device = "emu"
+
+    def __init__(self, arch: str = "sm_90a", checkers: Any = None, schedule: Any = "lowest_pc") -> None:
+        self.info = emulated_device(arch)
+        self.memory = GlobalMemory()
+        self.checkers = _checkers_of_switch() if checkers is None else checkers
+        self.schedule = schedule
+        self.counters: Any = None  # of the last launch
+
+    def allocate(self, num_bytes: int, stream: int) -> EmulatedAllocation:
+        return EmulatedAllocation(self, self.memory.alloc(num_bytes), num_bytes)
+
+    def upload(self, ptr: int, host: np.ndarray, stream: int) -> None:
+        """Copies the bytes of the contiguous array `host` to the device address `ptr`."""
+        if host.nbytes:
+            self.memory.view(ptr, host.nbytes)[:] = _bytes(host, "upload")
+            self.memory.mark_initialised(ptr, host.nbytes)
+
+    def download(self, host: np.ndarray, ptr: int, stream: int) -> None:
+        """Copies device bytes from `ptr` into the contiguous array `host`."""
+        if host.nbytes:
+            _bytes(host, "download")[:] = self.memory.view(ptr, host.nbytes)
+
+    def fill(self, ptr: int, byte: int, num_bytes: int, stream: int) -> None:
+        if num_bytes:
+            self.memory.view(ptr, num_bytes)[:] = byte
+            self.memory.mark_initialised(ptr, num_bytes)
+
+    def synchronize(self, stream: int) -> None:
+        pass
+
+    def default_stream(self) -> int:
+        return 0
+
+    def is_capturing(self, stream: int) -> bool:
+        return False
+
+    def capture_id(self, stream: int) -> int:
+        return 0
+
+    def load(self, text: str, spec: KernelSpec) -> EmulatedKernel:
+        """Parses and decodes the text (once a process). Raises PtxError naming the line for what the emulator does not take."""
+        program, is_hit = _program(text)
+        if not is_hit:
+            dump(text, None, spec.symbol)
+        report.line("cache", spec.symbol, self.info.arch, "memory" if is_hit else "emulated")
+        return EmulatedKernel(self, program, spec, "memory" if is_hit else "emulated")
+
+    def bind_view(self, view: TensorView) -> None:
+        """Registers host memory in place (nothing is copied). Raises InvalidArgument for memory of a GPU or of another device."""
+        if view.desc.numel == 0:
+            return
+        if view.device == "emu":
+            if view.owner.backend is not self:
+                raise InvalidArgument("device: a DeviceArray of another emulated device was given (expected one of this handle).")
+            return
+        if view.device != "cpu":
+            raise InvalidArgument(f"device: an array on {view.device} was given (expected host memory or a DeviceArray of this device).")
+        start, num_bytes = _extent(view)
+        self.memory.register(host_view(start, num_bytes), view.framework, writable=not view.is_readonly)
+
+    def release_view(self, view: TensorView) -> None:
+        if view.desc.numel and view.device == "cpu":
+            self.memory.unregister(_extent(view)[0])
+
+    def time_launches(self, run: Sequence[Callable[[], None]], stream: int, repeats: int, flush_bytes: int) -> list[list[float]]:
+        """Microseconds of host time: comparable with each other, not with a GPU's."""
+        times: list[list[float]] = [[] for _ in run]
+        for _ in range(repeats):
+            for index, call in enumerate(run):
+                start = time.perf_counter()
+                call()
+                times[index].append((time.perf_counter() - start) * 1e6)
+        return times
+
+
+def _bytes(host: np.ndarray, what: str) -> np.ndarray:
+    if not host.flags.c_contiguous:
+        raise InvalidArgument(f"{what}: the host array has strides {host.strides} (expected a C-contiguous array).")
+    return host.reshape(-1).view(np.uint8)
+
+
+def _extent(view: TensorView) -> tuple[int, int]:
+    """(address, bytes) of the memory between the view's first and last element."""
+    low, high = view.desc.offset_range
+    size = view.desc.dtype.num_bytes
+    return view.ptr + low * size, (high - low + 1) * size
