@@ -31,8 +31,10 @@ _STATEMENT = re.compile(
 )
 _PIECE = re.compile(r"\s*(\[[^\]]*\]|\{[^{}]*\}|[^,\[\]{}]+?)\s*(?:,|$)")
 _REGISTER = re.compile(rf"(!?)({REGISTER}(?:\.[xyzw])?|_)")
-_SYMBOL = re.compile(rf"({IDENTIFIER})(?:\s*([+-])\s*(\w+))?")
-_ADDRESS = re.compile(rf"\s*({REGISTER}|{IDENTIFIER}|\w+)\s*(?:([+-])\s*(-?\s*\w+))?\s*(?:,\s*(\{{.*\}})\s*)?", re.DOTALL)
+_SYMBOL = re.compile(rf"({IDENTIFIER})(?:\s*\+\s*(-?\s*\w+))?")
+_ADDRESS = re.compile(
+    rf"\s*({REGISTER}|{IDENTIFIER}|\w+)\s*(?:\+\s*(-?\s*\w+))?\s*(?:,\s*(\{{.*\}})\s*)?", re.DOTALL
+)
 _RANGE = re.compile(rf"({REGISTER})(?:\s*<\s*(\d+)\s*>)?")
 _SPACE = re.compile(r"\s+")
 
@@ -394,15 +396,14 @@ class _Parser:
         if (number := literal(text)) is not None:
             return number
         if match := _SYMBOL.fullmatch(text):
-            offset = self.integer(match[3], line) if match[3] else 0
-            return Sym(match[1], -offset if match[2] == "-" else offset)
+            return Sym(match[1], self.integer(match[2], line) if match[2] else 0)
         self.fail(line, f"cannot read the operand {text!r}, perhaps a missing ';' or ','")
 
     def address(self, text: str, line: int) -> Addr:
         match = _ADDRESS.fullmatch(text)
         if not match:
-            self.fail(line, f"cannot read the address [{text.strip()}]")
-        name, sign, number, vector = match.groups()
+            self.fail(line, f"cannot read the address [{text.strip()}] (a negative offset is written [%base+-4])")
+        name, number, vector = match.groups()
         base: Reg | Sym | Imm
         if name[0] == "%":
             base = Reg(name)
@@ -414,4 +415,4 @@ class _Parser:
             self.fail(line, f"cannot read the address [{text.strip()}]")
         offset = self.integer(number, line) if number else 0
         coordinates = self.operand_list(vector[1:-1].strip(), line) if vector else ()
-        return Addr(base, -offset if sign == "-" else offset, coordinates)
+        return Addr(base, offset, coordinates)
