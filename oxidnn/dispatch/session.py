@@ -94,6 +94,7 @@ class Session:
         self._plans: OrderedDict[tuple[Any, ...], Prepared] = OrderedDict()
         self._building = threading.RLock()
         self._is_emulated = backend.info.is_emulated
+        self._says_exec = report.is_on("exec")
 
     @property
     def info(self) -> DeviceInfo:
@@ -147,8 +148,9 @@ class Session:
             outs = out if isinstance(out, tuple) else (out,)
             if len(outs) != prepared.num_outputs:
                 raise expected(prepared.problem.op, "out", f"{len(outs)} arrays", f"{prepared.num_outputs}")
+        finish = prepared.frame.finish if out is None else None
         if plan is None:
-            return _result(prepared.frame, outs)
+            return _result(finish, outs)
         for array in outs:
             pointers.append(raw(array)[0])
         order = prepared.order
@@ -163,9 +165,9 @@ class Session:
             self._execute_emulated(plan, [a for a in (*arrays, *outs) if a is not None], pointers, workspace, handle, scalars)
         else:
             plan.execute(pointers, workspace, handle, scalars)
-        if report.is_on("exec"):
+        if self._says_exec:
             report.line("exec", plan.describe())
-        return outs[0] if frame.finish is None and len(outs) == 1 else _result(frame, outs)
+        return _result(finish, outs)
 
     def _execute_emulated(self, plan: Plan, arrays: list[Any], pointers: list[int], workspace: int, stream: int, scalars: tuple[float, ...]) -> None:
         """The emulator works on NumPy arrays in place: they are legal memory for the length of the call."""
@@ -236,9 +238,9 @@ class Session:
         return explain(self.problem(call, tensors, attrs), self.info, self.db)
 
 
-def _result(frame: Frame, outs: tuple[Any, ...]) -> Any:
-    if frame.finish is not None:
-        outs = tuple(frame.finish(o) for o in outs)
+def _result(finish: Callable[[Any], Any] | None, outs: tuple[Any, ...]) -> Any:
+    if finish is not None:
+        outs = tuple(finish(o) for o in outs)
     return outs[0] if len(outs) == 1 else outs
 
 

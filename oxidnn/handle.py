@@ -1,0 +1,327 @@
+"""DnnHandle: a device, its caches and policies, and one thin method per op.
+
+Shapes are logical everywhere: (N, C, spatial) for activations, (K, C/groups, spatial) for filters; how a tensor lies in memory is in
+its strides. Array arguments are anything with DLPack or __cuda_array_interface__ (torch, cupy, jax, DeviceArray), and NumPy arrays on
+an emulated device. Results come back in the framework of the first array, on its device, in the order of its stream. Every method
+takes `out=` (written in place of a fresh result) and `stream=`. Bad arguments raise InvalidArgument, what no engine takes raises
+Unsupported; either way nothing was launched and nothing written.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from . import report, switches
+from .array import DeviceArray, empty, from_numpy, zeros
+from .device import DeviceInfo, parse_device
+from .dispatch.select import Explanation, plan_for
+from .dispatch.session import _POLICY, BoundPlan, Call, Session
+from .dispatch.tuning_db import TuningDb
+from .dtypes import dtype as dtype_of
+from .errors import InvalidArgument, expected
+from .ops.base import Policy, Problem
+from .ops.case import parse_case
+from .runtime.backend import Backend
+from .tensor import TensorDesc
+
+MATH = ("ieee", "tf32", "tf32x3", "bf16x3", "fast")
+TUNE = ("off", "db", "auto", "force")
+
+_WINDOW = (("stride", 1), ("padding", 0), ("dilation", 1), ("groups", 1))
+_POOL = (("window", None), ("stride", None), ("padding", 0), ("dilation", 1), ("ceil_mode", False))
+_AVERAGE = (("window", None), ("stride", None), ("padding", 0), ("ceil_mode", False), ("count_include_pad", True), ("divisor_override", None))
+_LOSS = (("reduction", "mean"), ("label_smoothing", 0.0), ("ignore_index", -100))
+
+CALLS: dict[str, Call] = {
+    c.op: c
+    for c in (
+        Call("conv_fprop", ("x", "w", "bias", "residual"), (*_WINDOW, ("epilogue", None), ("flip", False))),
+        Call("conv_dgrad", ("dy", "w"), (("x_shape", None), *_WINDOW, ("flip", False))),
+        Call("conv_wgrad", ("x", "dy"), (("w_shape", None), *_WINDOW, ("flip", False))),
+        Call("conv_bgrad", ("dy",)),
+        Call("conv_transpose", ("x", "w", "bias"), (*_WINDOW, ("output_padding", 0), ("epilogue", None))),
+        Call("conv_transpose_dgrad", ("dy", "w"), (("x_shape", None), *_WINDOW, ("output_padding", 0))),
+        Call("conv_transpose_wgrad", ("x", "dy"), (("w_shape", None), *_WINDOW, ("output_padding", 0))),
+        Call("gemm", ("a", "b", "bias", "c"), (("transpose_a", False), ("transpose_b", False), ("alpha", 1.0), ("beta", 0.0), ("epilogue", None))),
+        Call("max_pool", ("x",), (*_POOL, ("return_indices", False))),
+        Call("max_pool_backward", ("dy", "indices"), (("x_shape", None), *_POOL)),
+        Call("avg_pool", ("x",), _AVERAGE),
+        Call("avg_pool_backward", ("dy",), (("x_shape", None), *_AVERAGE)),
+        Call("softmax", ("x",), (("axis", -1), ("log", False))),
+        Call("softmax_backward", ("dy", "y"), (("axis", -1), ("log", False))),
+        Call("cross_entropy", ("logits", "target", "weight"), _LOSS),
+        Call("cross_entropy_backward", ("logits", "target", "weight", "d_loss"), _LOSS),
+        Call("activation", ("x",), (("name", None),)),
+        Call("activation_backward", ("dy", "x"), (("name", None),)),
+        Call("reduce", ("x",), (("op", "sum"), ("axes", None), ("keepdims", False))),
+    )
+}
+
+
+class DnnHandle:
+    """oxidnn on one device.
+
+    device: None (OXIDNN_DEVICE, else cuda:0, else the emulator with one warning), "cuda:N", "emu:sm_XY".
+    stream: the raw stream for frameworks that have none (default: the legacy default stream).
+    deterministic: only engines that give the same bits run to run. math: f32 arithmetic of convolution and GEMM, "ieee" | "tf32" |
+    "tf32x3" | "bf16x3" | "fast". tune: "off" estimates only | "db" tuning database, else estimates | "auto" measures each new
+    problem once | "force" always measures. workspace_limit: most scratch bytes of a plan. cache_dir: cubins and tuning database.
+
+    Concurrency: one handle may serve several threads. Options set by `options()` hold for the calling context only.
+    """
+
+    def __init__(self, device: str | None = None, *, stream: int | None = None, deterministic: bool | None = None, math: str | None = None,
+                 tune: str | None = None, workspace_limit: int | None = None, cache_dir: str | Path | None = None) -> None:
+        tune = tune or switches.get("OXIDNN_TUNE")
+        if tune not in TUNE:
+            raise expected("DnnHandle", "tune", repr(tune), " | ".join(TUNE))
+        if deterministic is None:
+            deterministic = switches.get("OXIDNN_DETERMINISTIC") == "1"
+        policy = _checked(Policy(deterministic, math or switches.get("OXIDNN_MATH"), workspace_limit))
+        backend = open_backend(device, cache_dir)
+        self._session = Session(backend, policy=policy, tune=tune, db=TuningDb.open(cache_dir), stream=backend.default_stream() if stream is None else stream)
+
+    def __repr__(self) -> str:
+        return f"DnnHandle({self.device!r}: {self.info.name})"
+
+    # ---- device and memory ----------------------------------------------------------------------------------------------------
+
+    @property
+    def device(self) -> str:
+        """ "cuda:N", or "emu"."""
+        return self._session.backend.device
+
+    @property
+    def info(self) -> DeviceInfo:
+        return self._session.info
+
+    def array(self, host: Any, dtype: Any = None, layout: str = "nchw") -> DeviceArray:
+        """A DeviceArray holding a copy of `host` (anything np.asarray takes), converted to `dtype`, lying in `layout`."""
+        host = np.asarray(host)
+        return from_numpy(self._session.backend, host, dtype_of(host.dtype if dtype is None else dtype), layout, self._session.stream)
+
+    def empty(self, shape: Sequence[int], dtype: Any = "float32", layout: str = "nchw") -> DeviceArray:
+        """An uninitialised DeviceArray."""
+        return empty(self._session.backend, TensorDesc.packed(dtype_of(dtype), tuple(shape), layout), self._session.stream)
+
+    def zeros(self, shape: Sequence[int], dtype: Any = "float32", layout: str = "nchw") -> DeviceArray:
+        return zeros(self._session.backend, TensorDesc.packed(dtype_of(dtype), tuple(shape), layout), self._session.stream)
+
+    def synchronize(self, stream: int | None = None) -> None:
+        """Waits for everything enqueued on the stream."""
+        self._session.backend.synchronize(self._session.stream if stream is None else stream)
+
+    # ---- policy, plans, explanation --------------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def options(self, **changes: Any) -> Iterator[None]:
+        """Within the `with` block, and in this context only: deterministic=, math=, workspace_limit= as in the constructor."""
+        current = self._session.current_policy()
+        try:
+            policy = _checked(replace(current, **changes))
+        except TypeError:
+            raise expected("options", "argument", sorted(changes), "deterministic, math, workspace_limit") from None
+        token = _POLICY.set({**(_POLICY.get() or {}), id(self._session): policy})
+        try:
+            yield
+        finally:
+            _POLICY.reset(token)
+
+    def plan(self, op: str, *arrays: Any, out: Any = None, **attrs: Any) -> BoundPlan:
+        """The bound plan of `op` on arrays like these: `plan(x, w, out=y)` then runs with no look-up, legally under graph capture."""
+        call, padded, values = _signature(op, arrays, attrs)
+        return self._session.plan(call, padded, values, out)
+
+    def explain(self, op: str, *arrays: Any, **attrs: Any) -> Explanation:
+        """Which engines take the problem, why the others do not, what they are estimated and measured at, and which is chosen."""
+        call, padded, values = _signature(op, arrays, attrs)
+        return self._session.explain(call, padded, values)
+
+    def warmup(self, problems: Iterable[str | Problem]) -> int:
+        """Builds the plans of problems (or lines of the case grammar) ahead of time, so their cubins are stored; with tune="auto"
+        measures them. Returns how many were built."""
+        count = 0
+        for problem in problems:
+            if isinstance(problem, str):
+                problem = parse_case(problem)
+            if not problem.is_empty:
+                plan_for(problem, self._session.backend, tune=self._session.tune, db=self._session.db)
+                count += 1
+        return count
+
+    # ---- convolution (1 to 3 spatial dimensions, by rank) ------------------------------------------------------------------------
+
+    def conv(self, x: Any, w: Any, bias: Any = None, *, stride: Any = 1, padding: Any = 0, dilation: Any = 1, groups: int = 1,
+             epilogue: Any = None, residual: Any = None, flip: bool = False, operands: Mapping[str, Any] | None = None,
+             out: Any = None, stream: Any = None) -> Any:
+        """y[n,k,p] = epilogue(sum over c, r of x[n,c,p*stride - padding + r*dilation] * w[k,c,r]): cross-correlation.
+
+        x (N, C, spatial), w (K, C/groups, spatial), bias (K,), residual of y's shape. padding: int, one per dimension, (low, high)
+        pairs, "same_upper", "same_lower" or "valid". epilogue: an expression over acc, bias, residual and `operands` ("relu",
+        "bias_relu", "relu(acc * scale + bias)"); bias alone is added. flip: true convolution (taps reversed).
+        """
+        return self._session.run(_CONV, (x, w, bias, residual), (stride, padding, dilation, groups, epilogue, flip), out, stream, (), operands)
+
+    def conv_dgrad(self, dy: Any, w: Any, x_shape: Sequence[int], *, stride: Any = 1, padding: Any = 0, dilation: Any = 1, groups: int = 1,
+                   flip: bool = False, out: Any = None, stream: Any = None) -> Any:
+        """dx of shape x_shape: the gradient of `conv` with respect to x."""
+        return self._session.run(CALLS["conv_dgrad"], (dy, w), (tuple(x_shape), stride, padding, dilation, groups, flip), out, stream)
+
+    def conv_wgrad(self, x: Any, dy: Any, w_shape: Sequence[int], *, stride: Any = 1, padding: Any = 0, dilation: Any = 1, groups: int = 1,
+                   flip: bool = False, out: Any = None, stream: Any = None) -> Any:
+        """dw of shape w_shape: the gradient of `conv` with respect to w."""
+        return self._session.run(CALLS["conv_wgrad"], (x, dy), (tuple(w_shape), stride, padding, dilation, groups, flip), out, stream)
+
+    def conv_bgrad(self, dy: Any, *, out: Any = None, stream: Any = None) -> Any:
+        """db (K,): dy summed over everything but channels."""
+        return self._session.run(CALLS["conv_bgrad"], (dy,), (), out, stream)
+
+    def conv_transpose(self, x: Any, w: Any, bias: Any = None, *, stride: Any = 1, padding: Any = 0, output_padding: Any = 0, dilation: Any = 1,
+                       groups: int = 1, epilogue: Any = None, out: Any = None, stream: Any = None) -> Any:
+        """Transposed convolution: x (N, C, spatial), w (C, K/groups, spatial), y of extent (L-1)*stride - 2*padding + dilation*(r-1) + 1 +
+        output_padding; PyTorch's conventions."""
+        attrs = (stride, padding, dilation, groups, output_padding, epilogue)
+        return self._session.run(CALLS["conv_transpose"], (x, w, bias), attrs, out, stream)
+
+    def conv_transpose_dgrad(self, dy: Any, w: Any, x_shape: Sequence[int], *, stride: Any = 1, padding: Any = 0, output_padding: Any = 0,
+                             dilation: Any = 1, groups: int = 1, out: Any = None, stream: Any = None) -> Any:
+        attrs = (tuple(x_shape), stride, padding, dilation, groups, output_padding)
+        return self._session.run(CALLS["conv_transpose_dgrad"], (dy, w), attrs, out, stream)
+
+    def conv_transpose_wgrad(self, x: Any, dy: Any, w_shape: Sequence[int], *, stride: Any = 1, padding: Any = 0, output_padding: Any = 0,
+                             dilation: Any = 1, groups: int = 1, out: Any = None, stream: Any = None) -> Any:
+        attrs = (tuple(w_shape), stride, padding, dilation, groups, output_padding)
+        return self._session.run(CALLS["conv_transpose_wgrad"], (x, dy), attrs, out, stream)
+
+    # ---- matrix products ---------------------------------------------------------------------------------------------------------
+
+    def gemm(self, a: Any, b: Any, bias: Any = None, *, transpose_a: bool = False, transpose_b: bool = False, alpha: float = 1.0,
+             beta: float = 0.0, c: Any = None, epilogue: Any = None, operands: Mapping[str, Any] | None = None, out: Any = None,
+             stream: Any = None) -> Any:
+        """epilogue(alpha * op(a) @ op(b) + beta * c), with leading batch dimensions broadcast; bias (N,) along the last dimension."""
+        attrs = (transpose_a, transpose_b, alpha, beta, epilogue)
+        return self._session.run(_GEMM, (a, b, bias, c), attrs, out, stream, (), operands)
+
+    # ---- pooling -----------------------------------------------------------------------------------------------------------------
+
+    def max_pool(self, x: Any, window: Any, *, stride: Any = None, padding: Any = 0, dilation: Any = 1, ceil_mode: bool = False,
+                 return_indices: bool = False, out: Any = None, stream: Any = None) -> Any:
+        """Largest element of each window (NaN wins); with return_indices also where it lies, flat over the spatial extent."""
+        return self._session.run(CALLS["max_pool"], (x,), (window, stride, padding, dilation, ceil_mode, return_indices), out, stream)
+
+    def max_pool_backward(self, dy: Any, indices: Any, x_shape: Sequence[int], window: Any, *, stride: Any = None, padding: Any = 0,
+                          dilation: Any = 1, ceil_mode: bool = False, out: Any = None, stream: Any = None) -> Any:
+        attrs = (tuple(x_shape), window, stride, padding, dilation, ceil_mode)
+        return self._session.run(CALLS["max_pool_backward"], (dy, indices), attrs, out, stream)
+
+    def avg_pool(self, x: Any, window: Any, *, stride: Any = None, padding: Any = 0, ceil_mode: bool = False, count_include_pad: bool = True,
+                 divisor_override: int | None = None, out: Any = None, stream: Any = None) -> Any:
+        """Mean of each window; the divisor counts padding unless count_include_pad is False, or is divisor_override."""
+        attrs = (window, stride, padding, ceil_mode, count_include_pad, divisor_override)
+        return self._session.run(CALLS["avg_pool"], (x,), attrs, out, stream)
+
+    def avg_pool_backward(self, dy: Any, x_shape: Sequence[int], window: Any, *, stride: Any = None, padding: Any = 0, ceil_mode: bool = False,
+                          count_include_pad: bool = True, divisor_override: int | None = None, out: Any = None, stream: Any = None) -> Any:
+        attrs = (tuple(x_shape), window, stride, padding, ceil_mode, count_include_pad, divisor_override)
+        return self._session.run(CALLS["avg_pool_backward"], (dy,), attrs, out, stream)
+
+    # ---- softmax and losses ------------------------------------------------------------------------------------------------------
+
+    def softmax(self, x: Any, axis: int = -1, *, log: bool = False, out: Any = None, stream: Any = None) -> Any:
+        return self._session.run(CALLS["softmax"], (x,), (axis, log), out, stream)
+
+    def softmax_backward(self, dy: Any, y: Any, axis: int = -1, *, log: bool = False, out: Any = None, stream: Any = None) -> Any:
+        return self._session.run(CALLS["softmax_backward"], (dy, y), (axis, log), out, stream)
+
+    def cross_entropy(self, logits: Any, target: Any, *, reduction: str = "mean", label_smoothing: float = 0.0, ignore_index: int = -100,
+                      weight: Any = None, out: Any = None, stream: Any = None) -> Any:
+        """Softmax cross-entropy over dimension 1 of logits; target holds class indices, or probabilities of logits' shape."""
+        return self._session.run(CALLS["cross_entropy"], (logits, target, weight), (reduction, label_smoothing, ignore_index), out, stream)
+
+    def cross_entropy_backward(self, logits: Any, target: Any, *, d_loss: Any = None, reduction: str = "mean", label_smoothing: float = 0.0,
+                               ignore_index: int = -100, weight: Any = None, out: Any = None, stream: Any = None) -> Any:
+        """d_logits, for an upstream gradient d_loss of the loss's shape (default 1)."""
+        attrs = (reduction, label_smoothing, ignore_index)
+        return self._session.run(CALLS["cross_entropy_backward"], (logits, target, weight, d_loss), attrs, out, stream)
+
+    # ---- elementwise and reductions ------------------------------------------------------------------------------------------------
+
+    def pointwise(self, expression: Any, *tensors: Any, dtype: Any = None, out: Any = None, stream: Any = None, **scalars: float) -> Any:
+        """An expression over tensors, broadcast as NumPy does; tensors stand in the order of expression.args.
+
+        expression: an oxidnn.expr expression, a string, or a tuple of them (several outputs). scalars: values of expr.scalar names.
+        out may be one of the inputs.
+        """
+        from .codegen import pointwise
+
+        expression = pointwise.parse(expression)
+        if len(tensors) != len(expression.args):
+            raise expected("pointwise", "tensors", f"{len(tensors)} arrays", f"{len(expression.args)}: {', '.join(expression.args)}")
+        if set(scalars) != set(expression.scalars):
+            raise expected("pointwise", "scalars", sorted(scalars), sorted(expression.scalars))
+        call = Call("pointwise", expression.args, (("expression", None), ("dtype", None)))
+        return self._session.run(call, tensors, (expression, dtype), out, stream, tuple(scalars[n] for n in expression.scalars))
+
+    def activation(self, x: Any, name: str, *, out: Any = None, stream: Any = None) -> Any:
+        return self._session.run(CALLS["activation"], (x,), (name,), out, stream)
+
+    def activation_backward(self, dy: Any, x: Any, name: str, *, out: Any = None, stream: Any = None) -> Any:
+        """dx = dy * activation'(x)."""
+        return self._session.run(CALLS["activation_backward"], (dy, x), (name,), out, stream)
+
+    def reduce(self, x: Any, op: str = "sum", axes: Any = None, keepdims: bool = False, *, out: Any = None, stream: Any = None) -> Any:
+        """Reduction over `axes` (None: all): sum, mean, max, min, prod, norm1, norm2, amax, any, all, argmax, argmin, ..."""
+        return self._session.run(CALLS["reduce"], (x,), (op, axes, keepdims), out, stream)
+
+
+_CONV, _GEMM = CALLS["conv_fprop"], CALLS["gemm"]
+
+
+def _signature(op: str, arrays: tuple[Any, ...], attrs: Mapping[str, Any]) -> tuple[Call, tuple[Any, ...], tuple[Any, ...]]:
+    """(call, arrays padded with None, attribute values in the call's order); array arguments may stand among the keywords too."""
+    call = CALLS.get(op)
+    if call is None:
+        raise InvalidArgument(f"plan: {op!r} is no op (known: {', '.join(sorted(CALLS))}).")
+    attrs = dict(attrs)
+    if len(arrays) > len(call.tensors):
+        raise expected(op, "arrays", f"{len(arrays)} of them", f"at most {len(call.tensors)}: {', '.join(call.tensors)}")
+    padded = tuple(arrays[i] if i < len(arrays) else attrs.pop(name, None) for i, name in enumerate(call.tensors))
+    values = tuple(attrs.pop(name, default) for name, default in call.attrs)
+    if attrs:
+        raise expected(op, "arguments", sorted(attrs), f"{', '.join(call.tensors)}, {', '.join(n for n, _ in call.attrs)}")
+    return call, padded, values
+
+
+def _checked(policy: Policy) -> Policy:
+    if policy.math not in MATH:
+        raise expected("DnnHandle", "math", repr(policy.math), " | ".join(MATH))
+    if policy.workspace_limit is not None and policy.workspace_limit < 0:
+        raise expected("DnnHandle", "workspace_limit", policy.workspace_limit, "None or at least 0 bytes")
+    return policy
+
+
+def open_backend(device: str | None = None, cache_dir: str | Path | None = None) -> Backend:
+    """The backend of a device name; None means OXIDNN_DEVICE, else cuda:0, else the emulator (said once)."""
+    named = device or switches.get("OXIDNN_DEVICE") or None
+    if named is None:
+        from .runtime.cuda_backend import why_no_cuda
+
+        reason = why_no_cuda()
+        if reason:
+            report.warn_once("no-cuda", f"oxidnn found no CUDA device ({reason}); kernels run in the CPU emulator of sm_90a. "
+                                        f"Name a device to say so: DnnHandle('emu:sm_90a'), or OXIDNN_DEVICE.")
+        named = "emu:sm_90a" if reason else "cuda:0"
+    kind, which = parse_device(named)
+    if kind == "cuda":
+        from .runtime.cuda_backend import CudaBackend
+
+        return CudaBackend(int(which), cache_dir=cache_dir)
+    from .runtime.emu_backend import EmulatedBackend
+
+    return EmulatedBackend(str(which))
