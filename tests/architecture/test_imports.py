@@ -17,14 +17,15 @@ ALLOWED: dict[str, set[str]] = {
     "engines": {"base", "ops", "codegen"},
     "runtime": {"base", "codegen", "emu", "ptx"},
     "testing": {"base", "ops", "codegen", "engines", "runtime"},
-    "dispatch": {"base", "ops", "engines", "codegen", "testing", "runtime"},
-    "array": {"base", "runtime"},
+    "dispatch": {"base", "ops", "engines", "codegen", "testing", "runtime", "interchange"},
+    "array": {"base", "runtime", "interchange"},
+    "interchange": {"base", "runtime", "array"},  # array lazily: results for frameworks without an allocator of their own
     "expr": {"codegen"},
     "handle": {"base", "ops", "codegen", "dispatch", "runtime", "array"},
     "integrations": {"base", "handle", "array", "expr"},
     "cli": {"base", "ops", "engines", "codegen", "testing", "dispatch", "runtime", "handle", "ptx", "emu", "array", "expr"},
 }
-OWN_ROOMS = {"handle", "array", "expr"}
+OWN_ROOMS = {"handle", "array", "interchange", "expr"}
 # references and samples must not know how kernels work
 NARROWER = {"testing/reference": {"base", "ops", "testing", "codegen"}, "testing/sample": {"base", "ops", "testing", "codegen"}}
 CUDA_ONLY_IN = {"runtime", "interchange"}
@@ -39,16 +40,20 @@ def room_of(path: Path) -> str:
 
 
 def imports(path: Path) -> list[tuple[str, bool]]:
-    """(absolute dotted name, at module level and not for type checking) of every import in a file."""
+    """(absolute dotted name, at module level) of every import in a file that runs; those for type checkers only do not."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
     package = ("oxidnn", *path.relative_to(PACKAGE).with_suffix("").parts)[:-1]
     lazy: set[ast.AST] = set()
+    never: set[ast.AST] = set()
     for node in ast.walk(tree):
-        is_type_checking = isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test)
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)) or is_type_checking:
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test):
+            never.update(ast.walk(node))
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
             lazy.update(ast.walk(node))
     found = []
     for node in ast.walk(tree):
+        if node in never:
+            continue
         if isinstance(node, ast.Import):
             found += [(alias.name, node not in lazy) for alias in node.names]
         elif isinstance(node, ast.ImportFrom):

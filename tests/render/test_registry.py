@@ -1,0 +1,52 @@
+"""Every kernel of every engine, in several configs, renders, validates, round-trips and assembles without spills for each target."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from oxidnn import ptx
+from oxidnn.codegen.render import render
+from oxidnn.device import known_device
+from oxidnn.dispatch.registry import ENGINES
+from oxidnn.runtime.assembler import assemble
+from oxidnn.testing.sample import SAMPLES
+
+from ..emu.test_registry import IDS, PAIRS, seed_of
+
+TARGETS = ("sm_80", "sm_90a")
+MAX_LINES = 6000
+
+
+@pytest.mark.parametrize("arch", TARGETS)
+@pytest.mark.parametrize(("op", "engine"), PAIRS, ids=IDS)
+def test_kernels_assemble(op: str, engine, arch: str) -> None:  # type: ignore[no-untyped-def]
+    info = known_device(arch)
+    rng = np.random.default_rng(seed_of(op, engine.id, arch))
+    specs = {}
+    for _ in range(400):
+        problem = SAMPLES[op](rng, "tiny")
+        if problem.is_empty or not engine.check_support(problem, info):
+            continue
+        for config in engine.configs(problem, info):
+            for step in engine.build_steps(problem, config, info).steps:
+                specs.setdefault((step.spec.template, config.name, step.spec.suffix), step.spec)
+        if len(specs) >= 6:
+            break
+    assert specs, f"{engine.id} took no random problem"
+    for spec in list(specs.values())[:6]:
+        text = render(spec)
+        assert text.count("\n") <= MAX_LINES, spec.describe()
+        module = ptx.parse(text)
+        ptx.validate(module)
+        assert ptx.same(ptx.parse(ptx.print_module(module)), module), spec.describe()
+        result = assemble(text, spec.target.arch)
+        assert result.spill_bytes == 0, f"{result.spill_bytes} bytes spilled: {spec.describe()}"
+        assert result.registers <= spec.max_registers, f"{result.registers} registers: {spec.describe()}"
+
+
+def test_every_op_has_engines_references_and_samples() -> None:
+    from oxidnn.ops import OPS
+    from oxidnn.testing.reference import REFERENCES
+
+    assert set(OPS) == set(ENGINES) == set(REFERENCES) == set(SAMPLES)
