@@ -1,12 +1,13 @@
 """The instruction table as text: one row per form, `modifiers ; operands ; gate`.
 
 Modifiers, in written order: `rn` must stand there, `rn|rz` is a choice, a trailing `?` makes it optional, `T:u32|s32`
-binds the choice to a name, and `@name` is one of the choices in MACROS.
+binds the choice to a name, `B:=A` must be what A is, `S:!=D:u8|s8` must not be what D is, and `@name` is one of the
+choices in MACROS.
 
 Operands, separated by commas: `=` writes, `+` reads and writes, otherwise read. Then alternatives separated by `/`:
   T, u32      register of that type, or (for sources) an immediate; `2T` has twice the width; `T!` takes no immediate
-  p           predicate                          =T_       a destination that may be the sink `_`
-  =T|p        a predicate may stand beside it    _         the sink only
+  p           predicate                           =T_       a destination that may be the sink `_`
+  =T|p, =T&p  a predicate may, must stand beside it  _         the sink only
   {4:b32}     vector of that many; {V:T} a scalar without modifier V, else as many as .v4 says; {N/2:T}, {2*N:T}
   pack        vector whose elements make up T    #, #4|8, #0..15   immediate, of these values
   label, sym  a label; a variable's address      desc      64-bit matrix descriptor of shared memory
@@ -28,6 +29,24 @@ _INT = "u16|s16|u32|s32|u64|s64"
 _ALL_INT = "u8|s8|" + _INT
 _MEM = "b8|u8|s8|b16|u16|s16|b32|u32|s32|f32|b64|u64|s64|f64|b128"
 _BLACKWELL = "8.6@100f 8.6@103f 8.7@120f"  # what all sm_100a-, 103a- and 120a-specific targets have
+
+
+
+def _saturating() -> str:
+    """The rows of integer cvt.sat: only where the destination cannot hold every source value."""
+    rows = []
+    for source in _ALL_INT.split("|"):
+        bits = int(source[1:])
+        holds = {
+            kind
+            for kind in _ALL_INT.split("|")
+            if int(kind[1:]) >= bits + (source[0] != kind[0]) and not (source[0] == "s" and kind[0] == "u")
+        }
+        rows.append(f"cvt sat D:{'|'.join(sorted(set(_ALL_INT.split('|')) - holds))} S:{source} ; =D~, S~")
+    return "\n".join(rows)
+
+
+_SATURATING = _saturating()
 
 MACROS = {
     "rnd": "rn|rz|rm|rp",
@@ -55,7 +74,6 @@ MACROS = {
     "k8": "|".join(f"m64n{n}k8" for n in range(8, 257, 8)),
     "k32": "|".join(f"m64n{n}k32" for n in range(8, 257, 8)),
     "k32int": "|".join(f"m64n{n}k32" for n in (8, 16, 24, *range(32, 257, 16))),
-    "tmashape": "16x64b|16x128b|16x256b|32x32b",
 }
 
 #: Gates of single modifiers, in force besides the gate of the row.
@@ -64,6 +82,8 @@ MODIFIER_GATES = {
     "shared::cluster": "7.8@90+",
     "cluster": "7.8@90+",
     "b128": "8.3@80+",
+    "sys b128": "8.4@80+",  # both together
+    "volatile local": "9.1@80+",
     "L1::evict_normal": "7.4@80+",
     "L1::evict_unchanged": "7.4@80+",
     "L1::evict_first": "7.4@80+",
@@ -79,8 +99,10 @@ MODIFIER_GATES = {
 FORMS = f"""
 # ---- moves and address arithmetic
 mov pred ; =p, p
-mov T:b16|b32|b64|b128 ; =T/pack, T/pack/sym
-mov T:u16|s16|u32|s32|u64|s64|f32|f64 ; =T, T/sym
+mov T:b16|b32|b64|b128 ; =T, T/pack/sym
+mov T:b16|b32|b64|b128 ; =pack, T
+mov T:u16|s16|u32|s32|u64|s64 ; =T, T/sym
+mov T:f32|f64 ; =T, T
 cvta S:global|shared|local|const|shared::cta|shared::cluster u64 ; =u64, u64/sym
 cvta S:param u64 ; =u64, u64/sym ; 7.7@80+
 cvta to S:global|shared|local|const|shared::cta|shared::cluster u64 ; =u64, u64
@@ -91,19 +113,25 @@ mapa shared::cluster? T:u32|u64 ; =T, T/sym, u32 ; 7.8@90+
 getctarank shared::cluster? T:u32|u64 ; =u32, T/sym ; 7.8@90+
 
 # ---- loads and stores
-ld weak? S:@space? cop:ca|cg|cs|lu|cv? @evict1? hint:L2::cache_hint? @prefetch? V:v2|v4? T:@mem ; ={{V:T}}, [S r T*V], hint>b64
+ld weak? S:@space? cop:ca|cg|cs|lu|cv? V:v2|v4? T:@mem ; ={{V:T}}, [S r T*V]
+ld weak? S:global? @evict1? hint:L2::cache_hint? @prefetch? V:v2|v4? T:@mem ; ={{V:T}}, [S r T*V], hint>b64
 ld weak? S:global @evict1? L2::evict_last|L2::evict_first|L2::evict_normal? hint:L2::cache_hint? @prefetch? V:v8 T:b32|u32|s32|f32 ; ={{V:T}}, [S r T*V], hint>b64 ; 8.8@100+
 ld weak? S:global @evict1? L2::evict_last|L2::evict_first|L2::evict_normal? hint:L2::cache_hint? @prefetch? V:v4 T:b64|u64|s64|f64 ; ={{V:T}}, [S r T*V], hint>b64 ; 8.8@100+
-ld S:global cop:ca|cg|cs? nc @evict1? hint:L2::cache_hint? @prefetch? V:v2|v4? T:@mem ; ={{V:T}}, [S r T*V], hint>b64
+ld S:global cop:ca|cg|cs nc hint:L2::cache_hint? @prefetch? V:v2|v4? T:@mem ; ={{V:T}}, [S r T*V], hint>b64
+ld S:global nc @evict1? hint:L2::cache_hint? @prefetch? V:v2|v4? T:@mem ; ={{V:T}}, [S r T*V], hint>b64
 ld S:global nc @evict1? L2::evict_last|L2::evict_first|L2::evict_normal? hint:L2::cache_hint? @prefetch? V:v8 T:b32|u32|s32|f32 ; ={{V:T}}, [S r T*V], hint>b64 ; 8.8@100+
-ld order:volatile S:@stspace? @prefetch? V:v2|v4? T:@mem ; ={{V:T}}, [S r T*V]
-ld order:relaxed|acquire scope:@scope S:@atspace? @evict1? hint:L2::cache_hint? @prefetch? V:v2|v4? T:@mem ; ={{V:T}}, [S r T*V], hint>b64
+ld order:volatile S:@atspace|local? V:v2|v4? T:@mem ; ={{V:T}}, [S r T*V]
+ld order:volatile S:global? @prefetch V:v2|v4? T:@mem ; ={{V:T}}, [S r T*V]
+ld order:relaxed|acquire scope:@scope S:@atspace? V:v2|v4? T:@mem ; ={{V:T}}, [S r T*V]
+ld order:relaxed|acquire scope:@scope S:global? @evict1? hint:L2::cache_hint? @prefetch? V:v2|v4? T:@mem ; ={{V:T}}, [S r T*V], hint>b64
 ldu S:global? V:v2|v4? T:@mem ; ={{V:T}}, [S r T*V]
-st weak? S:@stspace? cop:wb|cg|cs|wt? @evict1? hint:L2::cache_hint? V:v2|v4? T:@mem ; [S w T*V], {{V:T}}, hint>b64
+st weak? S:@stspace? cop:wb|cg|cs|wt? V:v2|v4? T:@mem ; [S w T*V], {{V:T}}
+st weak? S:global? @evict1? hint:L2::cache_hint? V:v2|v4? T:@mem ; [S w T*V], {{V:T}}, hint>b64
 st weak? S:global @evict1? L2::evict_last|L2::evict_first|L2::evict_normal? hint:L2::cache_hint? V:v8 T:b32|u32|s32|f32 ; [S w T*V], {{V:T}}, hint>b64 ; 8.8@100+
 st weak? S:global @evict1? L2::evict_last|L2::evict_first|L2::evict_normal? hint:L2::cache_hint? V:v4 T:b64|u64|s64|f64 ; [S w T*V], {{V:T}}, hint>b64 ; 8.8@100+
 st order:volatile S:@stspace? V:v2|v4? T:@mem ; [S w T*V], {{V:T}}
-st order:relaxed|release scope:@scope S:@atspace? @evict1? hint:L2::cache_hint? V:v2|v4? T:@mem ; [S w T*V], {{V:T}}, hint>b64
+st order:relaxed|release scope:@scope S:@atspace? V:v2|v4? T:@mem ; [S w T*V], {{V:T}}
+st order:relaxed|release scope:@scope S:global? @evict1? hint:L2::cache_hint? V:v2|v4? T:@mem ; [S w T*V], {{V:T}}, hint>b64
 st async weak? S:shared::cluster done:mbarrier::complete_tx::bytes V:v2|v4? T:b32|u32|s32|f32|b64|u64|s64|f64 ; [S w T*V async], {{V:T}}, [S a 8 async] ; 8.1@90+
 st bulk weak? S:shared::cta? ; [S w #1 async], b64, #0 ; 8.6@100+
 prefetch S:global|local? L1|L2 ; [S h 0]
@@ -227,9 +255,11 @@ testp finite|infinite|number|notanumber|normal|subnormal T:f32|f64 ; =p, T
 setp @icmp B:@bool? T:s16|s32|s64 ; =p_|p, T, T, B>p
 setp @ucmp B:@bool? T:u16|u32|u64 ; =p_|p, T, T, B>p
 setp eq|ne B:@bool? T:b16|b32|b64 ; =p_|p, T, T, B>p
-setp @fcmp B:@bool? ftz? T:f32|f16|f16x2 ; =p_|p, T, T, B>p
+setp @fcmp B:@bool? ftz? T:f32|f16x2 ; =p_|p, T, T, B>p
+setp @fcmp B:@bool? ftz? T:f16 ; =p, T, T, B>p
 setp @fcmp B:@bool? T:f64 ; =p_|p, T, T, B>p
-setp @fcmp B:@bool? T:bf16|bf16x2 ; =p_|p, T, T, B>p ; 7.8@90+
+setp @fcmp B:@bool? T:bf16 ; =p, T, T, B>p ; 7.8@90+
+setp @fcmp B:@bool? T:bf16x2 ; =p_|p, T, T, B>p ; 7.8@90+
 set @icmp B:@bool? D:u32|s32|f32 T:s16|s32|s64 ; =D, T, T, B>p
 set @ucmp B:@bool? D:u32|s32|f32 T:u16|u32|u64 ; =D, T, T, B>p
 set eq|ne B:@bool? D:u32|s32|f32 T:b16|b32|b64 ; =D, T, T, B>p
@@ -257,21 +287,22 @@ shl T:b16|b32|b64 ; =T, T, u32
 shr T:b16|b32|b64|u16|u32|u64|s16|s32|s64 ; =T, T, u32
 shf l|r clamp|wrap b32 ; =b32, b32, b32, u32
 lop3 b32 ; =b32, b32, b32, b32, #0..255
-lop3 or|and b32 ; =b32_|p, b32, b32, b32, #0..255, p ; 8.2@80+
+lop3 or|and b32 ; =b32_&p, b32, b32, b32, #0..255, p ; 8.2@80+
 prmt b32 ; =b32, b32, b32, b32
 prmt b32 f4e|b4e|rc8|ecl|ecr|rc16 ; =b32, b32, b32, b32
 
 # ---- conversions
-cvt sat? D:{_ALL_INT} S:{_ALL_INT} ; =D~, S~
-cvt @irnd ftz? sat? D:{_ALL_INT} S:f32|f16 ; =D~, S~
-cvt @irnd sat? D:{_ALL_INT} S:f64 ; =D~, S~
-cvt @irnd sat? D:{_ALL_INT} S:bf16 ; =D~, S ; 7.8@90+
-cvt @rnd sat? D:f32|f64|f16 S:{_ALL_INT} ; =D~, S~
-cvt @rnd D:bf16 S:{_ALL_INT} ; =D, S~ ; 7.8@90+
+cvt D:@allint S:@allint ; =D~, S~
+{_SATURATING}
+cvt @irnd ftz? sat? D:@allint S:f32 ; =D~, S~
+cvt @irnd sat? D:@allint S:f64|f16 ; =D~, S~
+cvt @irnd D:@int S:bf16 ; =D~, S ; 7.8@90+
+cvt @rnd sat? D:f32|f64|f16 S:@allint ; =D~, S~
+cvt @rnd D:bf16 S:@int ; =D, S~ ; 7.8@90+
 cvt ftz? sat? D:f32 S:f16 ; =D~, S~
 cvt @irnd? ftz? sat? D:f32 S:f32 ; =D~, S~
 cvt @irnd? sat? D:f64 S:f64 ; =D~, S~
-cvt @irnd? ftz? sat? D:f16 S:f16 ; =D~, S~
+cvt @irnd? sat? D:f16 S:f16 ; =D~, S~
 cvt @irnd? D:bf16 S:bf16 ; =D, S ; 7.8@90+
 cvt ftz? sat? D:f64 S:f32 ; =D~, S~
 cvt sat? D:f64 S:f16 ; =D~, S~
@@ -354,35 +385,49 @@ shfl sync up|down|bfly|idx b32 ; =b32|p, b32, u32, u32, b32
 redux sync add|min|max T:u32|s32 ; =T, T, b32
 redux sync and|or|xor b32 ; =b32, b32, b32
 redux sync min|max abs? NaN? f32 ; =f32, f32, b32 ; 8.6@100a 8.6@103a 8.8@100f 8.8@103f
-elect sync ; =b32_|p, b32 ; 8.0@90+
+elect sync ; =b32_&p, b32 ; 8.0@90+
 
 # ---- atomics
-atom order:relaxed|acquire|release|acq_rel? scope:@scope? S:@atspace? op:add hint:L2::cache_hint? T:u32|s32|u64|f32|f64 ; =T_, [S a T], T, hint>b64
-atom order:relaxed|acquire|release|acq_rel? scope:@scope? S:@atspace? op:min|max hint:L2::cache_hint? T:u32|s32|u64|s64 ; =T_, [S a T], T, hint>b64
-atom order:relaxed|acquire|release|acq_rel? scope:@scope? S:@atspace? op:inc|dec hint:L2::cache_hint? T:u32 ; =T_, [S a T], T, hint>b64
-atom order:relaxed|acquire|release|acq_rel? scope:@scope? S:@atspace? op:and|or|xor hint:L2::cache_hint? T:b32|b64 ; =T_, [S a T], T, hint>b64
-atom order:relaxed|acquire|release|acq_rel? scope:@scope? S:@atspace? op:exch hint:L2::cache_hint? T:b32|b64 ; =T_, [S a T], T, hint>b64
-atom order:relaxed|acquire|release|acq_rel? scope:@scope? S:@atspace? op:exch hint:L2::cache_hint? T:b128 ; =T_, [S a T], T, hint>b64 ; 8.3@90+
-atom order:relaxed|acquire|release|acq_rel? scope:@scope? S:@atspace? op:cas hint:L2::cache_hint? T:b16|b32|b64 ; =T_, [S a T], T, T, hint>b64
-atom order:relaxed|acquire|release|acq_rel? scope:@scope? S:@atspace? op:cas hint:L2::cache_hint? T:b128 ; =T_, [S a T], T, T, hint>b64 ; 8.3@90+
-atom order:relaxed|acquire|release|acq_rel? scope:@scope? S:@atspace? op:add noftz hint:L2::cache_hint? T:f16|f16x2 ; =T_, [S a T], T, hint>b64
-atom order:relaxed|acquire|release|acq_rel? scope:@scope? S:@atspace? op:add noftz hint:L2::cache_hint? T:bf16|bf16x2 ; =T_, [S a T], T, hint>b64 ; 7.8@90+
+atom order:relaxed|acquire|release|acq_rel? scope:@scope? S:@atspace? op:add T:u32|s32|u64|f32|f64 ; =T_, [S a T], T
+atom order:relaxed|acquire|release|acq_rel? scope:@scope? S:global? op:add hint:L2::cache_hint T:u32|s32|u64|f32|f64 ; =T_, [S a T], T, hint>b64
+atom order:relaxed|acquire|release|acq_rel? scope:@scope? S:@atspace? op:min|max T:u32|s32|u64|s64 ; =T_, [S a T], T
+atom order:relaxed|acquire|release|acq_rel? scope:@scope? S:global? op:min|max hint:L2::cache_hint T:u32|s32|u64|s64 ; =T_, [S a T], T, hint>b64
+atom order:relaxed|acquire|release|acq_rel? scope:@scope? S:@atspace? op:inc|dec T:u32 ; =T_, [S a T], T
+atom order:relaxed|acquire|release|acq_rel? scope:@scope? S:global? op:inc|dec hint:L2::cache_hint T:u32 ; =T_, [S a T], T, hint>b64
+atom order:relaxed|acquire|release|acq_rel? scope:@scope? S:@atspace? op:and|or|xor T:b32|b64 ; =T_, [S a T], T
+atom order:relaxed|acquire|release|acq_rel? scope:@scope? S:global? op:and|or|xor hint:L2::cache_hint T:b32|b64 ; =T_, [S a T], T, hint>b64
+atom order:relaxed|acquire|release|acq_rel? scope:@scope? S:@atspace? op:exch T:b32|b64 ; =T_, [S a T], T
+atom order:relaxed|acquire|release|acq_rel? scope:@scope? S:global? op:exch hint:L2::cache_hint T:b32|b64 ; =T_, [S a T], T, hint>b64
+atom order:relaxed|acquire|release|acq_rel? scope:@scope? S:@atspace? op:exch T:b128 ; =T_, [S a T], T ; 8.3@90+
+atom order:relaxed|acquire|release|acq_rel? scope:@scope? S:global? op:exch hint:L2::cache_hint T:b128 ; =T_, [S a T], T, hint>b64 ; 8.3@90+
+atom order:relaxed|acquire|release|acq_rel? scope:@scope? S:@atspace? op:cas T:b16|b32|b64 ; =T_, [S a T], T, T
+atom order:relaxed|acquire|release|acq_rel? scope:@scope? S:@atspace? op:cas T:b128 ; =T_, [S a T], T, T ; 8.3@90+
+atom order:relaxed|acquire|release|acq_rel? scope:@scope? S:@atspace? op:add noftz T:f16|f16x2 ; =T_, [S a T], T
+atom order:relaxed|acquire|release|acq_rel? scope:@scope? S:global? op:add noftz hint:L2::cache_hint T:f16|f16x2 ; =T_, [S a T], T, hint>b64
+atom order:relaxed|acquire|release|acq_rel? scope:@scope? S:@atspace? op:add noftz T:bf16|bf16x2 ; =T_, [S a T], T ; 7.8@90+
+atom order:relaxed|acquire|release|acq_rel? scope:@scope? S:global? op:add noftz hint:L2::cache_hint T:bf16|bf16x2 ; =T_, [S a T], T, hint>b64 ; 7.8@90+
 atom order:relaxed|acquire|release|acq_rel? scope:@scope? S:global? op:add hint:L2::cache_hint? V:v2|v4 T:f32 ; ={{V:T}}, [S a T*V], {{V:T}}, hint>b64 ; 8.1@90+
 atom order:relaxed|acquire|release|acq_rel? scope:@scope? S:global? op:add|min|max noftz hint:L2::cache_hint? V:v2|v4|v8 T:f16|bf16 ; ={{V:T}}, [S a T*V], {{V:T}}, hint>b64 ; 8.1@90+
 atom order:relaxed|acquire|release|acq_rel? scope:@scope? S:global? op:add|min|max noftz hint:L2::cache_hint? V:v2|v4 T:f16x2|bf16x2 ; ={{V:T}}, [S a T*V], {{V:T}}, hint>b64 ; 8.1@90+
-red order:relaxed|release? scope:@scope? S:@atspace? op:add hint:L2::cache_hint? T:u32|s32|u64|f32|f64 ; [S a T], T, hint>b64
-red order:relaxed|release? scope:@scope? S:@atspace? op:min|max hint:L2::cache_hint? T:u32|s32|u64|s64 ; [S a T], T, hint>b64
-red order:relaxed|release? scope:@scope? S:@atspace? op:inc|dec hint:L2::cache_hint? T:u32 ; [S a T], T, hint>b64
-red order:relaxed|release? scope:@scope? S:@atspace? op:and|or|xor hint:L2::cache_hint? T:b32|b64 ; [S a T], T, hint>b64
-red order:relaxed|release? scope:@scope? S:@atspace? op:add noftz hint:L2::cache_hint? T:f16|f16x2 ; [S a T], T, hint>b64
-red order:relaxed|release? scope:@scope? S:@atspace? op:add noftz hint:L2::cache_hint? T:bf16|bf16x2 ; [S a T], T, hint>b64 ; 7.8@90+
+red order:relaxed|release? scope:@scope? S:@atspace? op:add T:u32|s32|u64|f32|f64 ; [S a T], T
+red order:relaxed|release? scope:@scope? S:global? op:add hint:L2::cache_hint T:u32|s32|u64|f32|f64 ; [S a T], T, hint>b64
+red order:relaxed|release? scope:@scope? S:@atspace? op:min|max T:u32|s32|u64|s64 ; [S a T], T
+red order:relaxed|release? scope:@scope? S:global? op:min|max hint:L2::cache_hint T:u32|s32|u64|s64 ; [S a T], T, hint>b64
+red order:relaxed|release? scope:@scope? S:@atspace? op:inc|dec T:u32 ; [S a T], T
+red order:relaxed|release? scope:@scope? S:global? op:inc|dec hint:L2::cache_hint T:u32 ; [S a T], T, hint>b64
+red order:relaxed|release? scope:@scope? S:@atspace? op:and|or|xor T:b32|b64 ; [S a T], T
+red order:relaxed|release? scope:@scope? S:global? op:and|or|xor hint:L2::cache_hint T:b32|b64 ; [S a T], T, hint>b64
+red order:relaxed|release? scope:@scope? S:@atspace? op:add noftz T:f16|f16x2 ; [S a T], T
+red order:relaxed|release? scope:@scope? S:global? op:add noftz hint:L2::cache_hint T:f16|f16x2 ; [S a T], T, hint>b64
+red order:relaxed|release? scope:@scope? S:@atspace? op:add noftz T:bf16|bf16x2 ; [S a T], T ; 7.8@90+
+red order:relaxed|release? scope:@scope? S:global? op:add noftz hint:L2::cache_hint T:bf16|bf16x2 ; [S a T], T, hint>b64 ; 7.8@90+
 red order:relaxed|release? scope:@scope? S:global? op:add hint:L2::cache_hint? V:v2|v4 T:f32 ; [S a T*V], {{V:T}}, hint>b64 ; 8.1@90+
 red order:relaxed|release? scope:@scope? S:global? op:add|min|max noftz hint:L2::cache_hint? V:v2|v4|v8 T:f16|bf16 ; [S a T*V], {{V:T}}, hint>b64 ; 8.1@90+
 red order:relaxed|release? scope:@scope? S:global? op:add|min|max noftz hint:L2::cache_hint? V:v2|v4 T:f16x2|bf16x2 ; [S a T*V], {{V:T}}, hint>b64 ; 8.1@90+
-red async relaxed? cluster? S:shared::cluster done:mbarrier::complete_tx::bytes op:inc|dec T:u32 ; [S a T async], T, [S a 8 async] ; 8.1@90+
-red async relaxed? cluster? S:shared::cluster done:mbarrier::complete_tx::bytes op:min|max T:u32|s32 ; [S a T async], T, [S a 8 async] ; 8.1@90+
-red async relaxed? cluster? S:shared::cluster done:mbarrier::complete_tx::bytes op:add T:u32|s32|u64 ; [S a T async], T, [S a 8 async] ; 8.1@90+
-red async relaxed? cluster? S:shared::cluster done:mbarrier::complete_tx::bytes op:and|or|xor T:b32 ; [S a T async], T, [S a 8 async] ; 8.1@90+
+red async relaxed cluster S:shared::cluster done:mbarrier::complete_tx::bytes op:inc|dec T:u32 ; [S a T async], T, [S a 8 async] ; 8.1@90+
+red async relaxed cluster S:shared::cluster done:mbarrier::complete_tx::bytes op:min|max T:u32|s32 ; [S a T async], T, [S a 8 async] ; 8.1@90+
+red async relaxed cluster S:shared::cluster done:mbarrier::complete_tx::bytes op:add T:u32|s32|u64 ; [S a T async], T, [S a 8 async] ; 8.1@90+
+red async relaxed cluster S:shared::cluster done:mbarrier::complete_tx::bytes op:and|or|xor T:b32 ; [S a T async], T, [S a 8 async] ; 8.1@90+
 
 # ---- matrix fragments
 ldmatrix sync aligned m8n8 N:x1|x2|x4 trans? S:@sh? b16 ; ={{N:b32}}, [S r 16]
@@ -446,28 +491,43 @@ mbarrier inval S:@sh? b64 ; [S w 8]
 mbarrier arrive S:@sh? b64 ; =b64, [S a 8]
 mbarrier arrive S:@sh? b64 ; =b64_, [S a 8], u32? ; 7.8@90+
 mbarrier arrive S:shared::cluster b64 ; _, [S a 8], u32? ; 8.0@90+
-mbarrier arrive order:release|relaxed scope:cta|cluster S:@sh? b64 ; =b64_, [S a 8], u32? ; 8.0@90+
-mbarrier arrive order:release|relaxed scope:cta|cluster S:shared::cluster b64 ; _, [S a 8], u32? ; 8.0@90+
-mbarrier arrive expect_tx order:release|relaxed? scope:cta|cluster? S:@sh? b64 ; =b64_, [S a 8], u32 ; 8.0@90+
-mbarrier arrive expect_tx order:release|relaxed? scope:cta|cluster? S:shared::cluster b64 ; _, [S a 8], u32 ; 8.0@90+
+mbarrier arrive order:release scope:cta|cluster S:@sh? b64 ; =b64_, [S a 8], u32? ; 8.0@90+
+mbarrier arrive order:relaxed scope:cta|cluster S:@sh? b64 ; =b64_, [S a 8], u32? ; 8.6@90+
+mbarrier arrive order:release scope:cta|cluster S:shared::cluster b64 ; _, [S a 8], u32? ; 8.0@90+
+mbarrier arrive order:relaxed scope:cta|cluster S:shared::cluster b64 ; _, [S a 8], u32? ; 8.6@90+
+mbarrier arrive expect_tx S:@sh? b64 ; =b64_, [S a 8], u32 ; 8.0@90+
+mbarrier arrive expect_tx order:release scope:cta|cluster S:@sh? b64 ; =b64_, [S a 8], u32 ; 8.0@90+
+mbarrier arrive expect_tx order:relaxed scope:cta|cluster S:@sh? b64 ; =b64_, [S a 8], u32 ; 8.6@90+
+mbarrier arrive expect_tx S:shared::cluster b64 ; _, [S a 8], u32 ; 8.0@90+
+mbarrier arrive expect_tx order:release scope:cta|cluster S:shared::cluster b64 ; _, [S a 8], u32 ; 8.0@90+
+mbarrier arrive expect_tx order:relaxed scope:cta|cluster S:shared::cluster b64 ; _, [S a 8], u32 ; 8.6@90+
 mbarrier arrive noComplete S:@sh? b64 ; =b64, [S a 8], u32
-mbarrier arrive noComplete order:release scope:cta|cluster S:@sh? b64 ; =b64, [S a 8], u32 ; 8.0@80+
+mbarrier arrive noComplete order:release scope:cta S:@sh? b64 ; =b64, [S a 8], u32 ; 8.0@80+
 mbarrier arrive_drop S:@sh? b64 ; =b64, [S a 8]
 mbarrier arrive_drop S:@sh? b64 ; =b64_, [S a 8], u32? ; 7.8@90+
 mbarrier arrive_drop S:shared::cluster b64 ; _, [S a 8], u32? ; 8.0@90+
-mbarrier arrive_drop order:release|relaxed scope:cta|cluster S:@sh? b64 ; =b64_, [S a 8], u32? ; 8.0@90+
-mbarrier arrive_drop expect_tx order:release|relaxed? scope:cta|cluster? S:@sh? b64 ; =b64_, [S a 8], u32 ; 8.0@90+
+mbarrier arrive_drop order:release scope:cta|cluster S:@sh? b64 ; =b64_, [S a 8], u32? ; 8.0@90+
+mbarrier arrive_drop order:relaxed scope:cta|cluster S:@sh? b64 ; =b64_, [S a 8], u32? ; 8.6@90+
+mbarrier arrive_drop expect_tx S:@sh? b64 ; =b64_, [S a 8], u32 ; 8.0@90+
+mbarrier arrive_drop expect_tx order:release scope:cta|cluster S:@sh? b64 ; =b64_, [S a 8], u32 ; 8.0@90+
+mbarrier arrive_drop expect_tx order:relaxed scope:cta|cluster S:@sh? b64 ; =b64_, [S a 8], u32 ; 8.6@90+
 mbarrier arrive_drop noComplete S:@sh? b64 ; =b64, [S a 8], u32
-mbarrier expect_tx order:relaxed? scope:cta|cluster? S:shared|shared::cta|shared::cluster? b64 ; [S a 8], u32 ; 8.0@90+
-mbarrier complete_tx order:relaxed? scope:cta|cluster? S:shared|shared::cta|shared::cluster? b64 ; [S a 8], u32 ; 8.0@90+
+mbarrier expect_tx S:shared|shared::cta|shared::cluster? b64 ; [S a 8], u32 ; 8.0@90+
+mbarrier expect_tx order:relaxed scope:cta|cluster S:shared|shared::cta|shared::cluster? b64 ; [S a 8], u32 ; 8.0@90+
+mbarrier complete_tx S:shared|shared::cta|shared::cluster? b64 ; [S a 8], u32 ; 8.0@90+
+mbarrier complete_tx order:relaxed scope:cta|cluster S:shared|shared::cta|shared::cluster? b64 ; [S a 8], u32 ; 8.0@90+
 mbarrier test_wait S:@sh? b64 ; =p, [S r 8], b64
-mbarrier test_wait order:acquire|relaxed scope:cta|cluster S:@sh? b64 ; =p, [S r 8], b64 ; 8.0@90+
+mbarrier test_wait order:acquire scope:cta|cluster S:@sh? b64 ; =p, [S r 8], b64 ; 8.0@90+
+mbarrier test_wait order:relaxed scope:cta|cluster S:@sh? b64 ; =p, [S r 8], b64 ; 8.6@90+
 mbarrier test_wait parity S:@sh? b64 ; =p, [S r 8], u32 ; 7.1@80+
-mbarrier test_wait parity order:acquire|relaxed scope:cta|cluster S:@sh? b64 ; =p, [S r 8], u32 ; 8.0@90+
+mbarrier test_wait parity order:acquire scope:cta|cluster S:@sh? b64 ; =p, [S r 8], u32 ; 8.0@90+
+mbarrier test_wait parity order:relaxed scope:cta|cluster S:@sh? b64 ; =p, [S r 8], u32 ; 8.6@90+
 mbarrier try_wait S:@sh? b64 ; =p, [S r 8], b64, u32? ; 7.8@90+
-mbarrier try_wait order:acquire|relaxed scope:cta|cluster S:@sh? b64 ; =p, [S r 8], b64, u32? ; 8.0@90+
+mbarrier try_wait order:acquire scope:cta|cluster S:@sh? b64 ; =p, [S r 8], b64, u32? ; 8.0@90+
+mbarrier try_wait order:relaxed scope:cta|cluster S:@sh? b64 ; =p, [S r 8], b64, u32? ; 8.6@90+
 mbarrier try_wait parity S:@sh? b64 ; =p, [S r 8], u32, u32? ; 7.8@90+
-mbarrier try_wait parity order:acquire|relaxed scope:cta|cluster S:@sh? b64 ; =p, [S r 8], u32, u32? ; 8.0@90+
+mbarrier try_wait parity order:acquire scope:cta|cluster S:@sh? b64 ; =p, [S r 8], u32, u32? ; 8.0@90+
+mbarrier try_wait parity order:relaxed scope:cta|cluster S:@sh? b64 ; =p, [S r 8], u32, u32? ; 8.6@90+
 mbarrier pending_count b64 ; =u32, b64
 
 # ---- bulk copies and tensor copies
@@ -501,15 +561,22 @@ tensormap replace tile global_address S:global|shared::cta? b1024 b64 ; [S w 128
 tensormap replace tile rank S:global|shared::cta? b1024 b32 ; [S w 128], b32 ; 8.3@90a {_BLACKWELL}
 tensormap replace tile box_dim|global_dim|element_stride S:global|shared::cta? b1024 b32 ; [S w 128], #0..4, b32 ; 8.3@90a {_BLACKWELL}
 tensormap replace tile global_stride S:global|shared::cta? b1024 b64 ; [S w 128], #0..4, b64 ; 8.3@90a {_BLACKWELL}
-tensormap replace tile elemtype|interleave_layout|swizzle_mode|fill_mode S:global|shared::cta? b1024 b32 ; [S w 128], #0..15 ; 8.3@90a {_BLACKWELL}
+tensormap replace tile elemtype S:global|shared::cta? b1024 b32 ; [S w 128], #0..12 ; 8.3@90a {_BLACKWELL}
+tensormap replace tile interleave_layout S:global|shared::cta? b1024 b32 ; [S w 128], #0..2 ; 8.3@90a {_BLACKWELL}
+tensormap replace tile swizzle_mode S:global|shared::cta? b1024 b32 ; [S w 128], #0..3 ; 8.3@90a {_BLACKWELL}
+tensormap replace tile fill_mode S:global|shared::cta? b1024 b32 ; [S w 128], #0..1 ; 8.3@90a {_BLACKWELL}
 tensormap cp_fenceproxy global shared::cta tensormap::generic release scope:@scope sync aligned ; [global w 128], [shared r 128], #128 ; 8.3@90+
 
 # ---- tcgen05
 tcgen05 alloc cta_group::1|cta_group::2 sync aligned S:shared::cta? b32 ; [S w 4], u32 ; 8.6@100f 8.6@103f
 tcgen05 dealloc cta_group::1|cta_group::2 sync aligned b32 ; b32!, u32 ; 8.6@100f 8.6@103f
 tcgen05 relinquish_alloc_permit cta_group::1|cta_group::2 sync aligned ; ; 8.6@100f 8.6@103f
-tcgen05 ld sync aligned @tmashape N:x1|x2|x4|x8|x16|x32|x64|x128 pack::16b? b32 ; ={{N:b32}}, [tmem r ?] ; 8.6@100f 8.6@103f
-tcgen05 st sync aligned @tmashape N:x1|x2|x4|x8|x16|x32|x64|x128 unpack::16b? b32 ; [tmem w ?], {{N:b32}} ; 8.6@100f 8.6@103f
+tcgen05 ld sync aligned 32x32b|16x64b N:x1|x2|x4|x8|x16|x32|x64|x128 pack::16b? b32 ; ={{N:b32}}, [tmem r ?] ; 8.6@100f 8.6@103f
+tcgen05 st sync aligned 32x32b|16x64b N:x1|x2|x4|x8|x16|x32|x64|x128 unpack::16b? b32 ; [tmem w ?], {{N:b32}} ; 8.6@100f 8.6@103f
+tcgen05 ld sync aligned 16x128b N:x1|x2|x4|x8|x16|x32|x64 pack::16b? b32 ; ={{2*N:b32}}, [tmem r ?] ; 8.6@100f 8.6@103f
+tcgen05 st sync aligned 16x128b N:x1|x2|x4|x8|x16|x32|x64 unpack::16b? b32 ; [tmem w ?], {{2*N:b32}} ; 8.6@100f 8.6@103f
+tcgen05 ld sync aligned 16x256b N:x1|x2|x4|x8|x16|x32 pack::16b? b32 ; ={{4*N:b32}}, [tmem r ?] ; 8.6@100f 8.6@103f
+tcgen05 st sync aligned 16x256b N:x1|x2|x4|x8|x16|x32 unpack::16b? b32 ; [tmem w ?], {{4*N:b32}} ; 8.6@100f 8.6@103f
 tcgen05 wait::ld|wait::st sync aligned ; ; 8.6@100f 8.6@103f
 tcgen05 fence::before_thread_sync|fence::after_thread_sync ; ; 8.6@100f 8.6@103f
 tcgen05 commit cta_group::1|cta_group::2 mbarrier::arrive::one S:shared::cluster? b64 ; [S a 8 async] ; 8.6@100f 8.6@103f

@@ -101,7 +101,7 @@ class Kind:
     immediate: bool = False  # a literal may stand instead of the register
     wide: bool = False  # the register may be wider than the type
     values: tuple[int, ...] | range | None = None  # an immediate is one of these
-    space: str = ""  # of an address; "generic" where the instruction names none
+    space: str = ""  # of an address ("generic" where the instruction names none) or of a variable ("" is any)
     coordinates: int = 0  # of a tensor address
     descriptor: bool = False  # the register describes a matrix in shared memory
     version: tuple[int, int] = (0, 0)
@@ -147,17 +147,21 @@ class OperandForm:
     role: Literal["read", "write", "update"]
     kinds: tuple[Kind, ...]
     sink: bool = False  # `_` may stand instead
-    predicate: bool = False  # `d|p`: a predicate may stand beside it
+    predicate: Literal["", "optional", "required"] = ""  # `d|p`: a predicate beside it
 
     def fits(self, operand: Operand) -> bool:
         if isinstance(operand, Pair):
-            return self.predicate and self.fits(operand.first) and isinstance(operand.second, Reg)
+            return self.predicate != "" and self._fits(operand.first) and isinstance(operand.second, Reg)
+        return self.predicate != "required" and self._fits(operand)
+
+    def _fits(self, operand: Operand) -> bool:
         if self.sink and operand == Reg("_"):
             return True
         return any(kind.fits(operand) for kind in self.kinds)
 
     def __str__(self) -> str:
-        return " or ".join(str(kind) for kind in self.kinds)
+        beside = " with |predicate" if self.predicate == "required" else ""
+        return " or ".join(str(kind) for kind in self.kinds) + beside
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,6 +205,7 @@ class _Token:
     name: str  # binding, or ""
     choices: frozenset[str]
     same_as: str  # `B:=A`
+    unlike: str  # `S:!=D:...`
     optional: bool
 
 
@@ -225,10 +230,14 @@ class _Row:
         if not separator or choices.startswith(":"):  # `shared::cta` is no binding
             name, choices = "", word.rstrip("?")
         if choices.startswith("="):
-            return _Token(name, frozenset(), choices[1:], optional)
-        if choices.startswith("@"):
-            choices = MACROS[choices[1:]]
-        return _Token(name, frozenset(choices.split("|")), "", optional)
+            return _Token(name, frozenset(), choices[1:], "", optional)
+        unlike = ""
+        if choices.startswith("!="):
+            unlike, choices = choices[2:].split(":", 1)
+        words: set[str] = set()
+        for choice in choices.split("|"):
+            words.update(MACROS[choice[1:]].split("|") if choice[0] == "@" else (choice,))
+        return _Token(name, frozenset(words), "", unlike, optional)
 
     def match(self, modifiers: tuple[str, ...]) -> tuple[dict[str, str] | None, int, set[str]]:
         """The bindings, or None with how far the modifiers went and what might have stood there."""
@@ -237,6 +246,8 @@ class _Row:
         wanted: set[str] = set()
         for token in self.tokens:
             choices = {bindings[token.same_as]} if token.same_as else token.choices
+            if token.unlike:
+                choices = choices - {bindings[token.unlike]}
             if position < len(modifiers) and modifiers[position] in choices:
                 if token.name:
                     bindings[token.name] = modifiers[position]
@@ -269,8 +280,10 @@ class _Row:
             if text[0] in "=+":
                 role = "write" if text[0] == "=" else "update"
                 text = text[1:]
-            predicate = text.endswith("|p")
-            text = text.removesuffix("|p")
+            predicate: Literal["", "optional", "required"] = ""
+            if text.endswith(("|p", "&p")):
+                predicate = "optional" if text[-2] == "|" else "required"
+                text = text[:-2]
             sink = text.endswith("_") and text != "_"
             if sink:
                 text = text[:-1]
@@ -295,7 +308,7 @@ class _Row:
         if text == "label":
             return Kind("label"), None
         if text == "sym":
-            return Kind("symbol"), None
+            return Kind("symbol", space=bindings.get("S", "")), None
         if text == "pack":
             return Kind("pack", bindings["T"], immediate=literal), None
         if text == "desc":
@@ -450,7 +463,8 @@ def _forms(opcode: str, modifiers: tuple[str, ...], count: int) -> tuple[Form, .
             if spare and optional[index]:
                 del operands[index]
                 spare -= 1
-        gates = [row.gates, *((_gate(MODIFIER_GATES[name]),) for name in modifiers if name in MODIFIER_GATES)]
+        present = set(modifiers)
+        gates = [row.gates, *((_gate(text),) for names, text in MODIFIER_GATES.items() if present.issuperset(names.split()))]
         found.append(
             Form(
                 opcode, modifiers, row.pattern, bindings, tuple(operands), tuple(effects), tuple(gates),
