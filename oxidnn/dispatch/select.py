@@ -94,18 +94,16 @@ def unsupported(problem: Problem, candidates: list[Candidate]) -> Unsupported:
 
 
 def choose(problem: Problem, info: DeviceInfo, db: TuningDb | None) -> tuple[Engine, EngineConfig, str]:
-    """(engine, config, why): the tuning database's row if still legal, else the smallest estimate. Raises Unsupported."""
+    """(engine, config, why): the fastest of the tuning database's rows that is still legal, else the smallest estimate. Raises Unsupported."""
     candidates = candidates_for(problem, info, db)
     supported = [c for c in candidates if c.support]
     if not supported:
         raise unsupported(problem, candidates)
-    row = db.lookup(problem, info) if db is not None else None
-    if row is not None:
-        for candidate in supported:
-            if candidate.engine.id == row.engine:
-                for config, _ in candidate.configs:
-                    if config.name == row.config:
-                        return candidate.engine, config, f"tuned: {row.us:.1f} us"
+    configs = {(c.engine.id, config.name): (c.engine, config) for c in supported for config, _ in c.configs}
+    for row in db.rows(problem, info) if db is not None else ():
+        found = configs.get((row.engine, row.config))
+        if found is not None:
+            return *found, f"tuned: {row.us:.1f} us"
     best = min(supported, key=lambda c: c.estimate_us)
     return best.engine, best.configs[0][0], "estimate"
 

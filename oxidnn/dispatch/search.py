@@ -1,0 +1,343 @@
+"""Search: which engine config is fastest for a problem, by running them. A candidate is held against a reference before it is timed.
+
+Up to EXACT_FLOPS every candidate is compared with the float64 reference. Above, the most general engine's result is held against the
+reference in excerpts, and every other candidate in the same excerpts and against that result everywhere.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+import numpy as np
+
+from .. import report
+from ..device import DeviceInfo
+from ..engines.base import Engine, EngineConfig
+from ..errors import AssemblyError, EmulatorFault, InvalidArgument, LaunchError, NumericsError
+from ..ops.base import Problem
+from ..ops.case import format_case
+from ..runtime.backend import Allocation, Backend
+from ..testing.compare import tolerance_for
+from ..testing.data import POISON, Buffer, random_inputs, to_storage
+from ..testing.excerpt import excerpts, has_excerpts
+from ..testing.harness import compare
+from ..testing.reference import REFERENCES
+from ..testing.sample import FILLS
+from .plan import Plan
+from .select import build_plan, candidates_for, unsupported
+from .tuning_db import Measurement, TuningDb
+
+EXACT_FLOPS = 2e8  # a float64 reference of this size takes NumPy about a second
+EXCERPT_FLOPS = 1e8
+ESTIMATE_FACTOR = 4.0  # candidates estimated above this many times the best are not tried
+FIRST_REPEATS, MAX_REPEATS, MIN_REPEATS, TIMING_BUDGET_US = 3, 30, 5, 3e5
+CONTENDER_FACTOR = 1.5  # after the first round only candidates this close to the best are timed on
+
+# What a candidate may do wrong. Everything else is an error of ours and propagates.
+DEVICE_FAILURES = (LaunchError, AssemblyError, NumericsError, EmulatorFault)
+
+Progress = Callable[[int, int, str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Contender:
+    """An engine config worth trying, with its estimate in microseconds."""
+
+    engine: Engine
+    config: EngineConfig
+    estimate_us: float
+
+    @property
+    def name(self) -> str:
+        return f"{self.engine.id} {self.config.name}"
+
+    def result(self, us: float | None, reason: str = "", is_fatal: bool = False) -> Measurement:
+        return Measurement(self.engine.id, self.config.name, us, reason, is_fatal)
+
+
+class Stage:
+    """Device memory of one problem with its inputs uploaded, on which plans are run and timed. Use as a context manager.
+
+    Outputs, the gaps of strided tensors and the workspace are poisoned before every run.
+    """
+
+    def __init__(self, backend: Backend, problem: Problem, inputs: Mapping[str, np.ndarray]) -> None:
+        self.backend = backend
+        self.problem = problem
+        self.stream = backend.default_stream()
+        self.scalars = tuple(0.5 + 0.25 * i for i in range(len(problem.scalars)))
+        self.buffers = {o.name: Buffer(o.desc, None if o.is_output else inputs[o.name]) for o in problem.operands}
+        self._blocks: dict[str, Allocation] = {}
+        self._workspace: Allocation | None = None
+        self._workspace_bytes = 0
+        try:
+            for name, buffer in self.buffers.items():
+                self._blocks[name] = backend.allocate(len(buffer.bytes), self.stream)
+                backend.upload(self._blocks[name].ptr, buffer.bytes, self.stream)
+        except BaseException:
+            self.close()
+            raise
+        self._pointers = [self._blocks[o.name].ptr + self.buffers[o.name].base for o in problem.operands]
+
+    def __enter__(self) -> Stage:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Frees the memory; after a fault that killed the context there is nothing left to free."""
+        for block in (*self._blocks.values(), *([self._workspace] if self._workspace else [])):
+            with suppress(LaunchError):
+                block.free()
+        self._blocks, self._workspace, self._workspace_bytes = {}, None, 0
+
+    def _workspace_for(self, num_bytes: int) -> int:
+        if num_bytes > self._workspace_bytes:
+            if self._workspace is not None:
+                self._workspace.free()
+                self._workspace, self._workspace_bytes = None, 0
+            self._workspace = self.backend.allocate(num_bytes, self.stream)
+            self._workspace_bytes = num_bytes
+        return self._workspace.ptr if self._workspace is not None else 0
+
+    def run(self, plan: Plan) -> dict[str, np.ndarray]:
+        """The plan's outputs in storage types. Raises NumericsError if it wrote anything but the outputs' elements."""
+        for operand in self.problem.outputs:
+            self.backend.upload(self._blocks[operand.name].ptr, self.buffers[operand.name].bytes, self.stream)
+        workspace = self._workspace_for(plan.workspace_bytes)
+        if plan.workspace_bytes:
+            self.backend.fill(workspace, POISON, plan.workspace_bytes, self.stream)
+        plan.execute(self._pointers, workspace, self.stream, self.scalars)
+        self.backend.synchronize(self.stream)
+        outputs = {}
+        for operand in self.problem.operands:
+            buffer = self.buffers[operand.name]
+            raw = np.empty_like(buffer.bytes)
+            self.backend.download(raw, self._blocks[operand.name].ptr, self.stream)
+            self.backend.synchronize(self.stream)
+            if operand.is_output:
+                outputs[operand.name] = buffer.read(raw)
+            if not (buffer.untouched_outside(raw) if operand.is_output else np.array_equal(raw, buffer.bytes)):
+                if not operand.is_output:  # the next candidate must find its inputs as they were
+                    self.backend.upload(self._blocks[operand.name].ptr, buffer.bytes, self.stream)
+                raise NumericsError(f"bytes outside the elements of {operand.name} were written.")
+        return outputs
+
+    def time(self, plans: Sequence[Plan], repeats: int) -> list[list[float]]:
+        """Microseconds of every plan, interleaved and L2-cold."""
+        workspace = self._workspace_for(max((p.workspace_bytes for p in plans), default=0))
+
+        def call_of(plan: Plan) -> Callable[[], None]:
+            return lambda: plan.execute(self._pointers, workspace, self.stream, self.scalars)
+
+        return self.backend.time_launches([call_of(p) for p in plans], self.stream, repeats, 2 * self.backend.info.l2_bytes)
+
+    def is_alive(self) -> bool:
+        """False if the device refuses all further work, as after an illegal access."""
+        try:
+            probe = self.backend.allocate(16, self.stream)
+            self.backend.fill(probe.ptr, 0, 16, self.stream)
+            self.backend.synchronize(self.stream)
+            probe.free()
+        except LaunchError:
+            return False
+        return True
+
+
+def stage_inputs(problem: Problem, rng: np.random.Generator) -> dict[str, np.ndarray]:
+    """random_inputs, made faster for tensors of many million elements: a random block whose length is prime, repeated."""
+    block_size = 1048573
+    if sum(o.desc.numel for o in problem.inputs) <= 4 * block_size:
+        return random_inputs(problem, rng)
+    if any((problem.op, o.name) in FILLS or not o.desc.dtype.is_float for o in problem.inputs):
+        return random_inputs(problem, rng)
+    inputs = {}
+    for operand in problem.inputs:
+        block = to_storage(rng.standard_normal(min(block_size, operand.desc.numel)), operand.desc.dtype)
+        repeats = -(-operand.desc.numel // max(1, len(block)))
+        inputs[operand.name] = np.tile(block, repeats)[: operand.desc.numel].reshape(operand.desc.shape)
+    return inputs
+
+
+@dataclass(frozen=True, slots=True)
+class _Witness:
+    """A checked result of one engine that results of other engines of a large problem have to agree with."""
+
+    engine: str
+    name: str
+    outputs: Mapping[str, np.ndarray]
+
+
+class _Judge:
+    """Decides whether outputs are right. witnesses: the first checked result of up to two engines; filled on the large route only.
+
+    No engine is a witness for itself, so two are needed.
+    """
+
+    def __init__(self, problem: Problem, inputs: Mapping[str, np.ndarray], scalars: Sequence[float], rng: np.random.Generator) -> None:
+        self.problem = problem
+        self.is_exact = problem.flops <= EXACT_FLOPS or not has_excerpts(problem)
+        self.witnesses: list[_Witness] = []
+        reference, named = REFERENCES[problem.op], dict(zip(problem.scalars, scalars, strict=True))
+        if self.is_exact:
+            self._want = reference(problem, _exact(problem, inputs), named)
+        else:
+            self._parts = [(part, reference(part.problem, _exact(part.problem, part.of(inputs)), named))
+                           for part in excerpts(problem, rng, EXCERPT_FLOPS)]
+
+    def check(self, contender: Contender, outputs: Mapping[str, np.ndarray]) -> None:
+        """Raises NumericsError unless the outputs agree with the reference and, on the large route, with another engine's result."""
+        if self.is_exact:
+            compare(self.problem, outputs, self._want, contender.name)
+            return
+        for part, want in self._parts:
+            compare(part.problem, part.of(outputs), want, f"{contender.name}, excerpt")
+        for operand in self.problem.outputs:
+            if not np.isfinite(outputs[operand.name]).all():
+                raise NumericsError(f"{operand.name}: not finite everywhere: parts were not written, or the sums overflow.")
+            witness = next((w for w in self.witnesses if w.engine != contender.engine.id), None)
+            if witness is not None:
+                self._agree(operand.name, outputs[operand.name], witness)
+        if len(self.witnesses) < 2 and all(w.engine != contender.engine.id for w in self.witnesses):
+            self.witnesses.append(_Witness(contender.engine.id, contender.name, outputs))
+
+    def _agree(self, name: str, got: np.ndarray, witness: _Witness) -> None:
+        """Elementwise agreement of two results, each allowed the error of the tolerance law at the excerpts' largest magnitude."""
+        expected = [want[name] for _, want in self._parts]
+        law = tolerance_for(self.problem.desc(name).dtype, accumulate=expected[0].accumulate, terms=expected[0].terms,
+                            approximate=expected[0].approximate)
+        magnitude = max(float(np.max(np.abs(e.want if e.magnitude is None else e.magnitude), initial=0.0)) for e in expected)
+        fixed = 2 * (law.absolute + law.accumulated * 2 * magnitude)
+        flat, other, step = got.reshape(-1), witness.outputs[name].reshape(-1), 1 << 22
+        for start in range(0, flat.size, step):  # in pieces: a float64 copy of the whole may not fit
+            a, b = flat[start:start + step].astype(np.float64), other[start:start + step].astype(np.float64)
+            wrong = ~(np.abs(a - b) <= fixed + 2 * law.relative * np.abs(b))
+            if wrong.any():
+                worst = int(np.argmax(wrong))
+                at = [int(i) for i in np.unravel_index(start + worst, got.shape)]
+                raise NumericsError(f"{name}{at}: {a[worst]!r}, but {witness.name} says {b[worst]!r}.")
+
+
+def _exact(problem: Problem, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    return {n: a.astype(np.float64) if problem.desc(n).dtype.is_float else a for n, a in inputs.items()}
+
+
+def contenders(problem: Problem, info: DeviceInfo, configs_per_engine: int = 8) -> list[Contender]:
+    """The engine configs worth trying, cheapest estimate first: within ESTIMATE_FACTOR of the best, but of two engines if two support it.
+
+    Raises Unsupported if no engine does.
+    """
+    answers = candidates_for(problem, info)
+    supported = sorted((c for c in answers if c.support), key=lambda c: c.estimate_us)
+    if not supported:
+        raise unsupported(problem, answers)
+    limit = ESTIMATE_FACTOR * supported[0].estimate_us
+    kept = []
+    for rank, answer in enumerate(supported):
+        for index, (config, estimate) in enumerate(answer.configs[:configs_per_engine]):
+            if estimate <= limit or (rank < 2 and index == 0):
+                kept.append(Contender(answer.engine, config, estimate))
+    return sorted(kept, key=lambda c: c.estimate_us)
+
+
+def _most_general(problem: Problem, info: DeviceInfo) -> Contender:
+    """The last engine of the registry's order that takes the problem."""
+    answer = [c for c in candidates_for(problem, info) if c.support][-1]
+    return Contender(answer.engine, *answer.configs[0])
+
+
+def tune_problem(problem: Problem, backend: Backend, db: TuningDb | None, *, progress: Progress | None = None, configs_per_engine: int = 8,
+                 seed: int = 0) -> list[Measurement]:
+    """Measures the candidates of `problem` and records them in `db`; fastest first, failures last with their reasons.
+
+    progress(done, total, what) is called as candidates are tried. Raises Unsupported if no engine takes the problem, and LaunchError if a
+    candidate leaves the device unusable: that candidate is recorded as such and not tried again. An empty problem has no candidates.
+    """
+    if problem.is_empty:
+        return []
+    info = backend.info
+    if backend.is_capturing(backend.default_stream()):
+        raise InvalidArgument("tune: the stream is capturing a graph (expected a stream that is not: measuring synchronises).")
+    fatal = db.fatal(problem, info) if db is not None else set()
+    tried = [c for c in contenders(problem, info, configs_per_engine) if (c.engine.id, c.config.name) not in fatal]
+    rng = np.random.default_rng(seed)
+    inputs = stage_inputs(problem, rng)
+    results: list[Measurement] = []
+    survivors: list[tuple[Contender, Plan]] = []
+    with Stage(backend, problem, inputs) as stage:
+        judge = _Judge(problem, inputs, stage.scalars, rng)
+
+        def fail(contender: Contender, error: Exception) -> None:
+            is_fatal = not stage.is_alive()
+            results.append(contender.result(None, f"{type(error).__name__}: {error}", is_fatal))
+            report.line("tune", contender.engine.id, contender.config.name, f"failed:{error}".replace("\n", " "), format_case(problem))
+            if is_fatal:
+                if db is not None:
+                    db.record(problem, info, results, replace=False)
+                raise LaunchError(f"tuning stopped: {contender.name} left the device unusable, start the program again (the candidate will "
+                                  f"not be tried again). {format_case(problem)}\n{error}") from error
+
+        def passes(contender: Contender) -> Plan | None:
+            """Its plan if it runs and its outputs are right."""
+            try:
+                plan = build_plan(problem, contender.engine, contender.config, backend)
+                judge.check(contender, stage.run(plan))
+            except DEVICE_FAILURES as error:
+                fail(contender, error)
+                return None
+            return plan
+
+        if not judge.is_exact:  # the most general engine's result first, as a witness; as a candidate it comes last and has to agree too
+            general = _most_general(problem, info)
+            tried.sort(key=lambda c: c.engine.id == general.engine.id)
+            if (general.engine.id, general.config.name) not in fatal and passes(general) is None:
+                tried = [c for c in tried if c.name != general.name]
+        for done, contender in enumerate(tried):
+            if progress is not None:
+                progress(done, len(tried) + 1, contender.name)
+            plan = passes(contender)
+            if plan is not None:
+                survivors.append((contender, plan))
+        if progress is not None:
+            progress(len(tried), len(tried) + 1, "timing")
+        results += _time(stage, survivors, fail)
+    results.sort(key=lambda m: (m.us is None, m.us or 0.0))
+    for m in results:
+        if m.us is not None:
+            report.line("tune", m.engine, m.config, f"{m.us:.2f}us", format_case(problem))
+    if db is not None:
+        db.record(problem, info, results)
+    if progress is not None:
+        progress(len(tried) + 1, len(tried) + 1, "done")
+    return results
+
+
+def _time(stage: Stage, survivors: list[tuple[Contender, Plan]], fail: Callable[[Contender, Exception], None]) -> list[Measurement]:
+    """A short round over all survivors, then a long one over those near the best; medians."""
+    medians: dict[int, float] = {}
+
+    def measure(indices: list[int], repeats: int) -> None:
+        try:
+            rounds = stage.time([survivors[i][1] for i in indices], repeats)
+        except DEVICE_FAILURES as error:
+            if len(indices) == 1:
+                fail(survivors[indices[0]][0], error)
+                medians.pop(indices[0], None)
+                return
+            for index in indices:  # one of them fails: find out which
+                measure([index], repeats)
+            return
+        medians.update((i, statistics.median(times)) for i, times in zip(indices, rounds, strict=True))
+
+    if survivors:
+        measure(list(range(len(survivors))), FIRST_REPEATS)
+    if medians:
+        best = min(medians.values())
+        near = [i for i, us in medians.items() if us <= CONTENDER_FACTOR * best]
+        repeats = int(min(MAX_REPEATS, max(MIN_REPEATS, TIMING_BUDGET_US / max(1e-3, sum(medians[i] for i in near)))))
+        measure(near, repeats)
+    return [survivors[i][0].result(us) for i, us in medians.items()]
