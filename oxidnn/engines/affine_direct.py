@@ -1,0 +1,205 @@
+"""The direct algorithm for affine matmuls: one thread per element of D, any type, strides and bounds. The engine of last resort."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+from ..codegen.fastdiv import magic
+from ..codegen.spec import Target as PtxTarget
+from ..device import DeviceInfo
+from ..dtypes import BF16
+from ..ops.epilogue import TYPES
+from .affine import AffineMatmul, Source, Target
+from .base import SUPPORTED, Arg, Build, EngineConfig, ScalarArg, Step, Support, TensorArg, refuse
+
+_THREADS = 128
+_MAX_UNROLL = 8
+
+
+@dataclass(frozen=True, slots=True)
+class OutputDigit:
+    """A digit of the thread's linear index; multiplier and shift divide by the extent."""
+
+    extent: int
+    multiplier: int
+    shift: int
+
+
+@dataclass(frozen=True, slots=True)
+class Walk:
+    """How a tensor is walked, in bytes: per output digit, per loop (advance at its end), and per unrolled step of the innermost digit."""
+
+    dtype: str
+    digit_bytes: tuple[int, ...]
+    loop_bytes: tuple[int, ...] = ()
+    unit_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Coordinate:
+    """A bound as a running coordinate: start, coefficients as in Walk, and the loop in which it is compared (-1 before all loops,
+    the number of loops in the unrolled body)."""
+
+    extent: int
+    start: int
+    digit_coefs: tuple[int, ...]
+    loop_steps: tuple[int, ...]
+    unit_step: int
+    level: int
+
+
+@dataclass(frozen=True, slots=True)
+class DirectConsts:
+    """loops: counts of the loops over k, outermost first; unroll: steps of the innermost k digit in the body, 0 if k is empty."""
+
+    acc: str
+    total: int
+    digits: tuple[OutputDigit, ...]
+    loops: tuple[int, ...]
+    unroll: int
+    a: Walk
+    b: Walk
+    d: Walk
+    operands: tuple[Walk, ...]
+    operand_names: tuple[str, ...]
+    scalars: tuple[str, ...]
+    bounds: tuple[Coordinate, ...]
+    epilogue: Any = None
+
+    @property
+    def is_wide(self) -> bool:
+        """Whether the linear index needs 64 bits."""
+        return self.total >= 2**31
+
+    @property
+    def registers(self) -> dict[str, str]:
+        """Registers of the names in the epilogue."""
+        return ({"acc": "%acc"} | {name: f"%operand{i}" for i, name in enumerate(self.operand_names)}
+                | {name: f"%scalar{i}" for i, name in enumerate(self.scalars)})
+
+    def bounds_at(self, level: int) -> tuple[tuple[int, Coordinate], ...]:
+        return tuple((i, bound) for i, bound in enumerate(self.bounds) if bound.level == level)
+
+    def predicate(self, level: int) -> str:
+        """The predicate that holds inside loop `level`: that of the innermost enclosing loop with a comparison, "" if none has."""
+        for at in range(level, -2, -1):
+            if self.bounds_at(at):
+                return f"%p_inside{at + 1}"
+        return ""
+
+
+def _unroll(extent: int, byte_strides: tuple[int, int]) -> int:
+    """Steps of the innermost digit in the loop body: all of a short one, else a divisor of the extent."""
+    if any(abs(s) * _MAX_UNROLL >= 2**31 for s in byte_strides):  # offsets of loads are 32-bit immediates
+        return 1
+    return extent if extent <= _MAX_UNROLL else next((u for u in (4, 3, 2) if extent % u == 0), 1)
+
+
+def _advances(strides: tuple[int, ...], counts: tuple[int, ...]) -> tuple[int, ...]:
+    """What is added at the end of each loop's body: its stride less what the next inner loop has run up."""
+    inner = [c * s for c, s in zip(counts[1:], strides[1:], strict=True)] + [0]
+    return tuple(s - back for s, back in zip(strides, inner, strict=False))
+
+
+def _consts(am: AffineMatmul) -> DirectConsts:
+    # Output digits, ordered so that neighbouring threads write neighbouring addresses of D.
+    spaces = [("b", i, e) for i, e in enumerate(am.batch.extents)] + [("m", i, e) for i, e in enumerate(am.m.extents)] \
+        + [("n", i, e) for i, e in enumerate(am.n.extents)]
+    strides_of_d = {"b": am.d.batch_strides, "m": am.d.m_strides, "n": am.d.n_strides}
+    spaces.sort(key=lambda s: -abs(strides_of_d[s[0]][s[1]]))
+
+    def over_outputs(size: int, batch: tuple[int, ...], m: tuple[int, ...], n: tuple[int, ...]) -> tuple[int, ...]:
+        table = {"b": batch, "m": m, "n": n}
+        return tuple(size * table[space][i] if table[space] else 0 for space, i, _ in spaces)
+
+    is_empty = am.k.size == 0
+    extents, size_a, size_b = (() if is_empty else am.k.extents), am.a.dtype.num_bytes, am.b.dtype.num_bytes
+    unroll = _unroll(extents[-1], (am.a.k_strides[-1] * size_a, am.b.k_strides[-1] * size_b)) if extents else 0 if is_empty else 1
+    counts = (*extents[:-1], extents[-1] // unroll) if extents else ()
+    looped = [i for i, count in enumerate(counts) if count > 1]
+
+    def over_loops(size: int, k: tuple[int, ...]) -> tuple[int, ...]:
+        strides = tuple(size * k[i] * (unroll if i == len(counts) - 1 else 1) for i in looped)
+        return _advances(strides, tuple(counts[i] for i in looped))
+
+    def walk_source(source: Source, batch: tuple[int, ...], m: tuple[int, ...], n: tuple[int, ...]) -> Walk:
+        size = source.dtype.num_bytes
+        return Walk(source.dtype.name, over_outputs(size, batch, m, n), over_loops(size, source.k_strides),
+                    size * source.k_strides[-1] if extents else 0)
+
+    def walk_target(t: Target) -> Walk:
+        return Walk(t.dtype.name, over_outputs(t.dtype.num_bytes, t.batch_strides, t.m_strides, t.n_strides))
+
+    bounds = []
+    for source, is_a in ((am.a, True), (am.b, False)):
+        for bound in source.bounds if not is_empty else ():
+            unit = bound.k_coefs[-1] if extents else 0
+            level = len(looped) if unit else max((j for j, i in enumerate(looped) if bound.k_coefs[i]), default=-1)
+            rows = ((), bound.row_coefs, ()) if is_a else ((), (), bound.row_coefs)
+            bounds.append(Coordinate(bound.extent, bound.offset, over_outputs(1, *rows), over_loops(1, bound.k_coefs), unit, level))
+    names = tuple(t.name for t in am.operands)
+    return DirectConsts(
+        acc=am.acc.name, total=am.batch.size * am.m.size * am.n.size, digits=tuple(OutputDigit(e, *magic(e)) for *_, e in spaces),
+        loops=tuple(counts[i] for i in looped), unroll=unroll,
+        a=walk_source(am.a, am.a.batch_strides, am.a.row_strides, ()), b=walk_source(am.b, am.b.batch_strides, (), am.b.row_strides),
+        d=walk_target(am.d), operands=tuple(walk_target(t) for t in am.operands), operand_names=names,
+        scalars=am.epilogue.scalars if am.epilogue is not None else (), bounds=tuple(bounds), epilogue=am.epilogue)
+
+
+def _bound_range(am: AffineMatmul) -> int:
+    """The largest magnitude any bound's coordinate takes."""
+    worst = 0
+    for source, rows in ((am.a, am.m), (am.b, am.n)):
+        for bound in source.bounds:
+            pairs = zip((*bound.row_coefs, *bound.k_coefs), (*rows.extents, *am.k.extents), strict=True)
+            worst = max(worst, bound.extent, abs(bound.offset) + sum(abs(c) * n for c, n in pairs))
+    return worst
+
+
+class DirectAlgorithm:
+    """One thread per element of D, a loop over k with running addresses; offsets in 64 bits."""
+
+    name = "direct"
+    is_deterministic = True
+
+    def check(self, am: AffineMatmul, device: DeviceInfo) -> Support:
+        for tensor in (am.a, am.b, am.d, *am.operands):
+            if tensor.dtype not in TYPES:
+                return refuse(f"type of {tensor.name} is {tensor.dtype} (takes {', '.join(t.name for t in TYPES)})")
+            if tensor.dtype is BF16 and not device.at_least(8):
+                return refuse(f"{tensor.name} is bf16, which needs sm_80")
+        if max((*am.batch.extents, *am.m.extents, *am.n.extents, *am.k.extents), default=1) >= 2**31:
+            return refuse("an extent is 2^31 or more")
+        if -(-am.batch.size * am.m.size * am.n.size // _THREADS) >= 2**31:
+            return refuse("more than 2^31 CTAs")
+        if _bound_range(am) >= 2**31:
+            return refuse("a coordinate of the padded source is 2^31 or more")
+        return SUPPORTED
+
+    def configs(self, am: AffineMatmul, device: DeviceInfo) -> tuple[EngineConfig, ...]:
+        return (EngineConfig(),)
+
+    def estimate(self, am: AffineMatmul, config: EngineConfig, device: DeviceInfo) -> float:
+        """A multiply-add costs about ten issue slots (two loads, their addresses, the loop); few threads leave the device idle."""
+        slots = am.flops / 2 * (10 if am.acc.name == "f32" else 20)
+        threads = am.batch.size * am.m.size * am.n.size
+        busy = min(1.0, threads / (device.num_sms * 1024))
+        return 3.0 + slots / (device.fma_tflops * 0.5e6 * busy)
+
+    def build(self, op: str, am: AffineMatmul, config: EngineConfig, device: DeviceInfo, workspace_offset: int) -> Build:
+        consts = _consts(am)
+
+        def pointer(name: str, tensor: Source | Target, is_read: bool = True) -> Arg:
+            # An empty k reads neither A nor B, whose addresses may then be null.
+            return Arg(f"ptr_{name}", "u64", TensorArg(tensor.name, tensor.base * tensor.dtype.num_bytes if is_read else 0))
+
+        args = [pointer("a", am.a, consts.unroll > 0), pointer("b", am.b, consts.unroll > 0), pointer("d", am.d)]
+        args += [pointer(f"operand{i}", t) for i, t in enumerate(am.operands)]
+        args += [Arg(f"scalar{i}", "f32", ScalarArg(name)) for i, name in enumerate(consts.scalars)]
+        grid = -(-prod((am.batch.size, am.m.size, am.n.size)) // _THREADS)
+        return Build((Step.of("matmul/direct", op, PtxTarget.for_arch(device.arch), _THREADS, args, consts, grid),))
+
+
+DIRECT = DirectAlgorithm()

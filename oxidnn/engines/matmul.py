@@ -1,0 +1,392 @@
+"""Convolution (all directions) and GEMM as affine matmuls, and the engines that join an op with an algorithm for those."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from itertools import product
+from math import gcd, prod
+from typing import Any, Protocol
+
+from ..device import DeviceInfo
+from ..dtypes import F32, F64, DType
+from ..ops.base import Operand, Problem
+from ..ops.conv import ConvProblem
+from ..ops.epilogue import align_shape, align_strides
+from ..ops.gemm import GemmProblem
+from .affine import AffineMatmul, Bound, IndexSpace, Source, Target
+from .affine_direct import DIRECT
+from .base import SUPPORTED, Build, Engine, EngineConfig, Support
+
+# --- Collapsing: fewer digits, the same matmul ---------------------------------------------------------------------------------
+
+_MAX_DIGIT = 2**31 - 1  # kernels count a digit in 32 bits
+
+
+@dataclass(slots=True)
+class _Digit:
+    """A digit of one index space with its coefficient in every address and bound ("columns", in a fixed order)."""
+
+    extent: int
+    columns: tuple[int, ...]
+
+
+def _collapse_space(extents: Sequence[int], columns: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], list[tuple[int, ...]]]:
+    """Drops digits of extent 1 and merges neighbours that advance every column alike: hi = lo * extent(lo) in all of them."""
+    if prod(extents) == 0:
+        return (0,), [(0,) for _ in columns]
+    kept: list[_Digit] = []
+    for i, extent in enumerate(extents):
+        if extent == 1:
+            continue
+        digit = _Digit(extent, tuple(column[i] for column in columns))
+        if kept and kept[-1].extent * extent <= _MAX_DIGIT and all(hi == lo * extent for hi, lo in zip(kept[-1].columns, digit.columns, strict=True)):
+            digit.extent *= kept.pop().extent
+        kept.append(digit)
+    return tuple(d.extent for d in kept), [tuple(d.columns[j] for d in kept) for j in range(len(columns))]
+
+
+def _always_holds(bound: Bound, rows: IndexSpace, k: IndexSpace) -> bool:
+    spans = [c * (n - 1) for c, n in zip((*bound.row_coefs, *bound.k_coefs), (*rows.extents, *k.extents), strict=True)]
+    return bound.offset + sum(min(0, s) for s in spans) >= 0 and bound.offset + sum(max(0, s) for s in spans) < bound.extent
+
+
+def collapse(am: AffineMatmul) -> AffineMatmul:
+    """The same matmul with as few digits as strides allow: bounds that always hold and digits of extent 1 dropped, digits merged."""
+    if any(bound.extent == 0 for bound in (*am.a.bounds, *am.b.bounds)):  # a source without elements: nothing is ever inside
+        am = replace(am, k=IndexSpace((0,) * len(am.k.extents) or (0,)))
+    a = replace(am.a, bounds=tuple(b for b in am.a.bounds if not _always_holds(b, am.m, am.k)))
+    b = replace(am.b, bounds=tuple(b for b in am.b.bounds if not _always_holds(b, am.n, am.k)))
+    targets = (am.d, *am.operands)
+    m, m_columns = _collapse_space(am.m.extents, [a.row_strides, *(x.row_coefs for x in a.bounds), *(t.m_strides for t in targets)])
+    n, n_columns = _collapse_space(am.n.extents, [b.row_strides, *(x.row_coefs for x in b.bounds), *(t.n_strides for t in targets)])
+    k, k_columns = _collapse_space(am.k.extents, [s for x in (a, b) for s in (x.k_strides, *(y.k_coefs for y in x.bounds))])
+    batch, batch_columns = _collapse_space(am.batch.extents, [x.batch_strides for x in (a, b, *targets)])
+    na, nb = len(a.bounds), len(b.bounds)
+
+    def source(old: Source, rows: list[tuple[int, ...]], ks: list[tuple[int, ...]], batches: tuple[int, ...]) -> Source:
+        bounds = tuple(replace(x, row_coefs=r, k_coefs=c) for x, r, c in zip(old.bounds, rows[1:], ks[1:], strict=True))
+        return replace(old, row_strides=rows[0], k_strides=ks[0], batch_strides=batches, bounds=bounds)
+
+    new = [replace(t, m_strides=ms, n_strides=ns, batch_strides=bs) for t, ms, ns, bs in
+           zip(targets, m_columns[1 + na:], n_columns[1 + nb:], batch_columns[2:], strict=True)]
+    return replace(am, m=IndexSpace(m), n=IndexSpace(n), k=IndexSpace(k), batch=IndexSpace(batch),
+                   a=source(a, m_columns[:1 + na], k_columns[:1 + na], batch_columns[0]),
+                   b=source(b, n_columns[:1 + nb], k_columns[1 + na:], batch_columns[1]), d=new[0], operands=tuple(new[1:]))
+
+
+# --- Convolution ---------------------------------------------------------------------------------------------------------------
+
+
+def _accumulator(kind: DType) -> DType:
+    return F64 if kind is F64 else F32
+
+
+def _channels_innermost(channel_strides: Sequence[int], tap_strides: Sequence[int]) -> bool:
+    """Whether channels should be the last digit, given the strides of channel and innermost tap in the operands that hold both."""
+    return sum(abs(s) == 1 for s in channel_strides) >= max(1, sum(abs(s) == 1 for s in tap_strides))
+
+
+@dataclass(frozen=True, slots=True)
+class _Axis:
+    """One spatial dimension of a convolution: extents of image, taps and positions, their relation, and the three strides."""
+
+    image: int
+    taps: int
+    positions: int
+    step: int
+    pad: int  # before
+    dilation: int
+    image_stride: int
+    tap_stride: int  # negative if the taps are flipped; tap 0 is at tap_base
+    tap_base: int
+    result_stride: int
+
+
+def _axes(p: ConvProblem) -> tuple[_Axis, ...]:
+    image, filter, result = p.desc(p.image), p.desc(p.filter), p.desc(p.result)
+    axes = []
+    for i in range(p.spatial):
+        taps, tap_stride = filter.shape[i + 2], filter.strides[i + 2]
+        axes.append(_Axis(image.shape[i + 2], taps, result.shape[i + 2], p.stride[i], p.padding[i][0], p.dilation[i], image.strides[i + 2],
+                          -tap_stride if p.flip else tap_stride, (taps - 1) * tap_stride if p.flip else 0, result.strides[i + 2]))
+    return tuple(axes)
+
+
+def _targets(p: Problem, epilogue: Any, output: Operand, channel_axis: int) -> list[tuple[str, Any, tuple[int, ...]]]:
+    """(name, description, element strides over the output's axes) of the output and then of the epilogue's operands."""
+    rows = [(output.name, output.desc, output.desc.strides)]
+    for name in (n for n in (epilogue.args if epilogue is not None else ()) if n != "acc"):
+        desc = p.desc(name)
+        aligned = align_shape(p.op, name, desc.shape, output.desc.shape, channel_axis, epilogue.axis(name))
+        rows.append((name, desc, align_strides(desc, aligned, channel_axis)))
+    return rows
+
+
+def _lower_fprop(p: ConvProblem) -> tuple[AffineMatmul, ...]:
+    """m = (image, positions), n = filters of a group, k = taps and channels of a group, batch = group."""
+    x, w, y = p.desc(p.image), p.desc(p.filter), p.desc(p.result)
+    axes, groups = _axes(p), p.groups
+    channels, filters = w.shape[1], w.shape[0] // groups
+    c_last = _channels_innermost((x.strides[1], w.strides[1]), (axes[-1].dilation * axes[-1].image_stride, axes[-1].tap_stride))
+
+    def k(taps: Sequence[int], channel: int) -> tuple[int, ...]:
+        return (*taps, channel) if c_last else (channel, *taps)
+
+    bounds = tuple(Bound(_unit(i + 1, 1 + p.spatial, ax.step), k(_unit(i, p.spatial, ax.dilation), 0), -ax.pad, ax.image)
+                   for i, ax in enumerate(axes))
+    a = Source(p.image, x.dtype, (x.strides[0], *(ax.step * ax.image_stride for ax in axes)),
+               k([ax.dilation * ax.image_stride for ax in axes], x.strides[1]), (channels * x.strides[1],),
+               -sum(ax.pad * ax.image_stride for ax in axes), bounds, x.align)
+    b = Source(p.filter, w.dtype, (w.strides[0],), k([ax.tap_stride for ax in axes], w.strides[1]), (filters * w.strides[0],),
+               sum(ax.tap_base for ax in axes), (), w.align)
+    targets = [Target(name, desc.dtype, (s[0], *s[2:]), (s[1],), (filters * s[1],), 0, desc.align)
+               for name, desc, s in _targets(p, p.epilogue, p.outputs[0], 1)]
+    return (AffineMatmul(IndexSpace((y.shape[0], *y.shape[2:])), IndexSpace((filters,)), IndexSpace(k([ax.taps for ax in axes], channels)),
+                         a, b, targets[0], _accumulator(x.dtype), IndexSpace((groups,)), p.epilogue, tuple(targets[1:]), p.policy.math),)
+
+
+def _unit(i: int, length: int, value: int) -> tuple[int, ...]:
+    return tuple(value if j == i else 0 for j in range(length))
+
+
+def _lower_wgrad(p: ConvProblem) -> tuple[AffineMatmul, ...]:
+    """m = filters of a group, n = taps and channels of a group, k = (image, positions), batch = group."""
+    x, w, y = p.desc(p.image), p.desc(p.filter), p.desc(p.result)
+    axes, groups = _axes(p), p.groups
+    channels, filters = w.shape[1], w.shape[0] // groups
+    c_last = _channels_innermost((w.strides[1], x.strides[1]), (axes[-1].tap_stride, axes[-1].dilation * axes[-1].image_stride))
+
+    def n(taps: Sequence[int], channel: int) -> tuple[int, ...]:
+        return (*taps, channel) if c_last else (channel, *taps)
+
+    a = Source(p.result, y.dtype, (y.strides[1],), (y.strides[0], *(ax.result_stride for ax in axes)), (filters * y.strides[1],), 0, (), y.align)
+    bounds = tuple(Bound(n(_unit(i, p.spatial, ax.dilation), 0), _unit(i + 1, 1 + p.spatial, ax.step), -ax.pad, ax.image)
+                   for i, ax in enumerate(axes))
+    b = Source(p.image, x.dtype, n([ax.dilation * ax.image_stride for ax in axes], x.strides[1]),
+               (x.strides[0], *(ax.step * ax.image_stride for ax in axes)), (channels * x.strides[1],),
+               -sum(ax.pad * ax.image_stride for ax in axes), bounds, x.align)
+    d = Target(p.filter, w.dtype, (w.strides[0],), n([ax.tap_stride for ax in axes], w.strides[1]), (filters * w.strides[0],),
+               sum(ax.tap_base for ax in axes), w.align)
+    return (AffineMatmul(IndexSpace((filters,)), IndexSpace(n([ax.taps for ax in axes], channels)), IndexSpace((y.shape[0], *y.shape[2:])),
+                         a, b, d, _accumulator(x.dtype), IndexSpace((groups,)), None, (), p.policy.math),)
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """What one spatial dimension contributes to one matmul of a dgrad.
+
+    Image coordinate i = first + sum(m digit * step) + sum(n digit * step). taps: number of k digits' taps, None if the dimension has
+    no k digit. Position of the result: position + m digit 0 - tap * tap_back; tap of the filter: tap_first + tap * tap_step.
+    """
+
+    first: int
+    m: tuple[tuple[int, int], ...]  # (extent, image step)
+    taps: int = 0
+    position: int = 0
+    tap_back: int = 0
+    tap_first: int = 0
+    tap_step: int = 0
+    is_disjoint: bool = False  # windows tile the image: the tap is an n digit, the position the m digit, no sum over taps
+
+
+def _parts(ax: _Axis) -> Iterator[_Part]:
+    """Splits the image coordinate i of a dimension so that the taps that meet i are an arithmetic progression.
+
+    Tap r and position p meet i iff i + pad = p * step + r * dilation. For i = first + j * step this is solvable iff
+    g = gcd(step, dilation) divides first + pad, and then by r = r0 + t * (step / g), p = (first + pad - r0 * dilation) / step + j - t * (dilation / g).
+    """
+    if ax.dilation == 1 and ax.taps == ax.step and ax.pad == 0 and ax.image == ax.positions * ax.step and ax.step > 1:
+        yield _Part(0, ((ax.positions, ax.step),), is_disjoint=True)
+        return
+    g = gcd(ax.step, ax.dilation)
+    bare: list[tuple[int, int]] = []  # (first, extent) of classes without taps
+    for first in range(min(ax.step, ax.image)):
+        extent = -(-(ax.image - first) // ax.step)
+        r0 = next((r for r in range(min(ax.step // g, ax.taps)) if (first + ax.pad - r * ax.dilation) % ax.step == 0), None)
+        if r0 is None:
+            bare.append((first, extent))
+        else:
+            tap_step = ax.step // g
+            yield _Part(first, ((extent, ax.step),), -(-(ax.taps - r0) // tap_step), (first + ax.pad - r0 * ax.dilation) // ax.step,
+                        ax.dilation // g, r0, tap_step)
+    while bare:  # neighbouring classes of one extent are written by one matmul
+        first, extent = bare[0]
+        count = next((i for i, entry in enumerate(bare) if entry != (first + i, extent)), len(bare))
+        yield _Part(first, ((extent, ax.step), (count, 1)))
+        del bare[:count]
+
+
+def _lower_dgrad(p: ConvProblem) -> tuple[AffineMatmul, ...]:
+    """m = (image, a sublattice of its coordinates), n = channels of a group, k = filters of a group and the taps that meet the
+    sublattice, batch = group. Sublattices that no tap meets get the epilogue of 0 from a matmul with an empty k."""
+    image = p.desc(p.image)
+    if image.numel == 0:
+        return ()
+    axes = _axes(p)
+    matmuls = []
+    options = [tuple(_parts(ax)) for ax in axes]
+    for parts in product(*(tuple(q for q in o if q.taps or q.is_disjoint) for o in options)):
+        matmuls.append(_dgrad_matmul(p, axes, parts))
+    for i, option in enumerate(options):  # tapless in dimension i, met in the dimensions before, anything after
+        met = [tuple(q for q in o if q.taps or q.is_disjoint) for o in options[:i]]
+        rest = [(_Part(0, ((ax.image, 1),)),) for ax in axes[i + 1:]]
+        for parts in product(*met, tuple(q for q in option if not q.taps and not q.is_disjoint), *rest):
+            matmuls.append(_dgrad_matmul(p, axes, parts))
+    return tuple(matmuls)
+
+
+def _dgrad_matmul(p: ConvProblem, axes: tuple[_Axis, ...], parts: tuple[_Part, ...]) -> AffineMatmul:
+    w, y = p.desc(p.filter), p.desc(p.result)
+    groups, channels, filters = p.groups, w.shape[1], w.shape[0] // p.groups
+    is_met = all(q.taps or q.is_disjoint for q in parts)
+    pairs = list(zip(axes, parts, strict=True))
+    in_k = [(ax, q) for ax, q in pairs if q.taps] if is_met else []  # dimensions with a tap digit in k
+    in_n = [(ax, q) for ax, q in pairs if q.is_disjoint] if is_met else []  # and in n
+    if not is_met:  # a disjoint dimension beside a tapless one is just all of its coordinates
+        pairs = [(ax, _Part(0, ((ax.image, 1),)) if q.is_disjoint else q) for ax, q in pairs]
+    num_m = 1 + sum(len(q.m) for _, q in pairs)
+
+    k_last = _channels_innermost((y.strides[1], w.strides[0]), [s for ax, q in in_k[-1:] for s in (q.tap_back * ax.result_stride, q.tap_step * ax.tap_stride)])
+    c_last = _channels_innermost((p.desc(p.image).strides[1], w.strides[1]), [s for ax, _ in in_n[-1:] for s in (ax.image_stride, ax.tap_stride)])
+
+    def k(taps: Sequence[int], channel: int) -> tuple[int, ...]:
+        return (*taps, channel) if k_last else (channel, *taps)
+
+    def n(taps: Sequence[int], channel: int) -> tuple[int, ...]:
+        return (*taps, channel) if c_last else (channel, *taps)
+
+    bounds, m_result, digit = [], [y.strides[0]], 1
+    for ax, q in pairs:
+        if is_met and q.taps:
+            back = [-other.tap_back if other is q else 0 for _, other in in_k]
+            bounds.append(Bound(_unit(digit, num_m, 1), k(back, 0), q.position, ax.positions))
+        m_result += [ax.result_stride, *(0 for _ in q.m[1:])] if is_met else [0 for _ in q.m]
+        digit += len(q.m)
+    k_extent = k([q.taps for _, q in in_k], filters) if is_met else k((), 0)
+    a = Source(p.result, y.dtype, tuple(m_result), k([-q.tap_back * ax.result_stride for ax, q in in_k], y.strides[1]), (filters * y.strides[1],),
+               sum(q.position * ax.result_stride for ax, q in in_k), tuple(bounds), y.align)
+    b = Source(p.filter, w.dtype, n([ax.tap_stride for ax, _ in in_n], w.strides[1]), k([q.tap_step * ax.tap_stride for ax, q in in_k], w.strides[0]),
+               (filters * w.strides[0],), sum(ax.tap_base for ax in axes) + sum(q.tap_first * ax.tap_stride for ax, q in in_k), (), w.align)
+    targets = []
+    for name, desc, s in _targets(p, p.epilogue, p.outputs[0], 1):
+        m_strides = (s[0], *(step * s[i + 2] for i, (_, q) in enumerate(pairs) for _, step in q.m))
+        n_taps = [s[i + 2] for i, (_, q) in enumerate(pairs) if q.is_disjoint]
+        base = sum(q.first * s[i + 2] for i, (_, q) in enumerate(pairs))
+        targets.append(Target(name, desc.dtype, m_strides, n(n_taps, s[1]), (channels * s[1],), base, desc.align))
+    m_extent = (y.shape[0], *(extent for _, q in pairs for extent, _ in q.m))
+    return AffineMatmul(IndexSpace(m_extent), IndexSpace(n([ax.taps for ax, _ in in_n], channels)), IndexSpace(k_extent), a, b, targets[0],
+                        _accumulator(y.dtype), IndexSpace((groups,)), p.epilogue, tuple(targets[1:]), p.policy.math)
+
+
+# --- GEMM ----------------------------------------------------------------------------------------------------------------------
+
+
+def _gemm_epilogue(p: GemmProblem) -> Any:
+    """alpha * acc + beta * c, under the problem's epilogue; None if that is plain acc."""
+    if p.alpha == 1.0 and p.beta == 0.0:
+        return p.epilogue
+    from ..codegen import pointwise as expr
+
+    value = expr.acc if p.alpha == 1.0 else expr.const(p.alpha) * expr.acc
+    if p.beta:
+        value = value + (expr.arg("c") if p.beta == 1.0 else expr.const(p.beta) * expr.arg("c"))
+    return expr.parse(value) if p.epilogue is None else p.epilogue.substitute({"acc": value})
+
+
+def _lower_gemm(p: GemmProblem) -> tuple[AffineMatmul, ...]:
+    """Batch dimensions over which b does not change become digits of m (one tall matmul), else digits of the batch."""
+    a, b, d = p.desc("a"), p.desc("b"), p.desc("d")
+    batch = d.shape[:-2]
+
+    def batch_strides(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int, ...]:
+        own = tuple(0 if n == 1 else s for n, s in zip(shape[:-2], strides[:-2], strict=True))
+        return (0,) * (len(batch) - len(own)) + own
+
+    a_batch, b_batch = batch_strides(a.shape, a.strides), batch_strides(b.shape, b.strides)
+    (a_m, a_k), (b_k, b_n) = (a.strides[-2:][::-1] if p.transpose_a else a.strides[-2:]), (b.strides[-2:][::-1] if p.transpose_b else b.strides[-2:])
+    in_m = [i for i, s in enumerate(b_batch) if s == 0]
+    in_batch = [i for i, s in enumerate(b_batch) if s != 0]
+
+    def pick(values: Sequence[int], where: list[int]) -> tuple[int, ...]:
+        return tuple(values[i] for i in where)
+
+    epilogue = _gemm_epilogue(p)
+    targets = [Target(name, desc.dtype, (*pick(s, in_m), s[-2]), (s[-1],), pick(s, in_batch), 0, desc.align)
+               for name, desc, s in _targets(p, epilogue, p.outputs[0], -1)]
+    return (AffineMatmul(IndexSpace((*pick(batch, in_m), p.m)), IndexSpace((p.n,)), IndexSpace((p.k,)),
+                         Source("a", a.dtype, (*pick(a_batch, in_m), a_m), (a_k,), pick(a_batch, in_batch), align=a.align),
+                         Source("b", b.dtype, (b_n,), (b_k,), pick(b_batch, in_batch), align=b.align),
+                         targets[0], _accumulator(a.dtype), IndexSpace(pick(batch, in_batch)), epilogue, tuple(targets[1:]), p.policy.math),)
+
+
+# --- Engines -------------------------------------------------------------------------------------------------------------------
+
+_LOWERINGS: dict[str, Callable[[Any], tuple[AffineMatmul, ...]]] = {
+    "conv_fprop": _lower_fprop, "conv_dgrad": _lower_dgrad, "conv_wgrad": _lower_wgrad, "conv_transpose": _lower_dgrad,
+    "conv_transpose_dgrad": _lower_fprop, "conv_transpose_wgrad": _lower_wgrad, "gemm": _lower_gemm,
+}
+
+
+@lru_cache(maxsize=1024)
+def lower(problem: Problem) -> tuple[AffineMatmul, ...]:
+    """The collapsed matmuls that write the problem's output, each element exactly once; those without elements are left out."""
+    matmuls = (collapse(am) for am in _LOWERINGS[problem.op](problem))
+    return tuple(am for am in matmuls if am.batch.size * am.m.size * am.n.size)
+
+
+class Algorithm(Protocol):
+    """A way to execute an AffineMatmul."""
+
+    name: str
+    is_deterministic: bool
+
+    def check(self, am: AffineMatmul, device: DeviceInfo) -> Support: ...
+    def configs(self, am: AffineMatmul, device: DeviceInfo) -> tuple[EngineConfig, ...]: ...
+    def estimate(self, am: AffineMatmul, config: EngineConfig, device: DeviceInfo) -> float: ...
+    def build(self, op: str, am: AffineMatmul, config: EngineConfig, device: DeviceInfo, workspace_offset: int) -> Build: ...
+
+
+class MatmulEngine(Engine):
+    """An op through one algorithm. Matmuls with an empty k (they write the epilogue of 0) go through the direct one."""
+
+    def __init__(self, op: str, algorithm: Algorithm) -> None:
+        is_implicit = op.startswith("conv") and algorithm is not DIRECT
+        self.id = f"{op}.{'igemm_' if is_implicit else ''}{algorithm.name}"  # type: ignore[misc]
+        self.is_deterministic = algorithm.is_deterministic  # type: ignore[misc]
+        self.algorithm = algorithm
+
+    def _jobs(self, problem: Problem) -> tuple[tuple[AffineMatmul, Algorithm], ...]:
+        """The matmuls with the algorithm of each, the largest first."""
+        return tuple((am, self.algorithm if am.k.size else DIRECT) for am in sorted(lower(problem), key=lambda am: -am.flops))
+
+    def check_support(self, problem: Problem, device: DeviceInfo) -> Support:
+        for am, algorithm in self._jobs(problem):
+            support = algorithm.check(am, device)
+            if not support:
+                return support
+        return SUPPORTED
+
+    def configs(self, problem: Problem, device: DeviceInfo) -> tuple[EngineConfig, ...]:
+        """Those of the largest matmul; the others use the same one where it is legal for them, else their first."""
+        for am, algorithm in self._jobs(problem):
+            return algorithm.configs(am, device)
+        return (EngineConfig(),)
+
+    @staticmethod
+    def _config_for(algorithm: Algorithm, am: AffineMatmul, config: EngineConfig, device: DeviceInfo) -> EngineConfig:
+        legal = algorithm.configs(am, device)
+        return config if config in legal else legal[0]
+
+    def estimate(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> float:
+        return sum(alg.estimate(am, self._config_for(alg, am, config, device), device) for am, alg in self._jobs(problem))
+
+    def build_steps(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> Build:
+        """Steps run in order on one stream, so all matmuls share the workspace from its start."""
+        builds = [alg.build(problem.op, am, self._config_for(alg, am, config, device), device, 0) for am, alg in self._jobs(problem)]
+        return Build(tuple(step for b in builds for step in b.steps), max((b.workspace_bytes for b in builds), default=0))
+
+
+ALGORITHMS: tuple[Algorithm, ...] = (DIRECT,)
+ENGINES: dict[str, tuple[Engine, ...]] = {op: tuple(MatmulEngine(op, algorithm) for algorithm in ALGORITHMS) for op in _LOWERINGS}

@@ -1,0 +1,113 @@
+"""Epilogues as problems see them: the expression over a matmul's result, and how its tensors broadcast over the output."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ..dtypes import BF16, F16, F32, F64, DType
+from ..errors import InvalidArgument, expected
+from ..tensor import TensorDesc
+from .base import Operand
+
+TYPES = (F32, F64, F16, BF16)  # of every operand of convolution and GEMM
+
+
+def describe(tensors: Mapping[str, TensorDesc]) -> str:
+    """The operands' types, shapes and layouts: the tail of every message."""
+    return "; ".join(f"{name}: {desc}" for name, desc in tensors.items()) + "."
+
+
+def check_dtype(op: str, name: str, desc: TensorDesc, tensors: Mapping[str, TensorDesc], allowed: Sequence[DType] = TYPES) -> None:
+    if desc.dtype not in allowed:
+        raise expected(op, f"type of {name}", desc.dtype, " or ".join(t.name for t in allowed), describe(tensors))
+
+
+def check_output(op: str, name: str, desc: TensorDesc, shape: tuple[int, ...], tensors: Mapping[str, TensorDesc]) -> None:
+    """The output given by the caller has the shape asked for, a type we write, and no element twice."""
+    if desc.shape != shape:
+        raise expected(op, f"shape of {name}", list(desc.shape), list(shape), describe(tensors))
+    check_dtype(op, name, desc, tensors)
+    if any(n > 1 and s == 0 for n, s in zip(desc.shape, desc.strides, strict=True)):
+        raise expected(op, f"strides of {name}", list(desc.strides), "no stride 0: every element of an output has its own place",
+                       describe(tensors))
+
+
+def check_names(op: str, roles: Sequence[str], attrs: Mapping[str, Any], known: Sequence[str], tensors: Mapping[str, TensorDesc],
+                optional: Sequence[str] = ()) -> None:
+    """All required roles are given, and no attribute is unknown."""
+    for role in roles:
+        if role not in tensors and role not in optional:
+            raise expected(op, role, "missing", "a tensor", describe(tensors))
+    for name in attrs:
+        if name not in known:
+            raise InvalidArgument(f"{op}: {name!r} is no attribute (known: {', '.join(known)}).")
+
+
+def resolve(op: str, epilogue: Any, tensors: Mapping[str, TensorDesc], roles: Sequence[str]) -> Any:
+    """The Expression of the attribute `epilogue`, or of the default: acc plus bias and residual where given; None for plain acc.
+
+    Checks that its tensors are there and that none is left over. `roles` are the op's own tensors, which it cannot name.
+    """
+    given = [name for name in tensors if name not in roles]
+    if epilogue is None and not given:
+        return None
+    from ..codegen import pointwise as expr
+
+    if epilogue is None:
+        expression = expr.acc
+        for name in ("bias", "residual"):
+            if name in given:
+                expression = expression + expr.arg(name, axis="c" if name == "bias" else None)
+        expression = expr.parse(expression)
+    else:
+        expression = expr.parse(epilogue)
+    if expression.num_outputs != 1:
+        raise expected(op, "epilogue", f"an expression of {expression.num_outputs} outputs", "one output", describe(tensors))
+    named = [name for name in expression.args if name != "acc"]
+    for name in named:
+        if name in roles:
+            raise expected(op, "epilogue", f"{expression}, which names {name}", f"names other than {', '.join(roles)}", describe(tensors))
+        if name not in given:
+            raise expected(op, "epilogue", f"{expression}, whose {name} is missing", f"{name}=a tensor", describe(tensors))
+    for name in given:
+        if name not in named:
+            raise expected(op, name, "given", f"an epilogue that uses it (epilogue is {expression})", describe(tensors))
+    return expression
+
+
+def align_shape(op: str, name: str, shape: tuple[int, ...], out: tuple[int, ...], channel_axis: int, axis: str | None = None) -> tuple[int, ...]:
+    """`shape` of an epilogue tensor with the rank of the output `out`, each extent equal to the output's or 1.
+
+    A vector, and any tensor the expression declares with axis "c", lies along the channels; others broadcast as in NumPy.
+    """
+    channels = out[channel_axis]
+    if len(shape) == 1 and shape[0] in (channels, 1):
+        return tuple(shape[0] if i == channel_axis % len(out) else 1 for i in range(len(out)))
+    aligned = (1,) * (len(out) - len(shape)) + shape
+    if axis == "c" or len(aligned) != len(out) or any(n not in (1, want) for n, want in zip(aligned, out, strict=True)):
+        allowed = [channels] if axis == "c" or len(shape) == 1 else f"{[channels]} or broadcastable to {list(out)}"
+        raise expected(op, f"shape of {name}", list(shape), allowed, f"Output {list(out)}.")
+    return aligned
+
+
+def align_strides(desc: TensorDesc, aligned: tuple[int, ...], channel_axis: int) -> tuple[int, ...]:
+    """Element strides over the output's axes of an operand whose align_shape is `aligned`: 0 where it broadcasts."""
+    rank = len(aligned)
+    if desc.rank == 1:
+        strides = tuple(desc.strides[0] if i == channel_axis % rank else 0 for i in range(rank))
+    else:
+        strides = (0,) * (rank - desc.rank) + desc.strides
+    return tuple(0 if n == 1 else s for n, s in zip(aligned, strides, strict=True))
+
+
+def operands_of(op: str, expression: Any, tensors: Mapping[str, TensorDesc], out: tuple[int, ...], channel_axis: int) -> list[Operand]:
+    """The epilogue's tensors in argument order (bias and residual first), checked against the output's shape."""
+    if expression is None:
+        return []
+    names = [name for name in expression.args if name in tensors]
+    names.sort(key=lambda name: ("bias", "residual").index(name) if name in ("bias", "residual") else 2)
+    for name in names:
+        check_dtype(op, name, tensors[name], tensors)
+        align_shape(op, name, tensors[name].shape, out, channel_axis, expression.axis(name))
+    return [Operand(name, tensors[name]) for name in names]
