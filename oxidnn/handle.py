@@ -25,12 +25,11 @@ from .dispatch.session import _POLICY, BoundPlan, Call, Session
 from .dispatch.tuning_db import TuningDb
 from .dtypes import dtype as dtype_of
 from .errors import InvalidArgument, expected
-from .ops.base import Policy, Problem
+from .ops.base import MATH, Policy, Problem
 from .ops.case import parse_case
 from .runtime.backend import Backend
 from .tensor import TensorDesc
 
-MATH = ("ieee", "tf32", "tf32x3", "bf16x3", "fast")
 TUNE = ("off", "db", "auto", "force")
 
 _WINDOW = (("stride", 1), ("padding", 0), ("dilation", 1), ("groups", 1))

@@ -94,7 +94,7 @@ def unsupported(problem: Problem, candidates: list[Candidate]) -> Unsupported:
 
 
 def choose(problem: Problem, info: DeviceInfo, db: TuningDb | None) -> tuple[Engine, EngineConfig, str]:
-    """(engine, config, why): the fastest of the tuning database's rows that is still legal, else the smallest estimate. Raises Unsupported."""
+    """(engine, config, why): the fastest row of the tuning database that is still legal, else the smallest estimate. Raises Unsupported."""
     candidates = candidates_for(problem, info, db)
     supported = [c for c in candidates if c.support]
     if not supported:

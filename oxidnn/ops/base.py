@@ -9,6 +9,9 @@ from typing import Any
 from ..tensor import TensorDesc
 
 
+MATH = ("ieee", "tf32", "tf32x3", "bf16x3", "fast")
+
+
 @dataclass(frozen=True, slots=True)
 class Policy:
     """What the caller allows; part of every key.

@@ -14,9 +14,9 @@ import shlex
 from typing import TYPE_CHECKING, Any
 
 from ..dtypes import dtype
-from ..errors import InvalidArgument
+from ..errors import InvalidArgument, expected
 from ..tensor import TensorDesc
-from .base import Policy, Problem
+from .base import MATH, Policy, Problem
 
 if TYPE_CHECKING:
     from .base import OpDef
@@ -62,6 +62,8 @@ def format_case(problem: Problem) -> str:
         words.append(f"math={policy.math}")
     if policy.deterministic:
         words.append("deterministic=True")
+    if policy.workspace_limit is not None:
+        words.append(f"workspace_limit={policy.workspace_limit}")
     return " ".join(words)
 
 
@@ -69,7 +71,10 @@ def parse_case(line: str) -> Problem:
     """The problem of a line. Raises InvalidArgument naming the word that is off, as the op itself would."""
     from . import OPS
 
-    words = shlex.split(line)
+    try:
+        words = shlex.split(line)
+    except ValueError as error:
+        raise InvalidArgument(f"case: {line!r} cannot be read ({error}).") from None
     if not words or words[0] not in OPS:
         raise InvalidArgument(f"case: {words[0] if words else ''!r} is no op (known: {', '.join(sorted(OPS))}).")
     definition: OpDef = OPS[words[0]]
@@ -86,5 +91,17 @@ def parse_case(line: str) -> Problem:
                 attrs[name] = ast.literal_eval(value)
             except (ValueError, SyntaxError):
                 attrs[name] = value
-    policy = Policy(deterministic=bool(attrs.pop("deterministic", False)), math=attrs.pop("math", "ieee"))
-    return definition.make(tensors, attrs, policy)
+    return definition.make(tensors, attrs, _policy(attrs))
+
+
+def _policy(attrs: dict[str, Any]) -> Policy:
+    """Takes the words of the policy out of the attributes."""
+    policy = Policy(attrs.pop("deterministic", False), attrs.pop("math", "ieee"), attrs.pop("workspace_limit", None))
+    if not isinstance(policy.deterministic, bool):
+        raise expected("case", "deterministic", repr(policy.deterministic), "True or False")
+    if policy.math not in MATH:
+        raise expected("case", "math", repr(policy.math), " | ".join(MATH))
+    limit = policy.workspace_limit
+    if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 0):
+        raise expected("case", "workspace_limit", repr(limit), "bytes, at least 0")
+    return policy

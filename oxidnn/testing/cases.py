@@ -1,0 +1,172 @@
+"""Where problems come from: case files (a line each, # comments), JSON files of benchmark shapes, and named networks.
+
+Networks live in benches/cases/shapes/conv2d.json (shipped within the package as data/shapes).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterable, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from ..dtypes import DType, dtype
+from ..errors import InvalidArgument, OxidnnError, expected
+from ..ops import OPS
+from ..ops.base import Policy, Problem
+from ..ops.case import parse_case
+from ..tensor import TensorDesc
+
+DIRECTIONS = ("fprop", "dgrad", "wgrad")
+LAYOUTS = ("nhwc", "nchw")
+
+
+def from_file(path: str | os.PathLike[str]) -> list[Problem]:
+    """The problems of a case file, in order. Raises InvalidArgument naming file and line."""
+    path = Path(path)
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidArgument(f"case file: {path} cannot be read ({error}).") from error
+    problems = []
+    for number, line in enumerate(lines, 1):
+        line = line.strip()
+        if not line or line.startswith("#"):
+            continue
+        try:
+            problems.append(parse_case(line))
+        except OxidnnError as error:
+            raise InvalidArgument(f"{path}:{number}: {error}") from error
+    return problems
+
+
+def network(name: str, batch: int = 128, kind: str | DType = "bf16", layout: str = "nhwc", directions: Sequence[str] = ("fprop",),
+            policy: Policy | None = None) -> list[Problem]:
+    """The distinct convolutions of a named network. kind: dtype; layout: "nhwc" or "nchw"; directions: of "fprop", "dgrad", "wgrad"."""
+    return list(layer_counts(name, batch, kind, layout, directions, policy))
+
+
+def layer_counts(name: str, batch: int = 128, kind: str | DType = "bf16", layout: str = "nhwc", directions: Sequence[str] = ("fprop",),
+                 policy: Policy | None = None) -> dict[Problem, int]:
+    """The convolutions of a named network, each with how often one pass computes it."""
+    networks = _networks()
+    if name not in networks:
+        raise expected("network", "name", repr(name), " | ".join(sorted(networks)))
+    return _convolutions(networks[name], batch, dtype(kind), layout, directions, policy)
+
+
+def network_names() -> tuple[str, ...]:
+    return tuple(sorted(_networks()))
+
+
+def from_shapes(source: str | os.PathLike[str], batch: int | None = None, kind: str | DType | None = None, layout: str | None = None,
+                directions: Sequence[str] = ("fprop",), policy: Policy | None = None) -> list[Problem]:
+    """The problems of a JSON file of benchmark shapes: `networks` of convolutions, `square` and `llm` GEMMs, memory-bound `rows_cols`
+    (softmax, cross-entropy, reduction, activation) and `pool`. Duplicates appear once.
+
+    batch (convolutions; default the file's training batch), kind and layout override the file. Sections of ops that oxidnn lacks are left
+    out; raises InvalidArgument if nothing remains or an entry is malformed.
+    """
+    path = Path(source)
+    try:
+        table = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise InvalidArgument(f"shapes: {path} is no JSON file ({error}).") from error
+    if not isinstance(table, dict):
+        raise expected("shapes", str(path), type(table).__name__, "a JSON object")
+    chosen = dtype(kind or "bf16")
+    layout = (layout or table.get("layout", "NHWC")).lower()
+    found: dict[Problem, None] = {}
+    try:
+        for layers in table.get("networks", {}).values():
+            found |= dict.fromkeys(_convolutions(layers, batch or table["batch"]["train"], chosen, layout, directions, policy))
+        for section, make in _SECTIONS.items():
+            for entry in table.get(section, ()):
+                lines = [line for line in make(entry, chosen.name, layout) if line.split(" ", 1)[0] in OPS]
+                found |= dict.fromkeys(_under(parse_case(line), policy) for line in lines)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise InvalidArgument(f"shapes: {path} has an entry that lacks or misspells {error}.") from error
+    if not found:
+        raise InvalidArgument(f"shapes: {path} has no section of an op that oxidnn knows (sections: {', '.join(table)}).")
+    return list(found)
+
+
+def shapes_file(stem: str) -> Path:
+    """The shipped shapes file of that name, e.g. "conv2d"."""
+    package = Path(__file__).resolve().parent.parent
+    for directory in (package / "data" / "shapes", package.parent / "benches" / "cases" / "shapes"):
+        path = directory / f"{stem}.json"
+        if path.is_file():
+            return path
+    raise InvalidArgument(f"shapes: {stem}.json is not installed with oxidnn.")
+
+
+@cache
+def _networks() -> dict[str, list[dict[str, Any]]]:
+    return json.loads(shapes_file("conv2d").read_text(encoding="utf-8"))["networks"]
+
+
+def _convolutions(layers: Iterable[dict[str, Any]], batch: int, kind: DType, layout: str, directions: Sequence[str],
+                  policy: Policy | None) -> dict[Problem, int]:
+    if layout not in LAYOUTS:
+        raise expected("conv2d", "layout", repr(layout), " | ".join(LAYOUTS))
+    for direction in directions:
+        if direction not in DIRECTIONS:
+            raise expected("conv2d", "direction", repr(direction), " | ".join(DIRECTIONS))
+    if batch < 0:
+        raise expected("conv2d", "batch", batch, "at least 0")
+    counts: dict[Problem, int] = {}
+    for direction in directions:
+        for layer in layers:
+            problem = _convolution(layer, batch, kind, layout, direction, policy or Policy())
+            counts[problem] = counts.get(problem, 0) + layer.get("count", 1)
+    return counts
+
+
+def _convolution(layer: dict[str, Any], batch: int, kind: DType, layout: str, direction: str, policy: Policy) -> Problem:
+    tensors = {
+        "x": TensorDesc.packed(kind, (batch, layer["C"], layer["H"], layer["W"]), layout),
+        "w": TensorDesc.packed(kind, (layer["K"], layer["C"] // layer["groups"], layer["R"], layer["S"]), layout),
+    }
+    attrs = {"stride": tuple(layer["stride"]), "padding": tuple(layer["pad"]), "dilation": tuple(layer["dilation"]), "groups": layer["groups"]}
+    forward = OPS["conv_fprop"].make(tensors, attrs, policy)
+    if direction == "fprop":
+        return forward
+    dy = TensorDesc.packed(kind, forward.desc("y").shape, layout)
+    if direction == "dgrad":
+        return OPS["conv_dgrad"].make({"dy": dy, "w": tensors["w"], "dx": tensors["x"]}, attrs, policy)
+    return OPS["conv_wgrad"].make({"x": tensors["x"], "dy": dy, "dw": tensors["w"]}, attrs, policy)
+
+
+def _under(problem: Problem, policy: Policy | None) -> Problem:
+    if policy is None or policy == problem.policy:
+        return problem
+    return OPS[problem.op].make({o.name: o.desc for o in problem.operands}, dict(problem.attrs), policy)
+
+
+def _square(n: int, kind: str, layout: str) -> list[str]:
+    return [f"gemm a={kind}[{n},{n}] b={kind}[{n},{n}]"]
+
+
+def _llm(entry: dict[str, int], kind: str, layout: str) -> list[str]:
+    m, n, k = entry["M"], entry["N"], entry["K"]
+    return [f"gemm a={kind}[{m},{k}] b={kind}[{n},{k}] transpose_b=True"]  # weights lie as (out, in)
+
+
+def _rows_cols(entry: Sequence[int], kind: str, layout: str) -> list[str]:
+    rows, cols = entry
+    x = f"{kind}[{rows},{cols}]"
+    return [f"softmax x={x} axis=-1", f"cross_entropy logits={x} target=s64[{rows}]", f"reduce x={x} op=sum axes=(1,)",
+            f"activation x={x} name=gelu"]
+
+
+def _pool(entry: dict[str, Any], kind: str, layout: str) -> list[str]:
+    x = f"x={kind}[{entry['N']},{entry['C']},{entry['H']},{entry['W']}]{layout}"
+    if entry["op"] == "global_avg":
+        return [f"avg_pool {x} window=({entry['H']},{entry['W']})"]
+    return [f"{entry['op']}_pool {x} window={entry['k']} stride={entry['s']} padding={entry['p']}"]
+
+
+_SECTIONS: dict[str, Callable[[Any, str, str], list[str]]] = {"square": _square, "llm": _llm, "rows_cols": _rows_cols, "pool": _pool}
