@@ -137,6 +137,13 @@ class EmulatedBackend:
     def capture_id(self, stream: int) -> int:
         return 0
 
+    def order(self, first: int, then: int) -> None:
+        pass
+
+    def mark_written(self, ptr: int, num_bytes: int) -> None:
+        """Counts device bytes as initialised: the host may write them through a view the emulator does not see."""
+        self.memory.mark_initialised(ptr, num_bytes)
+
     def load(self, text: str, spec: KernelSpec) -> EmulatedKernel:
         """Parses and decodes the text (once a process). Raises PtxError naming the line for what the emulator does not take."""
         program, is_hit = _program(text)
