@@ -1,0 +1,229 @@
+"""Pooling engines: a thread an output of the windows (forward), a thread an element that gathers from the windows over it (backward)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+from ..codegen.spec import Target
+from ..device import DeviceInfo
+from ..dtypes import S32, DType
+from ..ops.base import Problem
+from ..ops.pool import Axis, PoolProblem
+from ..tensor import TensorDesc, packed_strides
+from .base import SUPPORTED, Arg, Build, Engine, EngineConfig, Step, Support, TensorArg, WorkspaceArg, refuse
+from .digits import DigitConsts, Digits
+
+_LIMIT = 2**31
+_UNROLL = 32  # most taps unrolled
+
+
+@dataclass(frozen=True, slots=True)
+class AxisConsts:
+    """One axis as the template sees it: see ops.pool.Axis. sharing: the most outputs whose windows span one element."""
+
+    window: int
+    stride: int
+    dilation: int
+    low: int
+    high: int
+    adaptive: bool
+    sharing: int
+    unroll: bool
+
+
+@dataclass(frozen=True, slots=True)
+class PoolConsts:
+    """index_dtype: "" without indices. gathered: (operand, register suffix) of what the backward reads per output."""
+
+    dtype: str
+    compute: str
+    mode: str
+    axes: tuple[AxisConsts, ...]
+    digits: DigitConsts
+    vector: int
+    index_dtype: str = ""
+    write_y: bool = True
+    count_include_pad: bool = True
+    divisor: int | None = None
+    norm: float = 2.0
+    gathered: tuple[tuple[str, str], ...] = ()
+
+
+def compute_type(dtype: DType) -> str:
+    """The type of the arithmetic: f32 for halves, s32 for integers."""
+    return "f64" if dtype.name == "f64" else "f32" if dtype.is_float else "s32"
+
+
+def byte_strides(desc: TensorDesc) -> tuple[int, ...]:
+    return tuple(s * desc.dtype.num_bytes for s in desc.strides)
+
+
+def _axis_consts(axes: tuple[Axis, ...], backward: bool) -> tuple[AxisConsts, ...]:
+    sizes = [a.max_sharing if backward else a.window for a in axes]
+    unroll, taps = [False] * len(axes), 1
+    for i in reversed(range(len(axes))):  # innermost first, while the product stays small
+        taps *= sizes[i]
+        if taps > _UNROLL:
+            break
+        unroll[i] = True
+    return tuple(AxisConsts(a.window, a.stride, a.dilation, a.low, a.high, a.adaptive, a.max_sharing if backward else 0, u)
+                 for a, u in zip(axes, unroll, strict=True))
+
+
+def _vector_limit(descs: list[TensorDesc]) -> int:
+    """The longest pack of channels with which every operand can be moved: 16 bytes of the first (an index pack is split into pieces)."""
+    first = descs[0]
+    vector = 16 // first.dtype.num_bytes
+    while vector > 1:
+        if all(d.strides[1] == 1 and d.shape[1] % vector == 0 and _is_aligned(d, vector) for d in descs):
+            return vector
+        vector //= 2
+    return 1
+
+
+def _is_aligned(desc: TensorDesc, vector: int) -> bool:
+    size = desc.dtype.num_bytes
+    piece = min(16, vector * size)
+    return desc.align >= piece and all(s * size % piece == 0 for i, s in enumerate(desc.strides) if i != 1 and desc.shape[i] > 1)
+
+
+class _PoolEngine(Engine):
+    """What both directions share: how the index of a thread falls into digits, slices of N below 2^31 threads, vector widths."""
+
+    threads = 128
+
+    def check_support(self, problem: Problem, device: DeviceInfo) -> Support:
+        assert isinstance(problem, PoolProblem)
+        sizes = [prod(o.desc.shape[1:]) for o in problem.operands]
+        if max(sizes, default=0) >= _LIMIT:
+            return refuse(f"one image has {max(sizes)} elements (at most {_LIMIT - 1})")
+        for axis in problem.axes:
+            if (axis.extent + axis.low + axis.high + 1) * (axis.outputs + 1 if axis.adaptive else 1) >= _LIMIT:
+                return refuse(f"an axis of {axis.extent} elements and {axis.outputs} outputs needs 64-bit positions")
+        return SUPPORTED
+
+    def configs(self, problem: Problem, device: DeviceInfo) -> tuple[EngineConfig, ...]:
+        assert isinstance(problem, PoolProblem)
+        vector = _vector_limit([o.desc for o in problem.operands])
+        widths = [vector] + ([vector // 2, 1] if vector > 2 else [1] if vector == 2 else [])
+        return tuple(EngineConfig.of(vec=v, threads=t) for v in widths for t in (128, 256))
+
+    def estimate(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> float:
+        assert isinstance(problem, PoolProblem)
+        efficiency = 0.8 if config["vec"] > 1 or problem.operands[0].desc.strides[1] != 1 else 0.5
+        return 3.0 + problem.num_bytes / (device.bandwidth_gbs * 1e3 * efficiency) + problem.flops / (device.fma_tflops * 1e5)
+
+    def _steps(self, template: str, problem: PoolProblem, config: EngineConfig, device: DeviceInfo, main: str, coordinate: str,
+               operands: dict[str, tuple[TensorDesc, Any]], fields: dict[str, Any]) -> list[Step]:
+        """Launches over the elements of operand `main`, whose spatial digits are called `coordinate`0.. .
+
+        operands: name -> (description, argument value). Those that share main's extents move with its spatial digits; the others get
+        their spatial strides as parameters stride_<name><axis>.
+        """
+        vector = config["vec"]
+        shape = operands[main][0].shape
+        outer, rank = 2, len(problem.axes)
+        names = ("n", "c", *(f"{coordinate}{a}" for a in range(rank)))
+        direct = {n for n, (d, _) in operands.items() if d.shape == shape and n not in fields["walked"]}
+        per_image = shape[1] // vector * prod(shape[2:])
+        images = max(1, min(shape[0], (_LIMIT - 1) // max(per_image, 1)))
+        wide = any(abs(s) >= _LIMIT for d, _ in operands.values() for s in (*byte_strides(d), byte_strides(d)[1] * vector))
+        steps = []
+        for begin in range(0, shape[0], images):
+            extents = (min(images, shape[0] - begin), shape[1] // vector, *shape[2:])
+            strides = {}
+            for name, (desc, _) in operands.items():
+                row = byte_strides(desc)
+                spatial = row[2:] if name in direct else (0,) * rank
+                strides[name] = (row[0], row[1] * vector, *spatial)
+            digits = Digits(names, extents, strides).ordered_for(main)
+            args = [Arg(f"ptr_{n}", "u64", _shifted(v, begin * byte_strides(d)[0])) for n, (d, v) in operands.items()]
+            args.append(Arg("num_threads", "u32", digits.size))
+            args += digits.args(wide)
+            for a, axis in enumerate(problem.axes):
+                args += [Arg(f"extent_x{a}", "u32", axis.extent), Arg(f"outputs{a}", "u32", axis.outputs)]
+                args += [Arg(f"stride_{n}{a}", "s64" if wide else "s32", byte_strides(d)[outer + a])
+                         for n, (d, _) in operands.items() if n not in direct]
+            consts = PoolConsts(
+                problem.operands[0].desc.dtype.name, compute_type(problem.operands[0].desc.dtype), problem.mode,
+                _axis_consts(problem.axes, fields["backward"]), digits.consts(wide), vector, fields["index_dtype"],
+                fields.get("write_y", True), problem.count_include_pad, problem.divisor, problem.norm, fields.get("gathered", ()))
+            threads = config["threads"]
+            steps.append(Step.of(template, problem.op, Target.for_arch(device.arch), threads, args, consts,
+                                 -(-digits.size // threads), suffix=f"{consts.dtype}_v{vector}"))
+        return steps
+
+
+def _shifted(value: TensorArg | WorkspaceArg, num_bytes: int) -> TensorArg | WorkspaceArg:
+    if isinstance(value, TensorArg):
+        return TensorArg(value.name, value.byte_offset + num_bytes)
+    return WorkspaceArg(value.byte_offset + num_bytes)
+
+
+class WindowEngine(_PoolEngine):
+    """Forward: all pooling kinds, any layout; packs of channels where they lie together."""
+
+    id = "pool.window"
+
+    def build_steps(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> Build:
+        assert isinstance(problem, PoolProblem)
+        if problem.is_empty:
+            return Build(())
+        operands: dict[str, tuple[TensorDesc, Any]] = {o.name: (o.desc, TensorArg(o.name)) for o in problem.operands}
+        index = problem.desc("indices").dtype.name if problem.has("indices") else ""
+        return Build(tuple(self._steps("pool/window", problem, config, device, "y", "o", operands,
+                                       {"walked": ("x",), "backward": False, "index_dtype": index})))
+
+
+class GatherEngine(_PoolEngine):
+    """Backward without atomics. The maximum without indices first finds them again, into the workspace."""
+
+    id = "pool.gather"
+
+    def build_steps(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> Build:
+        assert isinstance(problem, PoolProblem)
+        if problem.is_empty:
+            return Build(())
+        operands: dict[str, tuple[TensorDesc, Any]] = {n: (problem.desc(n), TensorArg(n)) for n in ("dy", "dx")}
+        steps: list[Step] = []
+        workspace = 0
+        index = ""
+        gathered: tuple[tuple[str, str], ...] = (("dy", ""),)
+        if problem.mode == "max":
+            gathered += (("indices", "_indices"),)
+            if problem.has("indices"):
+                operands["indices"] = (problem.desc("indices"), TensorArg("indices"))
+            else:
+                dy = problem.desc("dy")
+                order = tuple(sorted(range(dy.rank), key=lambda i: abs(dy.strides[i]), reverse=True))
+                desc = TensorDesc(S32, dy.shape, packed_strides(dy.shape, order))
+                workspace = desc.num_bytes
+                operands["indices"] = (desc, WorkspaceArg())
+                again: dict[str, tuple[TensorDesc, Any]] = {"x": (problem.desc("x"), TensorArg("x")), "indices": operands["indices"]}
+                vector = min(config["vec"], _vector_limit([d for d, _ in again.values()]))
+                steps += self._steps("pool/window", problem, EngineConfig.of(vec=vector, threads=config["threads"]), device, "indices", "o",
+                                     again, {"walked": ("x",), "backward": False, "index_dtype": "s32", "write_y": False})
+            index = operands["indices"][0].dtype.name
+        if problem.mode == "lp":
+            operands |= {n: (problem.desc(n), TensorArg(n)) for n in ("x", "y")}
+            gathered += (("y", "_y"),)
+        steps += self._steps("pool/gather", problem, config, device, "dx", "i", operands,
+                             {"walked": tuple(n for n, _ in gathered), "backward": True, "index_dtype": index, "gathered": gathered})
+        return Build(tuple(steps), workspace)
+
+    def configs(self, problem: Problem, device: DeviceInfo) -> tuple[EngineConfig, ...]:
+        assert isinstance(problem, PoolProblem)
+        described = [o.desc for o in problem.operands if o.name != "x" or problem.mode == "lp"]
+        if problem.mode == "max" and not problem.has("indices"):  # the workspace's indices lie as dy does
+            dy = problem.desc("dy")
+            if dy.shape[1] > 1 and dy.strides[1] != 1:
+                return (EngineConfig.of(vec=1, threads=128), EngineConfig.of(vec=1, threads=256))
+        vector = _vector_limit(described)
+        return tuple(EngineConfig.of(vec=v, threads=t) for v in dict.fromkeys((vector, 1)) for t in (128, 256))
+
+
+_FORWARD, _BACKWARD = WindowEngine(), GatherEngine()
+_NAMES = ("max_pool", "avg_pool", "lp_pool", "adaptive_max_pool", "adaptive_avg_pool", "global_max_pool", "global_avg_pool")
+ENGINES: dict[str, tuple[Engine, ...]] = {n: (_FORWARD,) for n in _NAMES} | {n + "_backward": (_BACKWARD,) for n in _NAMES}

@@ -1,0 +1,289 @@
+"""Pooling: the maximum, the average or the p-norm of windows over the spatial dimensions of (N, C, spatial) tensors, and gradients.
+
+Along one dimension, window o covers the taps o * stride - low + k * dilation, 0 <= k < window, that lie inside the input; adaptive
+pooling instead covers [floor(o * L / O), ceil((o + 1) * L / O)). Every window must hold at least one element, so no result is undefined.
+NaN propagates, and the maximum of -inf is -inf. Indices are flat over the spatial extent, as PyTorch's: the first maximum, or the last NaN.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from math import inf, prod
+from typing import Any
+
+from ..dtypes import BF16, F16, F32, F64, S8, S16, S32, S64, U8, U16, DType
+from ..errors import InvalidArgument, expected
+from ..tensor import TensorDesc
+from .base import OpDef, Operand, Policy, Problem
+
+FLOATS = (F64, F32, F16, BF16)
+INTEGERS = (S8, U8, S16, U16, S32)
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """The windows along one spatial dimension of `extent` elements. `window` of an adaptive axis is the largest bin."""
+
+    extent: int
+    outputs: int
+    window: int
+    stride: int = 1
+    dilation: int = 1
+    low: int = 0  # padding before the first element
+    high: int = 0  # padding after the last one: counted by averages that include padding
+    adaptive: bool = False
+
+    @property
+    def max_sharing(self) -> int:
+        """The most outputs whose windows span one element (for dilated windows, whether they hit it or not)."""
+        if not self.adaptive:
+            return (self.window - 1) * self.dilation // self.stride + 1
+        return max(-(-(i + 1) * self.outputs // self.extent) - i * self.outputs // self.extent for i in range(self.extent))
+
+
+@dataclass(frozen=True)
+class PoolProblem(Problem):
+    """mode: "max" | "avg" | "lp". axes: one per spatial dimension. divisor: None counts the window's elements. norm: p of "lp"."""
+
+    mode: str = "max"
+    axes: tuple[Axis, ...] = ()
+    count_include_pad: bool = True
+    divisor: int | None = None
+    norm: float = 2.0
+
+    @property
+    def is_backward(self) -> bool:
+        return self.op.endswith("_backward")
+
+    @property
+    def x_shape(self) -> tuple[int, ...]:
+        outer = self.desc("dx" if self.is_backward else "x").shape[:2]
+        return (*outer, *(a.extent for a in self.axes))
+
+    @property
+    def flops(self) -> int:
+        shape = self.desc("dy" if self.is_backward else "y").shape
+        return prod(shape) * prod(a.window for a in self.axes)
+
+
+def _per_axis(op: str, name: str, value: Any, rank: int, least: int) -> tuple[int, ...]:
+    values = (value,) * rank if isinstance(value, int) else tuple(value) if isinstance(value, (tuple, list)) else ()
+    if len(values) != rank or not all(isinstance(v, int) and not isinstance(v, bool) and v >= least for v in values):
+        raise expected(op, name, value, f"an integer >= {least} or {rank} of them")
+    return values
+
+
+def _padding(op: str, value: Any, extents: tuple[int, ...], window: tuple[int, ...], stride: tuple[int, ...],
+             dilation: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
+    rank = len(extents)
+    if value == "valid":
+        return ((0, 0),) * rank
+    if value in ("same_upper", "same_lower"):
+        pairs = []
+        for length, k, s, d in zip(extents, window, stride, dilation, strict=True):
+            total = max((-(-length // s) - 1) * s + d * (k - 1) + 1 - length, 0)
+            small = total // 2
+            pairs.append((small, total - small) if value == "same_upper" else (total - small, small))
+        return tuple(pairs)
+    if isinstance(value, (tuple, list)) and len(value) == rank and all(
+            isinstance(v, (tuple, list)) and len(v) == 2 and all(isinstance(e, int) and e >= 0 for e in v) for v in value):
+        return tuple((v[0], v[1]) for v in value)
+    if isinstance(value, str):
+        raise expected(op, "padding", repr(value), "an integer >= 0, one or a (low, high) pair per dimension, 'same_upper', "
+                                                   "'same_lower' or 'valid'")
+    return tuple((v, v) for v in _per_axis(op, "padding", value, rank, 0))
+
+
+def _window_axes(op: str, extents: tuple[int, ...], attrs: Mapping[str, Any]) -> tuple[tuple[Axis, ...], dict[str, Any]]:
+    """The axes of windowed pooling, and the normalised attributes that say so."""
+    rank = len(extents)
+    if attrs.get("window") is None:
+        raise expected(op, "window", None, f"an integer >= 1 or {rank} of them")
+    window = _per_axis(op, "window", attrs["window"], rank, 1)
+    stride = window if attrs.get("stride") is None else _per_axis(op, "stride", attrs["stride"], rank, 1)
+    dilation = _per_axis(op, "dilation", attrs.get("dilation", 1), rank, 1)
+    ceil_mode = bool(attrs.get("ceil_mode", False))
+    pads = _padding(op, attrs.get("padding", 0), extents, window, stride, dilation)
+    axes = []
+    for i, (length, k, s, d, (low, high)) in enumerate(zip(extents, window, stride, dilation, pads, strict=True)):
+        slack = length + low + high - (d * (k - 1) + 1)
+        outputs = (slack + (s - 1 if ceil_mode else 0)) // s + 1
+        if ceil_mode and (outputs - 1) * s >= length + low:  # a window must start inside the input or the left padding
+            outputs -= 1
+        if outputs < 1:
+            raise expected(op, f"window[{i}]", k, f"at most the padded extent {length + low + high} over dilation {d}")
+        _check_windows(op, i, Axis(length, outputs, k, s, d, low, high))
+        axes.append(Axis(length, outputs, k, s, d, low, high))
+    normal: dict[str, Any] = {"window": window}
+    if stride != window:
+        normal["stride"] = stride
+    if any(p != (0, 0) for p in pads):
+        normal["padding"] = tuple(p[0] for p in pads) if all(p[0] == p[1] for p in pads) else pads
+    if any(d != 1 for d in dilation):
+        normal["dilation"] = dilation
+    if ceil_mode:
+        normal["ceil_mode"] = True
+    return tuple(axes), normal
+
+
+def _check_windows(op: str, i: int, axis: Axis) -> None:
+    """Raises unless every window holds an element. Starts ascend, so those left of the input and the last one decide."""
+    before = min(axis.outputs, -(-axis.low // axis.stride))
+    for o in {*range(before), axis.outputs - 1}:
+        start = o * axis.stride - axis.low
+        skipped = -(-max(-start, 0) // axis.dilation)
+        if skipped >= axis.window or start + skipped * axis.dilation >= axis.extent:
+            raise InvalidArgument(
+                f"{op}: padding is ({axis.low}, {axis.high}) along spatial dimension {i}, so that window {o} (extent {axis.extent}, "
+                f"window {axis.window}, stride {axis.stride}, dilation {axis.dilation}) holds no element (expected less padding).")
+
+
+def _adaptive_axes(op: str, extents: tuple[int, ...], output_size: Any) -> tuple[tuple[Axis, ...], tuple[int, ...]]:
+    rank = len(extents)
+    if isinstance(output_size, (tuple, list)) and len(output_size) == rank:
+        output_size = tuple(e if o is None else o for o, e in zip(output_size, extents, strict=True))
+    outputs = _per_axis(op, "output_size", output_size, rank, 1)
+    axes = []
+    for length, count in zip(extents, outputs, strict=True):
+        if length < 1:
+            raise expected(op, "x", f"of spatial extents {extents}", "no empty spatial dimension")
+        if length % count == 0:  # plain windows: cheaper, and the same thing
+            axes.append(Axis(length, count, length // count, length // count))
+        else:
+            largest = max(-(-(o + 1) * length // count) - o * length // count for o in range(count))
+            axes.append(Axis(length, count, largest, adaptive=True))
+    return tuple(axes), outputs
+
+
+def _operand(op: str, name: str, tensors: Mapping[str, TensorDesc], kinds: tuple[DType, ...],
+             shape: tuple[int, ...] | None = None) -> TensorDesc:
+    desc = tensors.get(name)
+    if desc is None:
+        raise expected(op, name, None, "a tensor")
+    if desc.dtype not in kinds:
+        raise expected(op, f"{name}'s dtype", desc.dtype, " or ".join(k.name for k in kinds))
+    if shape is not None and desc.shape != shape:
+        raise expected(op, f"{name}'s shape", desc.shape, shape)
+    return desc
+
+
+def _output(op: str, name: str, tensors: Mapping[str, TensorDesc], kinds: tuple[DType, ...], shape: tuple[int, ...],
+            like: TensorDesc) -> TensorDesc:
+    """The given output, checked, or a packed one of the first of `kinds` in `like`'s layout (channels last or first)."""
+    if name in tensors:
+        return _operand(op, name, tensors, kinds, shape)
+    last = TensorDesc.packed(kinds[0], shape, "nhwc")
+    is_last = like.is_packed("nhwc") and not like.is_packed("nchw") and not last.is_packed("nchw")
+    return last if is_last else TensorDesc.packed(kinds[0], shape)
+
+
+def _geometry(op: str, variant: str, x_shape: tuple[int, ...], attrs: Mapping[str, Any]) -> tuple[tuple[Axis, ...], dict[str, Any]]:
+    if len(x_shape) not in (3, 4, 5):
+        raise expected(op, "x's shape", x_shape, "(N, C, spatial) with 1 to 3 spatial dimensions")
+    extents = tuple(x_shape[2:])
+    if variant == "window":
+        return _window_axes(op, extents, attrs)
+    if variant == "global":
+        return _adaptive_axes(op, extents, 1)[0], {}
+    if attrs.get("output_size") is None:
+        raise expected(op, "output_size", None, f"an integer >= 1 or {len(extents)} of them")
+    axes, output_size = _adaptive_axes(op, extents, attrs["output_size"])
+    return axes, {"output_size": output_size}
+
+
+_WINDOW_ATTRS = ("window", "stride", "padding", "dilation", "ceil_mode")
+
+
+def _check_attrs(op: str, mode: str, variant: str, attrs: Mapping[str, Any], extra: tuple[str, ...]) -> None:
+    known = {"window": _WINDOW_ATTRS, "adaptive": ("output_size",), "global": ()}[variant] + extra
+    if variant == "window":
+        known += {"max": (), "avg": ("count_include_pad", "divisor_override"), "lp": ("norm",)}[mode]
+    for name in attrs:
+        if name not in known:
+            raise InvalidArgument(f"{op}: {name} is no argument (allowed: {', '.join(known)}).")
+
+
+def _mode_fields(op: str, mode: str, dtype: DType, attrs: Mapping[str, Any], normal: dict[str, Any]) -> dict[str, Any]:
+    fields: dict[str, Any] = {"mode": mode}
+    if mode == "avg":
+        include, divisor = attrs.get("count_include_pad", True), attrs.get("divisor_override")
+        if divisor is not None and (not isinstance(divisor, int) or isinstance(divisor, bool) or divisor == 0):
+            raise expected(op, "divisor_override", divisor, "None or an integer other than 0")
+        if not include:
+            fields["count_include_pad"] = normal["count_include_pad"] = False
+        if divisor is not None:
+            fields["divisor"] = normal["divisor_override"] = divisor
+    if mode == "lp":
+        norm = float(attrs.get("norm", 2.0))
+        if not 0 < norm < inf or (dtype is F64 and norm not in (1.0, 2.0)):
+            raise expected(op, "norm", norm, "a positive finite number (1 or 2 for f64)")
+        fields["norm"] = norm
+        if norm != 2.0:
+            normal["norm"] = norm
+    return fields
+
+
+def _make_forward(op: str, mode: str, variant: str, tensors: Mapping[str, TensorDesc], attrs: Mapping[str, Any],
+                  policy: Policy) -> PoolProblem:
+    can_index = mode == "max" and variant != "global"
+    _check_attrs(op, mode, variant, attrs, ("return_indices",) if can_index else ())
+    x = _operand(op, "x", tensors, FLOATS + INTEGERS if mode == "max" else FLOATS)
+    axes, normal = _geometry(op, variant, x.shape, attrs)
+    shape = (*x.shape[:2], *(a.outputs for a in axes))
+    fields = _mode_fields(op, mode, x.dtype, attrs, normal)
+    operands = [Operand("x", x), Operand("y", _output(op, "y", tensors, (x.dtype,), shape, x), True)]
+    if can_index and (attrs.get("return_indices") or "indices" in tensors):
+        normal["return_indices"] = True
+        operands.append(Operand("indices", _output(op, "indices", tensors, (S64, S32), shape, x), True))
+    return PoolProblem(op, tuple(operands), tuple(normal.items()), policy=policy, axes=axes, **fields)
+
+
+def _make_backward(op: str, mode: str, variant: str, tensors: Mapping[str, TensorDesc], attrs: Mapping[str, Any],
+                   policy: Policy) -> PoolProblem:
+    """max: indices, or x to find them again; lp: x and y; the others dy alone. The gradient has dy's type and layout."""
+    _check_attrs(op, mode, variant, attrs, ("x_shape",))
+    dy = _operand(op, "dy", tensors, FLOATS)
+    x_shape = attrs.get("x_shape")
+    if x_shape is None:
+        x_shape = next((tensors[n].shape for n in ("x", "dx") if n in tensors), None)
+    if x_shape is None:
+        raise expected(op, "x_shape", None, "the shape of the pooled tensor")
+    x_shape = tuple(x_shape)
+    axes, normal = _geometry(op, variant, x_shape, attrs)
+    normal["x_shape"] = x_shape
+    shape = (*x_shape[:2], *(a.outputs for a in axes))
+    if dy.shape != shape:
+        raise expected(op, "dy's shape", dy.shape, shape, f"x is {x_shape}.")
+    fields = _mode_fields(op, mode, dy.dtype, attrs, normal)
+    operands = [Operand("dy", dy)]
+    if mode == "max":
+        if "indices" in tensors:
+            operands.append(Operand("indices", _operand(op, "indices", tensors, (S64, S32), shape)))
+        else:
+            operands.append(Operand("x", _operand(op, "x", tensors, (dy.dtype,), x_shape)))
+    if mode == "lp":
+        operands.append(Operand("x", _operand(op, "x", tensors, (dy.dtype,), x_shape)))
+        operands.append(Operand("y", _operand(op, "y", tensors, (dy.dtype,), shape)))
+    operands.append(Operand("dx", _output(op, "dx", tensors, (dy.dtype,), x_shape, dy), True))
+    return PoolProblem(op, tuple(operands), tuple(normal.items()), policy=policy, axes=axes, **fields)
+
+
+def _definitions(name: str, mode: str, variant: str) -> tuple[OpDef, OpDef]:
+    saved = {"max": ("indices", "x"), "avg": (), "lp": ("x", "y")}[mode]
+    outputs = ("y", "indices") if mode == "max" and variant != "global" else ("y",)
+    return (OpDef(name, ("x",), outputs, partial(_make_forward, name, mode, variant)),
+            OpDef(name + "_backward", ("dy", *saved), ("dx",), partial(_make_backward, name + "_backward", mode, variant),
+                  optional=saved if mode == "max" else ()))
+
+
+DEFINITIONS: tuple[OpDef, ...] = (
+    *_definitions("max_pool", "max", "window"),
+    *_definitions("avg_pool", "avg", "window"),
+    *_definitions("lp_pool", "lp", "window"),
+    *_definitions("adaptive_max_pool", "max", "adaptive"),
+    *_definitions("adaptive_avg_pool", "avg", "adaptive"),
+    *_definitions("global_max_pool", "max", "global"),
+    *_definitions("global_avg_pool", "avg", "global"),
+)
