@@ -1,0 +1,452 @@
+"""Elementary functions as PTX: what an Emitter writes for exp, log, tanh, erf, ... in f32 and f64.
+
+f32 versions use ex2.approx, rcp.approx and rsqrt.approx (about 1 to 2 ulp) where the argument is in range, and polynomials where those
+lose relative accuracy; all keep subnormals, infinities and NaN. The polynomials interpolate at Chebyshev nodes (coefficients highest
+first); what each approximates, and where, stands beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from .environment import f32_literal, f64_literal
+
+# (log1p(f) - f) / f^2, |f| <= 1/3 · (expm1(r) - r) / r^2, |r| <= ln2/2 · (tanh(x)/x - 1) / z, z = x^2, x < 0.5626 · erf(x)/x - 1 in z, x < 1
+# log2(erfc(t)) / t, 0.9 < t < 4 · erfc(a) exp(a^2) (a + K) in u = (a - K)/(a + K), a < 10.5 (K = 3; f64: a < 28, K = 4)
+# (sin(r)/r - 1)/z and (cos(r) - 1 + z/2)/z^2, z = r^2, |r| <= pi/4 · (2 atanh(s) - 2s) / (s z), z = s^2, s <= 0.1716
+LOG1P_F32 = (
+    0.11629986, -0.127455264, 0.108498253, -0.122176208, 0.142963842, -0.166781962, 0.199998498, -0.249998376, 0.333333343, -0.5,
+)
+EXPM1_F32 = (
+    0.000198911614, 0.00139338034, 0.00833331048, 0.041666463, 0.166666672, 0.5,
+)
+TANH_F32 = (
+    0.00248730392, -0.0084990263, 0.0218118485, -0.0539640598, 0.133333221, -0.333333343,
+)
+ERF_F32 = (
+    7.87587487e-05, -0.00080168643, 0.00518908724, -0.0268542115, 0.112835944, -0.37612626, 0.128379166,
+)
+ERFC_LOG2_F32 = (
+    4.24200948e-07, -6.98319127e-06, 2.27721412e-05, 0.000377438613, -0.00523015298, 0.0345385224, -0.153762311, -0.915957451,
+    -1.6283989,
+)
+ERFCX_F32 = (
+    -0.000333150354, -0.00049714226, 0.00307963206, -0.00121720927, -0.0268374253, 0.119527079, -0.310466528, 0.590228438,
+    -0.88339448, 1.07400692,
+)
+SIN_F32 = (
+    2.72493548e-06, -0.000198400827, 0.00833333191, -0.166666672,
+)
+COS_F32 = (
+    2.45474712e-05, -0.00138883013, 0.0416666642,
+)
+EXPM1_F64 = (
+    1.60867223023761e-10, 2.091827928734074e-09, 2.5052070838836402e-08, 2.7557262895818646e-07, 2.7557319247457836e-06,
+    2.4801587336800972e-05, 0.0001984126984126321, 0.0013888888888878939, 0.008333333333333333, 0.04166666666666668,
+    0.16666666666666666, 0.5,
+)
+LOG_F64 = (
+    0.13087236196706833, 0.13268714792342884, 0.15386241881938825, 0.18181795600060788, 0.22222222392089008, 0.28571428570801954,
+    0.4000000000000088, 0.6666666666666666,
+)
+SIN_F64 = (
+    -7.586584848459798e-13, 1.605852971266686e-10, -2.5052106220409384e-08, 2.7557319219304477e-06, -0.0001984126984126502,
+    0.008333333333333331, -0.16666666666666666,
+)
+COS_F64 = (
+    4.7458094823324423e-14, -1.1470459827734575e-11, 2.0876755784387464e-09, -2.755731922138354e-07, 2.480158730158462e-05,
+    -0.0013888888888888887, 0.041666666666666664,
+)
+ERF_F64 = (
+    -4.2309458242953175e-12, 8.709045129053093e-11, -1.2164560057283446e-09, 1.4792401209404812e-08, -1.6364642158167616e-07,
+    1.6462045441468418e-06, -1.4925647567519332e-05, 0.00012055332902888736, -0.000854832702193483, 0.0052239776254232985,
+    -0.02686617064512984, 0.1128379167095512, -0.37612638903183754, 0.1283791670955126,
+)
+ERFCX_F64 = (
+    9.084541771213907e-10, -6.36903746253068e-10, -1.5213206819950384e-08, 3.3863100022513686e-09, 1.2397022621920958e-07,
+    -7.900030007324783e-08, -8.46291501725211e-07, 1.4268525380407012e-06, 4.694619976583313e-06, -1.886213507131139e-05,
+    -3.635296646587849e-06, 0.00017681319046764806, -0.0004550526455639654, -0.00028095893558087193, 0.0061120556492774555,
+    -0.02637005333230321, 0.07638151490987771, -0.17401093724044453, 0.33085158787798813, -0.5408538313132201, 0.7732087022652374,
+    -0.9765487290808821, 1.095995661000491,
+)
+
+LOG2E = 1.4426950408889634
+LN2 = 0.6931471805599453
+INF = float("inf")
+NAN = float("nan")
+_REGISTER_STEMS = {"pred": "p", "b16": "h", "b32": "r", "b64": "l", "f32": "f", "f64": "d"}
+_REGISTER_TYPES = {"f16": "b16", "bf16": "b16", "s32": "b32", "u32": "b32", "s64": "b64", "u64": "b64", "s8": "b32", "u8": "b32", "s16": "b32",
+                   "u16": "b32"}
+
+
+class Emitter:
+    """Collects instructions in single assignment; `e("fma.rn.f32", a, b, c)` appends one and returns its new destination register.
+
+    Operands are registers, or numbers written as literals of the instruction's last type. Names begin with `prefix`.
+    """
+
+    def __init__(self, prefix: str = "%pw_") -> None:
+        self.prefix = prefix
+        self.lines: list[str] = []
+        self.counts: dict[str, int] = {}
+
+    def register(self, kind: str) -> str:
+        kind = _REGISTER_TYPES.get(kind, kind)
+        index = self.counts.get(kind, 0)
+        self.counts[kind] = index + 1
+        return f"{self.prefix}{_REGISTER_STEMS[kind]}{index}"
+
+    def __call__(self, instruction: str, *operands: str | float, to: str = "") -> str:
+        words = instruction.split(".")
+        kind = to or ("pred" if words[0] == "setp" else words[-2] if words[0] == "cvt" else words[-1])
+        target = self.register(kind)
+        self.lines.append(f"{instruction} {target}, {', '.join(literal(o, words[-1]) for o in operands)};")
+        return target
+
+    def declarations(self) -> list[str]:
+        return [f".reg .{kind} {self.prefix}{_REGISTER_STEMS[kind]}<{count}>;" for kind, count in sorted(self.counts.items())]
+
+    def polynomial(self, x: str, coefficients: Sequence[float], t: str) -> str:
+        """Horner's scheme, highest coefficient first."""
+        value: str | float = coefficients[0]
+        for c in coefficients[1:]:
+            value = self(f"fma.rn.{t}", value, x, c)
+        return str(value)
+
+
+def literal(value: str | float, t: str) -> str:
+    if isinstance(value, str):
+        return value
+    if t == "f32":
+        return f32_literal(value)
+    return f64_literal(value) if t == "f64" else str(int(value))
+
+
+def exp_f32(e: Emitter, x: str) -> str:
+    """2^n * 2^r, n = rint(x log2e) kept in [-126, 126] so that 2^n is a normal number; what is left over stays in r."""
+    n = e("mul.rn.f32", x, LOG2E)
+    n = e("cvt.rni.f32.f32", e("min.f32", e("max.f32", n, -126.0), 126.0))
+    r = e("fma.rn.f32", x, LOG2E, e("neg.f32", n))
+    r = e("fma.rn.f32", x, 1.925963033500011e-08, r)
+    return e("mul.rn.f32", e("ex2.approx.f32", r), _power_of_two_f32(e, n))
+
+
+def _power_of_two_f32(e: Emitter, n: str) -> str:
+    return e("mov.b32", e("mad.lo.s32", e("cvt.rni.s32.f32", n), 1 << 23, 127 << 23), to="f32")
+
+
+def _power_of_two_f64(e: Emitter, n: str) -> str:
+    """2^n of an s32 register in [-1022, 1023]."""
+    return e("mov.b64", f"{{{e('mov.b32', 0)}, {e('mad.lo.s32', n, 1 << 20, 1023 << 20)}}}", to="f64")
+
+
+def _reduce_exp_f64(e: Emitter, x: str, low: float, high: float) -> tuple[str, str]:
+    """n = rint(x log2e) in [low, high] (s32) and expm1 of the rest r = x - n ln2."""
+    n = e("mul.rn.f64", x, LOG2E)
+    n = e("cvt.rni.f64.f64", e("min.f64", e("max.f64", n, low), high))
+    minus = e("neg.f64", n)
+    r = e("fma.rn.f64", minus, 1.90821492927058770002e-10, e("fma.rn.f64", minus, 6.93147180369123816490e-01, x))
+    p = e("fma.rn.f64", e.polynomial(r, EXPM1_F64, "f64"), e("mul.rn.f64", r, r), r)
+    return e("cvt.rni.s32.f64", n), p
+
+
+def exp_f64(e: Emitter, x: str) -> str:
+    x = _clamp(e, x, -800.0, 800.0, "f64")
+    n, p = _reduce_exp_f64(e, x, -1200.0, 1200.0)
+    half = e("shr.s32", n, 1)
+    value = e("mul.rn.f64", e("add.rn.f64", p, 1.0), _power_of_two_f64(e, half))
+    return e("mul.rn.f64", value, _power_of_two_f64(e, e("sub.s32", n, half)))
+
+
+def _clamp(e: Emitter, x: str, low: float, high: float, t: str) -> str:
+    """min(max(x, low), high); NaN stays NaN."""
+    return minimum(e, maximum(e, x, low, t), high, t)
+
+
+def maximum(e: Emitter, a: str | float, b: str | float, t: str) -> str:
+    return _extremum(e, a, b, t, "max")
+
+
+def minimum(e: Emitter, a: str | float, b: str | float, t: str) -> str:
+    return _extremum(e, a, b, t, "min")
+
+
+def _extremum(e: Emitter, a: str | float, b: str | float, t: str, name: str) -> str:
+    if t == "f32":
+        return e(f"{name}.NaN.f32", a, b)
+    if t == "f64":
+        return e("selp.f64", NAN, e(f"{name}.f64", a, b), e("setp.nan.f64", a, b))
+    return e(f"{name}.{t}", a, b)
+
+
+def expm1_f32(e: Emitter, x: str) -> str:
+    """2 (2^(n-1) expm1(r) + (2^(n-1) - 1/2)); the halves keep 2^n in range at the upper end. Tiny x is its own result."""
+    held = _clamp(e, x, -40.0, 90.0, "f32")
+    n = e("cvt.rni.f32.f32", e("mul.rn.f32", held, LOG2E))
+    n = e("min.f32", n, 128.0)
+    minus = e("neg.f32", n)
+    r = e("fma.rn.f32", minus, 1.42860677e-06, e("fma.rn.f32", minus, 0.693145752, held))
+    p = e("fma.rn.f32", e.polynomial(r, EXPM1_F32, "f32"), e("mul.rn.f32", r, r), r)
+    scale = _power_of_two_f32(e, e("sub.rn.f32", n, 1.0))
+    half = e("fma.rn.f32", p, scale, e("sub.rn.f32", scale, 0.5))
+    return _keep_tiny(e, x, e("add.rn.f32", half, half), 2.0**-25, "f32")
+
+
+def expm1_f64(e: Emitter, x: str) -> str:
+    n, p = _reduce_exp_f64(e, _clamp(e, x, -60.0, 720.0, "f64"), -100.0, 1024.0)
+    scale = _power_of_two_f64(e, e("sub.s32", n, 1))
+    half = e("fma.rn.f64", p, scale, e("sub.rn.f64", scale, 0.5))
+    return _keep_tiny(e, x, e("add.rn.f64", half, half), 2.0**-54, "f64")
+
+
+def _keep_tiny(e: Emitter, x: str, value: str, limit: float, t: str) -> str:
+    return e(f"selp.{t}", x, value, e(f"setp.lt.{t}", e(f"abs.{t}", x), limit))
+
+
+def _log_parts_f32(e: Emitter, x: str) -> tuple[str, str]:
+    """(log(m), k) with x = m * 2^k, 2/3 <= m < 4/3; x positive and finite."""
+    tiny = e("setp.lt.f32", x, 2.0**-126)
+    bits = e("mov.b32", e("selp.f32", e("mul.rn.f32", x, 2.0**23), x, tiny), to="b32")
+    k = e("and.b32", e("sub.s32", bits, 0x3F2AAAAB), 0xFF800000)
+    f = e("add.rn.f32", e("mov.b32", e("sub.s32", bits, k), to="f32"), -1.0)
+    exponent = e("fma.rn.f32", e("cvt.rn.f32.s32", k), 2.0**-23, e("selp.f32", -23.0, 0.0, tiny))
+    return _log1p_reduced_f32(e, f), exponent
+
+
+def _log1p_reduced_f32(e: Emitter, f: str) -> str:
+    return e("fma.rn.f32", e.polynomial(f, LOG1P_F32, "f32"), e("mul.rn.f32", f, f), f)
+
+
+def _finite_above(e: Emitter, x: str, low: float, value: str, special: str, t: str) -> str:
+    """`value` where low < x < inf, else `special`."""
+    inside = e("and.pred", e(f"setp.gt.{t}", x, low), e(f"setp.lt.{t}", x, INF))
+    return e(f"selp.{t}", value, special, inside)
+
+
+def log_f32(e: Emitter, x: str) -> str:
+    log_m, k = _log_parts_f32(e, x)
+    return _finite_above(e, x, 0.0, e("fma.rn.f32", k, LN2, log_m), e("lg2.approx.f32", x), "f32")
+
+
+def log2_f32(e: Emitter, x: str) -> str:
+    log_m, k = _log_parts_f32(e, x)
+    return _finite_above(e, x, 0.0, e("fma.rn.f32", log_m, LOG2E, k), e("lg2.approx.f32", x), "f32")
+
+
+def log1p_f32(e: Emitter, x: str) -> str:
+    """log(1 + x) = k ln2 + log1p(f), f = x 2^-k + (2^-k - 1), with k chosen from 1 + x."""
+    total = e("add.rn.f32", x, 1.0)
+    k = e("and.b32", e("sub.s32", e("mov.b32", total, to="b32"), 0x3F2AAAAB), 0xFF800000)
+    scaled = e("mov.b32", e("sub.s32", e("mov.b32", x, to="b32"), k), to="f32")
+    four = e("mov.b32", e("sub.s32", 0x40800000, k), to="f32")  # 4 * 2^-k, a normal number for every k
+    f = e("add.rn.f32", e("selp.f32", x, scaled, e("setp.eq.s32", k, 0)), e("fma.rn.f32", four, 0.25, -1.0))
+    value = e("fma.rn.f32", e("mul.rn.f32", e("cvt.rn.f32.s32", k), 2.0**-23), LN2, _log1p_reduced_f32(e, f))
+    value = _keep_tiny(e, x, value, 2.0**-25, "f32")
+    return _finite_above(e, x, -1.0, value, e("lg2.approx.f32", total), "f32")
+
+
+def _log_parts_f64(e: Emitter, x: str, numerator: str | None = None) -> tuple[str, str]:
+    """(f, k): x = (1 + f) * 2^k, sqrt(1/2) <= 1 + f < sqrt(2); x positive and finite."""
+    tiny = e("setp.lt.f64", x, 2.0**-1022)
+    scaled = e("selp.f64", e("mul.rn.f64", x, 2.0**54), x, tiny)
+    low, high = e.register("b32"), e.register("b32")
+    e.lines.append(f"mov.b64 {{{low}, {high}}}, {scaled};")
+    k = e("and.b32", e("sub.s32", high, 0x3FE6A09E), 0xFFF00000)
+    f = e("add.rn.f64", e("mov.b64", f"{{{low}, {e('sub.s32', high, k)}}}", to="f64"), -1.0)
+    exponent = e("sub.s32", e("shr.s32", k, 20), e("selp.b32", 54, 0, tiny))
+    return f, e("cvt.rn.f64.s32", exponent)
+
+
+def _log_sum_f64(e: Emitter, f: str, k: str, correction: str | None = None) -> str:
+    """k ln2 + log(1 + f), from s = f / (2 + f): log(1 + f) = f - (f^2/2 - s (f^2/2 + R(s^2)))."""
+    s = e("div.rn.f64", f, e("add.rn.f64", f, 2.0))
+    z = e("mul.rn.f64", s, s)
+    rest = e("mul.rn.f64", z, e.polynomial(z, LOG_F64, "f64"))
+    half = e("mul.rn.f64", e("mul.rn.f64", f, f), 0.5)
+    low = e("mul.rn.f64", k, 1.90821492927058770002e-10)
+    if correction is not None:
+        low = e("add.rn.f64", low, correction)
+    inner = e("fma.rn.f64", s, e("add.rn.f64", half, rest), low)
+    return e("fma.rn.f64", k, 6.93147180369123816490e-01, e("sub.rn.f64", f, e("sub.rn.f64", half, inner)))
+
+
+def _log_special_f64(e: Emitter, x: str, zero: float) -> str:
+    """What log is where x - zero is not positive and finite: -inf at `zero`, NaN below, x itself at infinity and NaN."""
+    below = e("selp.f64", NAN, x, e("setp.lt.f64", x, zero))
+    return e("selp.f64", -INF, below, e("setp.eq.f64", x, zero))
+
+
+def log_f64(e: Emitter, x: str) -> str:
+    return _finite_above(e, x, 0.0, _log_sum_f64(e, *_log_parts_f64(e, x)), _log_special_f64(e, x, 0.0), "f64")
+
+
+def log2_f64(e: Emitter, x: str) -> str:
+    f, k = _log_parts_f64(e, x)
+    value = e("fma.rn.f64", _log_sum_f64(e, f, e("mul.rn.f64", k, 0.0)), LOG2E, k)
+    return _finite_above(e, x, 0.0, value, _log_special_f64(e, x, 0.0), "f64")
+
+
+def log1p_f64(e: Emitter, x: str) -> str:
+    """log of the rounded sum u = 1 + x, plus the relative part that rounding lost: (x - (u - 1)) / u."""
+    u = e("add.rn.f64", x, 1.0)
+    big = e("setp.gt.f64", x, 1.0)
+    lost = e("selp.f64", e("sub.rn.f64", 1.0, e("sub.rn.f64", u, x)), e("sub.rn.f64", x, e("sub.rn.f64", u, 1.0)), big)
+    f, k = _log_parts_f64(e, u)
+    value = _log_sum_f64(e, f, k, e("div.rn.f64", lost, u))
+    value = _keep_tiny(e, x, value, 2.0**-54, "f64")
+    return _finite_above(e, x, -1.0, value, _log_special_f64(e, x, -1.0), "f64")
+
+
+def tanh_f32(e: Emitter, x: str) -> str:
+    """x + x z P(z) below 0.55, else 1 - 2 / (e^2|x| + 1) with the sign of x."""
+    z = e("mul.rn.f32", x, x)
+    small = e("fma.rn.f32", e("mul.rn.f32", e.polynomial(z, TANH_F32, "f32"), z), x, x)
+    a = e("abs.f32", x)
+    grown = e("ex2.approx.f32", e("mul.rn.f32", a, 2 * LOG2E))
+    large = e("fma.rn.f32", e("rcp.approx.f32", e("add.rn.f32", grown, 1.0)), -2.0, 1.0)
+    return e("selp.f32", small, e("copysign.f32", x, large), e("setp.lt.f32", a, 0.55))
+
+
+def tanh_f64(e: Emitter, x: str) -> str:
+    """t / (t + 2), t = expm1(2|x|), with the sign of x."""
+    t = expm1_f64(e, e("mul.rn.f64", minimum(e, e("abs.f64", x), 22.0, "f64"), 2.0))
+    return e("copysign.f64", x, e("div.rn.f64", t, e("add.rn.f64", t, 2.0)))
+
+
+def sigmoid_f32(e: Emitter, x: str) -> str:
+    """min(1, e^x) / (1 + e^-|x|): full relative accuracy on both sides."""
+    t = exp_f32(e, e("neg.f32", e("abs.f32", x)))
+    top = e("selp.f32", t, 1.0, e("setp.lt.f32", x, 0.0))
+    return e("mul.rn.f32", top, e("rcp.approx.f32", e("add.rn.f32", t, 1.0)))
+
+
+def sigmoid_f64(e: Emitter, x: str) -> str:
+    t = exp_f64(e, e("neg.f64", e("abs.f64", x)))
+    return e("div.rn.f64", e("selp.f64", t, 1.0, e("setp.lt.f64", x, 0.0)), e("add.rn.f64", t, 1.0))
+
+
+def _erfc_tail(e: Emitter, a: str, half_square: bool, t: str) -> str:
+    """erfc(a) for a >= 0 (half_square: a holds sqrt(2) times that, as the normal distribution wants it).
+
+    exp(-s) (1 - low) P(u) / (a + K): the square s + low is exact, since an error d in it would be a relative error d of the result.
+    """
+    coefficients, pole = (ERFCX_F32, 3.0) if t == "f32" else (ERFCX_F64, 4.0)
+    limit = (11.0 if t == "f32" else 28.0) * (1.5 if half_square else 1.0)
+    a = minimum(e, a, limit, t)
+    square = e(f"mul.rn.{t}", a, a)
+    low = e(f"fma.rn.{t}", a, a, e(f"neg.{t}", square))
+    scale = -0.5 if half_square else -1.0
+    decay = (exp_f32 if t == "f32" else exp_f64)(e, e(f"mul.rn.{t}", square, scale))
+    decay = e(f"fma.rn.{t}", e(f"mul.rn.{t}", low, scale), decay, decay)
+    root = e(f"mul.rn.{t}", a, 0.7071067811865476) if half_square else a
+    r = e("rcp.approx.f32" if t == "f32" else "rcp.rn.f64", e(f"add.rn.{t}", root, pole))
+    u = e(f"fma.rn.{t}", r, -2 * pole, 1.0)
+    return e(f"mul.rn.{t}", e(f"mul.rn.{t}", e.polynomial(u, coefficients, t), r), decay)
+
+
+def erfc(t: str) -> Callable[[Emitter, str], str]:
+    def lower(e: Emitter, x: str) -> str:
+        tail = _erfc_tail(e, e(f"abs.{t}", x), False, t)
+        return e(f"selp.{t}", e(f"sub.rn.{t}", 2.0, tail), tail, e(f"setp.lt.{t}", x, 0.0))
+
+    return lower
+
+
+def normcdf(t: str) -> Callable[[Emitter, str], str]:
+    """Distribution function of the normal distribution, erfc(-x / sqrt(2)) / 2, with full relative accuracy for negative x."""
+
+    def lower(e: Emitter, x: str) -> str:
+        tail = e(f"mul.rn.{t}", _erfc_tail(e, e(f"abs.{t}", x), True, t), 0.5)
+        return e(f"selp.{t}", e(f"sub.rn.{t}", 1.0, tail), tail, e(f"setp.gt.{t}", x, 0.0))
+
+    return lower
+
+
+def erf_f32(e: Emitter, x: str) -> str:
+    z = e("mul.rn.f32", x, x)
+    small = e("fma.rn.f32", e.polynomial(z, ERF_F32, "f32"), x, x)
+    a = minimum(e, e("abs.f32", x), 4.0, "f32")
+    tail = e("ex2.approx.f32", e("mul.rn.f32", a, e.polynomial(a, ERFC_LOG2_F32, "f32")))
+    large = e("copysign.f32", x, e("sub.rn.f32", 1.0, tail))
+    return e("selp.f32", small, large, e("setp.lt.f32", a, 1.0))
+
+
+def erf_f64(e: Emitter, x: str) -> str:
+    a = e("abs.f64", x)
+    small = e("fma.rn.f64", e.polynomial(e("mul.rn.f64", x, x), ERF_F64, "f64"), x, x)
+    large = e("copysign.f64", x, e("sub.rn.f64", 1.0, _erfc_tail(e, a, False, "f64")))
+    return e("selp.f64", small, large, e("setp.lt.f64", a, 1.0))
+
+
+def _reduce_angle(e: Emitter, x: str) -> tuple[str, str]:
+    """(r, quadrant): x = quadrant * pi/2 + r in f64, exact enough for |x| <= 2^30; quadrant as s32."""
+    n = e("cvt.rni.f64.f64", e("mul.rn.f64", x, 0.6366197723675814))
+    minus = e("neg.f64", n)
+    r = e("fma.rn.f64", minus, 1.5707963267948966, x)
+    r = e("fma.rn.f64", minus, 6.123233995736766e-17, r)
+    return e("fma.rn.f64", minus, -1.4973849048591833e-33, r), e("cvt.rni.s32.f64", n)
+
+
+def sine(t: str, shift: int) -> Callable[[Emitter, str], str]:
+    """sin (shift 0) and cos (shift 1): the angle is reduced in f64, the polynomials are evaluated in t."""
+
+    def lower(e: Emitter, x: str) -> str:
+        r, quadrant = _reduce_angle(e, x if t == "f64" else e("cvt.f64.f32", x))
+        if t == "f32":
+            r = e("cvt.rn.f32.f64", r)
+        if shift:
+            quadrant = e("add.s32", quadrant, shift)
+        z = e(f"mul.rn.{t}", r, r)
+        sin = e(f"fma.rn.{t}", e(f"mul.rn.{t}", e.polynomial(z, SIN_F32 if t == "f32" else SIN_F64, t), z), r, r)
+        cos = e.polynomial(z, COS_F32 if t == "f32" else COS_F64, t)
+        cos = e(f"fma.rn.{t}", e(f"fma.rn.{t}", cos, z, -0.5), z, 1.0)
+        value = e(f"selp.{t}", cos, sin, e("setp.ne.s32", e("and.b32", quadrant, 1), 0))
+        return e(f"selp.{t}", e(f"neg.{t}", value), value, e("setp.ne.s32", e("and.b32", quadrant, 2), 0))
+
+    return lower
+
+
+def power(t: str) -> Callable[[Emitter, str, str], str]:
+    """|x|^y = exp(y log|x|) in f64, then the sign and IEEE's special cases."""
+
+    def lower(e: Emitter, base: str, exponent: str) -> str:
+        x, y = (base, exponent) if t == "f64" else (e("cvt.f64.f32", base), e("cvt.f64.f32", exponent))
+        a = e("abs.f64", x)
+        value = exp_f64(e, e("mul.rn.f64", y, log_f64(e, a)))
+        whole = e("setp.eq.f64", e("cvt.rzi.f64.f64", y), y)
+        half = e("mul.rn.f64", y, 0.5)
+        odd = e("and.pred", whole, e("setp.ne.f64", e("cvt.rzi.f64.f64", half), half))
+        value = e("selp.f64", e("copysign.f64", x, value), value, odd)
+        finite = e("setp.lt.f64", a, INF)
+        lost = e("and.pred", e("and.pred", e("setp.lt.f64", x, 0.0), finite), e("not.pred", whole))
+        value = e("selp.f64", NAN, value, lost)
+        one = e("or.pred", e("setp.eq.f64", x, 1.0), e("setp.eq.f64", y, 0.0))
+        both = e("and.pred", e("setp.eq.f64", a, 1.0), e("setp.eq.f64", e("abs.f64", y), INF))
+        value = e("selp.f64", 1.0, value, e("or.pred", one, both))
+        return value if t == "f64" else e("cvt.rn.f32.f64", value)
+
+    return lower
+
+
+def modulo(t: str) -> Callable[[Emitter, str, str], str]:
+    """x - floor(x/y) y with the sign of y, as NumPy's mod; exact in f32 while |x/y| < 2^29."""
+
+    def lower(e: Emitter, a: str, b: str) -> str:
+        if t in ("s32", "s64"):
+            rest = e(f"rem.{t}", a, b)
+            differ = e(f"setp.lt.{t}", e(f"xor.{'b' + t[1:]}", rest, b), 0)
+            fix = e("and.pred", differ, e(f"setp.ne.{t}", rest, 0))
+            return e(f"selp.{'b' + t[1:]}", e(f"add.{t}", rest, b), rest, fix)
+        x, y = (a, b) if t == "f64" else (e("cvt.f64.f32", a), e("cvt.f64.f32", b))
+        quotient = e("cvt.rmi.f64.f64", e("div.rn.f64", x, y))
+        rest = e("fma.rn.f64", e("neg.f64", quotient), y, x)
+        # The quotient may have been rounded up to the next integer: then the rest has the wrong sign.
+        wrong = e("setp.lt.f64", e("mul.rn.f64", rest, e("copysign.f64", y, 1.0)), 0.0)
+        rest = e("selp.f64", e("add.rn.f64", rest, y), rest, wrong)
+        endless = e("and.pred", e("setp.eq.f64", e("abs.f64", y), INF), e("setp.lt.f64", e("abs.f64", x), INF))
+        opposite = e("setp.lt.f64", e("mul.rn.f64", e("copysign.f64", x, 1.0), e("copysign.f64", y, 1.0)), 0.0)
+        held = e("selp.f64", y, x, e("and.pred", opposite, e("setp.ne.f64", x, 0.0)))
+        rest = e("selp.f64", held, rest, endless)
+        return rest if t == "f64" else e("cvt.rn.f32.f64", rest)
+
+    return lower
