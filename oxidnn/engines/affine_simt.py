@@ -1,0 +1,163 @@
+"""The tiled main loop on ordinary FMA units: f32 and f64 with IEEE arithmetic, on every architecture."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+
+from ..codegen.spec import Target as PtxTarget
+from ..device import DeviceInfo
+from . import affine_tiling as tiling
+from .affine import AffineMatmul
+from .base import Build, EngineConfig, Step, Support, refuse
+
+NO_SWIZZLE = (0, 0, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class SimtConsts:
+    """Consts of matmul/tiled_simt. k_vec: k's per 16-byte fragment load; width_x: rows per fragment load of a row-major operand."""
+
+    tile_m: int
+    tile_n: int
+    tile_k: int
+    threads_m: int
+    threads_n: int
+    reg_m: int
+    reg_n: int
+    stages: int
+    stage_bytes: int
+    compute: str
+    k_vec: int
+    width_a: int
+    width_b: int
+    a: tiling.LoaderConsts
+    b: tiling.LoaderConsts
+    epilogue: tiling.EpilogueConsts
+    has_slices: bool
+    is_split: bool
+    has_n_tiles: bool
+
+    @property
+    def has_async(self) -> bool:
+        return self.a.is_async or self.b.is_async
+
+    @property
+    def acc_pitch_m(self) -> int:
+        return self.epilogue.pitch if self.epilogue.inner == "n" else 1
+
+    @property
+    def acc_pitch_n(self) -> int:
+        return self.epilogue.pitch if self.epilogue.inner == "m" else 1
+
+    @staticmethod
+    def row_of(loader: tiling.LoaderConsts, i: int, threads: int, width: int) -> int:
+        """Row of the i-th register of thread 0: rows are dealt one by one (major "k") or `width` at a time (major "row")."""
+        return i * threads if loader.major == "k" else i // width * width * threads + i % width
+
+
+@lru_cache(maxsize=256)
+def _plan(am: AffineMatmul, config: EngineConfig, has_cp_async: bool) -> tuple[SimtConsts, tiling.Digits, tiling.Grid]:
+    d = tiling.merged_digits(am)
+    wide = tiling.needs_wide(d)
+    size = am.acc.num_bytes
+    threads_m, threads_n, reg_m, reg_n, tile_k = (config[k] for k in ("threads_m", "threads_n", "reg_m", "reg_n", "tile_k"))
+    tile_m, tile_n, threads = threads_m * reg_m, threads_n * reg_n, threads_m * threads_n
+    loaders = []
+    offset = 0
+    for name, x, rows in (("a", d.a, tile_m), ("b", d.b, tile_n)):
+        vector = tiling.best_vector(x, d.k, d.batch)
+        # Lines along k get 16 bytes of padding: their pitch is an odd number of 16-byte columns, and rows spread over the banks.
+        pitch = tile_k * size + 16 if vector.major == "k" else rows * size
+        loaders.append(tiling.plan_loader(name, x, d, vector, rows, tile_k, threads, offset, pitch, NO_SWIZZLE, has_cp_async, wide))
+        offset += pitch * (rows if vector.major == "k" else tile_k)
+    inner = tiling.plan_epilogue(d, am, tile_m, tile_n, threads, wide, is_split=False).inner
+    grid = tiling.plan_grid(am, (tile_m, tile_n, tile_k), config["split_k"], inner)
+    epilogue = tiling.plan_epilogue(d, am, tile_m, tile_n, threads, wide, grid.splits > 1)
+    k_vec = 16 // size
+    consts = SimtConsts(tile_m, tile_n, tile_k, threads_m, threads_n, reg_m, reg_n, config["stages"], offset, am.acc.ptx, k_vec,
+                        min(reg_m, k_vec), min(reg_n, k_vec), loaders[0], loaders[1], epilogue, grid.slices > 1, grid.splits > 1, grid.n_tiles > 1)
+    return consts, d, grid
+
+
+class SimtMatmul:
+    """f32 and f64 matmuls with IEEE FMA in ascending k (per split)."""
+
+    name = "simt"
+    is_deterministic = True
+
+    def check(self, am: AffineMatmul, device: DeviceInfo) -> Support:
+        """f32 or f64 operands with an accumulator of their type; D and epilogue operands of any float type."""
+        if not am.a.dtype == am.b.dtype == am.acc or am.acc.name not in ("f32", "f64"):
+            return refuse(f"simt multiplies f32 or f64 in their own precision, not {am.a.dtype} x {am.b.dtype} in {am.acc}")
+        return tiling.check_sizes(am)
+
+    def configs(self, am: AffineMatmul, device: DeviceInfo) -> tuple[EngineConfig, ...]:
+        found = self._candidates(am, device)
+        return tuple(sorted(found, key=lambda c: self.estimate(am, c, device)))
+
+    def _candidates(self, am: AffineMatmul, device: DeviceInfo) -> Iterator[EngineConfig]:
+        is_double = am.acc.name == "f64"
+        # (threads_m, threads_n, reg_m, reg_n, tile_k)
+        shapes = [(16, 16, 8, 8, 8), (16, 16, 4, 4, 16), (16, 8, 8, 8, 16), (16, 8, 4, 4, 16), (32, 4, 4, 4, 16), (32, 4, 4, 2, 16), (4, 32, 4, 4, 16)]
+        if is_double:
+            shapes = [(16, 16, 4, 4, 8), (16, 8, 4, 4, 8), (32, 4, 4, 4, 8)]
+        for threads_m, threads_n, reg_m, reg_n, tile_k in shapes:
+            tile = (threads_m * reg_m, threads_n * reg_n, tile_k)
+            for split_k in split_choices(am, tile, device):
+                yield EngineConfig.of(threads_m=threads_m, threads_n=threads_n, reg_m=reg_m, reg_n=reg_n, tile_k=tile_k, stages=2 if reg_m == 8 else 3,
+                                      split_k=split_k)
+
+    def estimate(self, am: AffineMatmul, config: EngineConfig, device: DeviceInfo) -> float:
+        tile = (config["threads_m"] * config["reg_m"], config["threads_n"] * config["reg_n"], config["tile_k"])
+        grid = tiling.plan_grid(am, tile, config["split_k"])
+        if device.is_emulated:
+            return self._emulated_us(am, config, tile, grid)
+        rate = device.fma_tflops * 1e6 / device.num_sms * (1.0 if am.acc.name == "f32" else 0.5 if device.capability in ((8, 0), (9, 0)) else 1 / 64)
+        reuse = config["reg_m"] * config["reg_n"] / (config["reg_m"] + config["reg_n"])  # FMAs per fragment element
+        return tiling.estimate_us(am, grid, tile, rate, 2, device, efficiency={4.0: 0.8, 2.0: 0.6}.get(reuse, 0.45))
+
+    @staticmethod
+    def _emulated_us(am: AffineMatmul, config: EngineConfig, tile: tuple[int, int, int], grid: tiling.Grid) -> float:
+        """In the emulator an instruction costs about 4 us per batch of 16384 threads, and 2 ns per thread."""
+        threads = grid.ctas * config["threads_m"] * config["threads_n"]
+        regs = config["reg_m"] * config["reg_n"]
+        per_tile = tile[2] * (regs + (config["reg_m"] + config["reg_n"]) / 4) + 120
+        instructions = per_tile * (grid.k_tiles_per_split + config["stages"] - 1) + 500 + 60 * regs
+        return instructions * (4.0 * -(-threads // 16384) + 0.002 * threads) + (3000.0 if grid.splits > 1 else 0.0)
+
+    def build(self, op: str, am: AffineMatmul, config: EngineConfig, device: DeviceInfo, workspace_offset: int = 0) -> Build:
+        """The kernel and, where k is split, the sum of the parts. workspace_bytes counts from 0, workspace_offset included."""
+        empty = tiling.empty_build(am)
+        if empty is not None:
+            return empty
+        consts, d, grid = _plan(am, config, device.at_least(8))
+        wide = consts.a.wide
+        target = PtxTarget.for_arch(device.arch)
+        args = tiling.tile_arguments(am, d, (consts.a, consts.b), consts.epilogue, grid, consts.tile_k, wide, workspace_offset)
+        smem = max(consts.stages * consts.stage_bytes, consts.epilogue.smem_bytes)
+        threads = consts.threads_m * consts.threads_n
+        step = Step.of("matmul/tiled_simt", op, target, threads, args, consts, grid.ctas, dynamic_smem=smem,
+                       min_ctas_per_sm=1, suffix=f"{am.acc.name}_{consts.tile_m}x{consts.tile_n}x{consts.tile_k}")
+        if grid.splits == 1:
+            return Build((step,))
+        reduce = tiling.reduce_step(op, am, d, grid, consts.epilogue, target, wide, workspace_offset)
+        return Build((step, reduce), workspace_offset + grid.partial_elements * am.acc.num_bytes)
+
+
+def split_choices(am: AffineMatmul, tile: tuple[int, int, int], device: DeviceInfo) -> tuple[int, ...]:
+    """1 and, where the tiles do not fill the device, numbers of k splits that bring one to about two waves of CTAs."""
+    whole = tiling.plan_grid(am, tile, 1)
+    if device.is_emulated or whole.ctas == 0:
+        return (1,)
+    choices = {1}
+    for waves in (1, 2):
+        splits = min(waves * device.num_sms // max(1, whole.ctas), whole.k_tiles // 4)
+        if splits > 1 and tiling.plan_grid(am, tile, splits).partial_elements < 2**31:
+            choices.add(splits)
+    return tuple(sorted(choices))
+
+
+SIMT = SimtMatmul()
+__all__ = ["SIMT", "SimtConsts", "SimtMatmul"]

@@ -1,0 +1,618 @@
+"""What the tiled main loops share: from an AffineMatmul and a tile shape to loaders, epilogue, kernel arguments, raster and cost.
+
+Everything that only Python needs to know is decided here, so that the templates loop and lay out. Extents, strides, bounds and fastdiv
+magics are kernel parameters; what decides unrolling or alignment (numbers of digits, vector widths, tile shape) is a const.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+from ..codegen.fastdiv import magic
+from ..codegen.spec import Target as PtxTarget
+from ..device import DeviceInfo
+from .affine import AffineMatmul, Bound, IndexSpace, Source, Target
+from .base import Arg, ArgValue, Build, ScalarArg, Step, Support, TensorArg, WorkspaceArg, refuse
+
+INT32_MAX = 2**31 - 1
+SECTOR_BYTES = 32
+
+
+# ---- Digits: fewer of them ------------------------------------------------------------------------------------------------------------
+
+
+def merge(extents: Sequence[int], weights: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], list[tuple[int, ...]]]:
+    """(extents, weights) with as few digits as possible; every weight vector still takes the same value at every linear index.
+
+    A digit of extent 1 goes; two neighbours become one where each weight vector has weights[i] == extents[i + 1] * weights[i + 1].
+    At least one digit stays, so that an empty space has the one digit (0,).
+    """
+    if prod(extents) == 0:
+        return (0,), [(0,) for _ in weights]
+    kept: list[int] = []
+    columns: list[list[int]] = []
+    for i, extent in enumerate(extents):
+        if extent == 1:
+            continue
+        column = [w[i] for w in weights]
+        if kept and all(above == extent * own for above, own in zip(columns[-1], column, strict=True)):
+            kept[-1] *= extent
+            columns[-1] = column
+        else:
+            kept.append(extent)
+            columns.append(column)
+    if not kept:
+        return (1,), [(0,) for _ in weights]
+    return tuple(kept), [tuple(c[j] for c in columns) for j in range(len(weights))]
+
+
+@dataclass(frozen=True, slots=True)
+class Operand:
+    """A or B on merged digits: `rows` is m for A and n for B; k and batch digits are common to both."""
+
+    source: Source
+    rows: tuple[int, ...]
+    row_strides: tuple[int, ...]
+    k_strides: tuple[int, ...]
+    batch_strides: tuple[int, ...]
+    bounds: tuple[Bound, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Digits:
+    """An AffineMatmul on merged digits: the operands' spaces, and those of D and the epilogue operands (`targets`, D first)."""
+
+    k: tuple[int, ...]
+    batch: tuple[int, ...]
+    a: Operand
+    b: Operand
+    out_m: tuple[int, ...]
+    out_n: tuple[int, ...]
+    targets: tuple[Target, ...]
+
+
+def merged_digits(am: AffineMatmul) -> Digits:
+    all_targets = (am.d, *am.operands)
+    # A bound no coordinate can leave costs nothing.
+    a_bounds = tuple(b for b in am.a.bounds if not _always_inside(b, am.m.extents, am.k.extents))
+    b_bounds = tuple(b for b in am.b.bounds if not _always_inside(b, am.n.extents, am.k.extents))
+    k, k_weights = merge(am.k.extents, [am.a.k_strides, am.b.k_strides, *(b.k_coefs for b in a_bounds + b_bounds)])
+    batch, batch_weights = merge(am.batch.extents, [_padded(x.batch_strides, am.batch) for x in (am.a, am.b, *all_targets)])
+
+    def operand(source: Source, rows: IndexSpace, bounds: tuple[Bound, ...], index: int) -> Operand:
+        extents, weights = merge(rows.extents, [source.row_strides, *(b.row_coefs for b in bounds)])
+        k_coefs = k_weights[2 + (len(a_bounds) if index else 0):]
+        merged = tuple(Bound(w, kc, b.offset, b.extent) for b, w, kc in zip(bounds, weights[1:], k_coefs, strict=False))
+        return Operand(source, extents, weights[0], k_weights[index], batch_weights[index], merged)
+
+    operand_a, operand_b = operand(am.a, am.m, a_bounds, 0), operand(am.b, am.n, b_bounds, 1)
+    out_m, m_weights = merge(am.m.extents, [t.m_strides for t in all_targets])
+    out_n, n_weights = merge(am.n.extents, [t.n_strides for t in all_targets])
+    targets = tuple(Target(t.name, t.dtype, m_weights[i], n_weights[i], batch_weights[2 + i], t.base, t.align) for i, t in enumerate(all_targets))
+    return Digits(k, batch, operand_a, operand_b, out_m, out_n, targets)
+
+
+def _padded(strides: tuple[int, ...], space: IndexSpace) -> tuple[int, ...]:
+    return strides if len(strides) == len(space.extents) else (0,) * len(space.extents)
+
+
+def _always_inside(bound: Bound, rows: Sequence[int], k: Sequence[int]) -> bool:
+    terms = [c * (e - 1) for c, e in zip((*bound.row_coefs, *bound.k_coefs), (*rows, *k), strict=True)]
+    return bound.offset + sum(min(t, 0) for t in terms) >= 0 and bound.offset + sum(max(t, 0) for t in terms) < bound.extent
+
+
+def reach(extents: Sequence[int], strides: Sequence[int]) -> int:
+    """The largest |offset| within an index space."""
+    return sum(abs(s) * max(e - 1, 0) for e, s in zip(extents, strides, strict=True))
+
+
+def needs_wide(d: Digits) -> bool:
+    """True if an element offset leaves 32 bits."""
+    sources = [reach((*x.rows, *d.k, *d.batch), (*x.row_strides, *x.k_strides, *x.batch_strides)) + abs(x.source.base) for x in (d.a, d.b)]
+    targets = [reach((*d.out_m, *d.out_n, *d.batch), (*t.m_strides, *t.n_strides, *t.batch_strides)) + abs(t.base) for t in d.targets]
+    return max(sources + targets) > INT32_MAX
+
+
+# ---- Vectorisability ------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Vector:
+    """`width` elements can be moved at once along `major`; `reason` says what keeps it from being wider."""
+
+    major: str  # "k" | "row"
+    width: int
+    reason: str = ""
+
+
+def widest_vector(x: Operand, k: Sequence[int], batch: Sequence[int], major: str) -> Vector:
+    """How many neighbouring elements (16 bytes at most, a power of two) one instruction may move along `major`, and why not more.
+
+    A vector must be contiguous, must not straddle a digit's end or the edge of a bound, and must start at a multiple of its size
+    wherever it starts: the innermost extent, every other stride, the base and the address are multiples of it.
+    """
+    inner_extents, inner_strides = (k, x.k_strides) if major == "k" else (x.rows, x.row_strides)
+    if inner_strides[-1] != 1:
+        return Vector(major, 1, f"stride along {major} is {inner_strides[-1]}, not 1")
+    if any((b.k_coefs if major == "k" else b.row_coefs)[-1] for b in x.bounds):
+        return Vector(major, 1, f"a bound depends on the innermost {major} digit")
+    size = x.source.dtype.num_bytes
+    facts = [(inner_extents[-1], f"innermost {major} extent {inner_extents[-1]}"), (x.source.base, f"base {x.source.base}"),
+             (x.source.align // size, f"alignment of {x.source.align} bytes")]
+    for extents, strides, what in ((k, x.k_strides, "k"), (x.rows, x.row_strides, "row"), (batch, x.batch_strides, "batch")):
+        last = len(strides) - 1
+        facts += [(s, f"{what} stride {s}") for i, (e, s) in enumerate(zip(extents, strides, strict=True))
+                  if e > 1 and not (what == major and i == last)]
+    return _widest(facts, max(1, 16 // size), major)
+
+
+def _widest(facts: list[tuple[int, str]], limit: int, major: str) -> Vector:
+    width, reason = limit, "16 bytes"
+    for value, what in facts:
+        while width > 1 and value % width:
+            width, reason = width // 2, what
+    return Vector(major, width, reason)
+
+
+def best_vector(x: Operand, k: Sequence[int], batch: Sequence[int]) -> Vector:
+    """The wider of the two directions, k where they are equal; without a contiguous one, that of the smaller stride."""
+    along_k, along_row = (widest_vector(x, k, batch, major) for major in ("k", "row"))
+    if along_k.width != along_row.width:
+        return max(along_k, along_row, key=lambda v: v.width)
+    steps = {m: abs(s[-1]) or INT32_MAX for m, s in (("k", x.k_strides), ("row", x.row_strides))}
+    return along_k if steps["k"] <= steps["row"] else along_row
+
+
+# ---- Loaders: global memory to a stage of shared memory ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class BoundConsts:
+    """Which row and k digits a bound depends on."""
+
+    row_digits: tuple[int, ...]
+    k_digits: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LoaderConsts:
+    """How the threads of a CTA bring one operand's tile into shared memory.
+
+    The tile lies in lines along its contiguous direction: major "k" has a line per row, "row" a line per k. A thread moves `vec`
+    elements at each of row_positions x k_positions places, row_step rows and k_step k's apart. Byte address of an element:
+    line * pitch + (inner * size ^ phase(line) << 4), phase(line) = (line << swizzle[0] >> swizzle[1]) & swizzle[2].
+    smem_places: for each (row position, k position) the address register and the constant beside it.
+    """
+
+    name: str  # "a" | "b": prefix of parameters and registers
+    dtype: str
+    size: int
+    major: str
+    vec: int
+    is_async: bool
+    rows: int
+    row_digits: int
+    k_digits: int
+    batch_digits: int
+    bounds: tuple[BoundConsts, ...]
+    inner_threads: int
+    row_positions: int
+    row_step: int
+    k_positions: int
+    k_step: int
+    smem_offset: int
+    pitch: int
+    swizzle: tuple[int, int, int]
+    smem_places: tuple[tuple[int, int], ...]
+    smem_registers: tuple[tuple[int, int], ...]  # (line, inner) displacement of each address register
+    words: int  # 32-bit registers a staged vector takes
+    wide: bool
+
+    def place(self, row_position: int, k_position: int) -> tuple[int, int]:
+        return self.smem_places[row_position * self.k_positions + k_position]
+
+
+def plan_loader(name: str, x: Operand, d: Digits, vector: Vector, rows: int, tile_k: int, threads: int, smem_offset: int, pitch: int,
+                swizzle: tuple[int, int, int], has_cp_async: bool, wide: bool) -> LoaderConsts:
+    """The loader of one operand. Among the thread grids that read whole sectors it takes the one with the fewest registers."""
+    size = x.source.dtype.num_bytes
+    inner, lines = (tile_k, rows) if vector.major == "k" else (rows, tile_k)
+    vec = vector.width
+    while vec > 1 and (rows * tile_k // vec < threads or vec > inner):
+        vec //= 2
+    if rows * tile_k < threads:
+        raise ValueError(f"tile of {rows} x {tile_k} elements is smaller than {threads} threads")
+    bounds = tuple(BoundConsts(tuple(i for i, c in enumerate(b.row_coefs) if c), tuple(i for i, c in enumerate(b.k_coefs) if c)) for b in x.bounds)
+    best: tuple[int, int, int, int] | None = None
+    for inner_threads in (1 << i for i in range(10)):
+        if inner_threads * vec > inner or inner_threads > threads or threads // inner_threads > lines:
+            continue
+        if inner_threads * vec < inner and inner_threads * vec * size < SECTOR_BYTES:
+            continue
+        inner_positions, line_positions = inner // (inner_threads * vec), lines * inner_threads // threads
+        in_rows, in_k = (line_positions, inner_positions) if vector.major == "k" else (inner_positions, line_positions)
+        registers = in_rows * (1 + len(bounds)) + in_k * (1 + len(bounds) + len(d.k))
+        if best is None or (registers, -inner_threads) < (best[0], -best[1]):
+            best = (registers, inner_threads, in_rows, in_k)
+    assert best is not None
+    _, inner_threads, row_positions, k_positions = best
+    inner_step, line_step = inner_threads * vec, threads // inner_threads
+    row_step, k_step = (line_step, inner_step) if vector.major == "k" else (inner_step, line_step)
+    registers, places = [], []
+    for i in range(row_positions):
+        for j in range(k_positions):
+            line, at = (i * line_step, j * inner_step) if vector.major == "k" else (j * line_step, i * inner_step)
+            key, constant = (line, at), 0
+            if swizzle[2] == 0:
+                key, constant = (0, 0), line * pitch + at * size
+            elif line_step % 8 == 0:  # the phase repeats: only the xor of the inner part needs a register
+                key, constant = (0, at), line * pitch
+            if key not in registers:
+                registers.append(key)
+            places.append((registers.index(key), constant))
+    return LoaderConsts(name, x.source.dtype.name, size, vector.major, vec, has_cp_async and vec * size >= 4, rows, len(x.rows), len(d.k),
+                        len(d.batch), bounds, inner_threads, row_positions, row_step, k_positions, k_step, smem_offset, pitch, swizzle,
+                        tuple(places), tuple(registers), max(1, vec * size // 4), wide)
+
+
+# ---- Epilogue: shared memory to D --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class TargetConsts:
+    """D or an epilogue operand: parameter prefix, role in the expression, and how `vec` neighbours along the inner direction are moved:
+    "vector", "scalar" (each by itself), "broadcast" (one element for all)."""
+
+    prefix: str
+    name: str
+    dtype: str
+    size: int
+    access: str
+    inner_step: str = ""  # parameter holding the stride between neighbours, for "scalar"
+
+
+@dataclass(frozen=True, slots=True)
+class EpilogueConsts:
+    """How a tile of accumulators, staged in shared memory as [outer][pitch], goes to D in vectors along the inner direction."""
+
+    inner: str  # "n" | "m": the direction along which D is contiguous
+    tile_outer: int
+    tile_inner: int
+    pitch: int
+    vec: int
+    inner_threads: int
+    outer_step: int
+    unroll: int
+    m_digits: int
+    n_digits: int
+    batch_digits: int
+    compute: str
+    acc_size: int
+    targets: tuple[TargetConsts, ...]  # D first
+    expression: Any
+    scalars: tuple[str, ...]
+    wide: bool
+
+    @property
+    def smem_bytes(self) -> int:
+        return self.tile_outer * self.pitch * self.acc_size
+
+    @property
+    def outer(self) -> str:
+        return "m" if self.inner == "n" else "n"
+
+
+def target_vector(t: Target, d: Digits, inner: str) -> int:
+    """Elements of D that one store may write along `inner`."""
+    extents, strides = (d.out_n, t.n_strides) if inner == "n" else (d.out_m, t.m_strides)
+    if strides[-1] != 1:
+        return 1
+    facts = [(extents[-1], "extent"), (t.base, "base"), (t.align // t.dtype.num_bytes, "alignment")]
+    facts += [(s, "stride") for e, s in zip(extents[:-1], strides[:-1], strict=True) if e > 1]
+    outer = zip((*(d.out_m if inner == "n" else d.out_n), *d.batch), (*(t.m_strides if inner == "n" else t.n_strides), *t.batch_strides), strict=True)
+    facts += [(s, "stride") for e, s in outer if e > 1]
+    return _widest(facts, 16 // t.dtype.num_bytes, inner).width
+
+
+def plan_epilogue(d: Digits, am: AffineMatmul, tile_m: int, tile_n: int, threads: int, wide: bool, is_split: bool) -> EpilogueConsts:
+    """The epilogue of a tile; of a split sum, the one that writes raw partial sums to the workspace."""
+    out = d.targets[0]
+    by_direction = {inner: target_vector(out, d, inner) for inner in ("n", "m")}
+    unit_m = out.m_strides[-1] == 1 and (out.n_strides[-1] != 1 or by_direction["m"] > by_direction["n"])
+    inner = "m" if unit_m else "n"
+    tile_inner, tile_outer = (tile_n, tile_m) if inner == "n" else (tile_m, tile_n)
+    acc_size = am.acc.num_bytes
+    vec = 16 // acc_size if is_split else by_direction[inner]
+    vec = min(vec, 8, max(1, tile_m * tile_n // threads))
+    inner_threads = min(threads, tile_inner // vec)
+    outer_step = threads // inner_threads
+    while outer_step > tile_outer:  # more threads than vectors in the tile
+        vec //= 2
+        inner_threads = min(threads, tile_inner // vec)
+        outer_step = threads // inner_threads
+    # Word addresses of a warp's fragments must spread over the 32 banks: along n pairs at pitch 8 modulo 32, along m single words at 4.
+    pitch = tile_inner + (8 if inner == "n" else 4)
+    if is_split:
+        targets: tuple[TargetConsts, ...] = (TargetConsts("d", "d", am.acc.name, acc_size, "vector"),)
+        expression, scalars = None, ()
+    else:
+        targets = tuple(_target_consts(i, t, d, inner, vec) for i, t in enumerate(d.targets))
+        expression, scalars = am.epilogue, tuple(getattr(am.epilogue, "scalars", ()))
+    iterations = tile_outer // outer_step
+    unroll = max(u for u in (1, 2, 4) if iterations % u == 0 and u * vec <= 16)
+    m_digits, n_digits = (1, 1) if is_split else (len(d.out_m), len(d.out_n))
+    return EpilogueConsts(inner, tile_outer, tile_inner, pitch, vec, inner_threads, outer_step, unroll, m_digits, n_digits,
+                          1 if is_split else len(d.batch), am.acc.ptx, acc_size, targets, expression, scalars, wide)
+
+
+def _target_consts(index: int, t: Target, d: Digits, inner: str, vec: int) -> TargetConsts:
+    prefix = "d" if index == 0 else f"e{index - 1}"
+    strides = t.n_strides if inner == "n" else t.m_strides
+    if all(s == 0 for s in strides):
+        access = "broadcast"
+    elif vec > 1 and target_vector(t, d, inner) % vec == 0 and vec * t.dtype.num_bytes in (2, 4, 8, 16, 32, 64):
+        access = "vector"
+    else:
+        access = "scalar"
+    if index == 0:
+        access = "vector"
+    return TargetConsts(prefix, t.name, t.dtype.name, t.dtype.num_bytes, access, f"{prefix}_{inner}{len(strides) - 1}")
+
+
+# ---- Arguments ----------------------------------------------------------------------------------------------------------------------------
+
+
+class Arguments:
+    """The kernel's parameters in order, filled by role; templates find each as a register of the same name."""
+
+    def __init__(self, wide: bool) -> None:
+        self.args: list[Arg] = []
+        self.offset_type = "s64" if wide else "s32"
+
+    def add(self, name: str, type_: str, value: ArgValue) -> None:
+        self.args.append(Arg(name, type_, value))
+
+    def space(self, prefix: str, extents: Sequence[int]) -> None:
+        """Extents of a space, and the magics to take off all digits but the first."""
+        for i, extent in enumerate(extents):
+            self.add(f"{prefix}_ext{i}", "u32", extent)
+            if i:
+                self.divisor(f"{prefix}{i}", extent)
+
+    def divisor(self, stem: str, value: int) -> None:
+        multiplier, shift = magic(max(1, value))
+        self.add(f"{stem}_mul", "u32", multiplier)
+        self.add(f"{stem}_shr", "u32", shift)
+
+    def weights(self, stem: str, values: Sequence[int]) -> None:
+        for i, value in enumerate(values):
+            self.add(f"{stem}{i}", self.offset_type, value)
+
+
+def tile_arguments(am: AffineMatmul, d: Digits, loaders: Sequence[LoaderConsts], epilogue: EpilogueConsts, grid: Grid, tile_k: int,
+                   wide: bool, workspace_offset: int) -> list[Arg]:
+    """The argument table of a tiled kernel."""
+    t = Arguments(wide)
+    if grid.n_tiles > 1:
+        t.add("n_tiles", "u32", grid.n_tiles)
+        t.add("group_m", "u32", grid.group_m)
+        t.add("group_tail", "u32", grid.group_tail)
+        t.add("last_group", "u32", grid.last_group)
+        t.add("group_tiles", "u32", grid.group_m * grid.n_tiles)
+        for stem, value in (("group_tiles", grid.group_m * grid.n_tiles), ("group_m", grid.group_m), ("group_tail", grid.group_tail)):
+            t.divisor(stem, value)
+    if grid.slices > 1:
+        t.add("tiles", "u32", grid.m_tiles * grid.n_tiles)
+        t.divisor("tiles", grid.m_tiles * grid.n_tiles)
+    if grid.splits > 1:
+        t.add("batch_size", "u32", am.batch.size)
+        t.divisor("batch_size", am.batch.size)
+    t.add("k_tiles", "u32", grid.k_tiles)
+    t.add("k_tiles_per_split", "u32", grid.k_tiles_per_split)
+    t.space("k", d.k)
+    for i, step in enumerate(mixed_radix(tile_k, d.k)):
+        t.add(f"k_inc{i}", "u32", step)
+    t.space("batch", d.batch)
+    for x, loader in zip((d.a, d.b), loaders, strict=True):
+        n = loader.name
+        t.add(f"ptr_{n}", "u64", TensorArg(x.source.name))
+        t.add(f"{n}_base", t.offset_type, x.source.base)
+        t.add(f"{n}_row_last", "u32", max(0, prod(x.rows) - (loader.vec if loader.major == "row" else 1)))
+        t.space(f"{n}_row", x.rows)
+        t.weights(f"{n}_row_stride", x.row_strides)
+        t.weights(f"{n}_k_stride", x.k_strides)
+        t.weights(f"{n}_batch_stride", x.batch_strides)
+        for i, (bound, shape) in enumerate(zip(x.bounds, loader.bounds, strict=True)):
+            t.add(f"{n}_bound{i}_offset", "s32", bound.offset)
+            t.add(f"{n}_bound{i}_extent", "u32", bound.extent)
+            for j in shape.row_digits:
+                t.add(f"{n}_bound{i}_row_coef{j}", "s32", bound.row_coefs[j])
+            for j in shape.k_digits:
+                t.add(f"{n}_bound{i}_k_coef{j}", "s32", bound.k_coefs[j])
+    if grid.splits > 1:
+        _partial_arguments(t, grid, am, epilogue, workspace_offset)
+    else:
+        _target_arguments(t, am, d, epilogue)
+    return t.args
+
+
+def _target_arguments(t: Arguments, am: AffineMatmul, d: Digits, epilogue: EpilogueConsts) -> None:
+    t.add("out_m_size", "u32", am.m.size)
+    t.add("out_n_size", "u32", am.n.size)
+    t.space("out_m", d.out_m)
+    t.space("out_n", d.out_n)
+    for consts, target in zip(epilogue.targets, d.targets, strict=True):
+        p = consts.prefix
+        t.add(f"ptr_{p}", "u64", TensorArg(target.name, target.base * target.dtype.num_bytes))
+        t.weights(f"{p}_m", target.m_strides)
+        t.weights(f"{p}_n", target.n_strides)
+        t.weights(f"{p}_b", target.batch_strides)
+    for name in epilogue.scalars:
+        t.add(f"scalar_{name}", "f32", ScalarArg(name))
+
+
+def _partial_arguments(t: Arguments, grid: Grid, am: AffineMatmul, epilogue: EpilogueConsts, workspace_offset: int) -> None:
+    """Partial sums lie in the workspace as [split * batch][outer][padded inner]; padding may be written, it is never read."""
+    sizes = {"m": am.m.size, "n": am.n.size, epilogue.inner: grid.padded_inner}
+    strides = {epilogue.inner: 1, epilogue.outer: grid.padded_inner}
+    for s in ("m", "n"):
+        t.add(f"out_{s}_size", "u32", sizes[s])
+        t.add(f"out_{s}_ext0", "u32", sizes[s])
+    t.add("ptr_d", "u64", WorkspaceArg(workspace_offset))
+    for s in ("m", "n"):
+        t.weights(f"d_{s}", (strides[s],))
+    t.weights("d_b", (sizes["m"] * sizes["n"],))
+
+
+def mixed_radix(value: int, extents: Sequence[int]) -> tuple[int, ...]:
+    """The digits of `value`; the first takes the rest."""
+    digits = []
+    for extent in reversed(extents[1:]):
+        digits.append(value % max(1, extent))
+        value //= max(1, extent)
+    return (value, *reversed(digits))
+
+
+# ---- Grid ------------------------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """Tiles of the output, groups of the raster, and the split of k. CTA order: split, batch, group of m tiles, n tile, m within."""
+
+    m_tiles: int
+    n_tiles: int
+    batch: int
+    splits: int
+    k_tiles: int
+    k_tiles_per_split: int
+    group_m: int
+    padded_inner: int = 0
+    outer_size: int = 0
+
+    @property
+    def slices(self) -> int:
+        return self.splits * self.batch
+
+    @property
+    def ctas(self) -> int:
+        return self.m_tiles * self.n_tiles * self.slices
+
+    @property
+    def last_group(self) -> int:
+        return (self.m_tiles - 1) // self.group_m
+
+    @property
+    def group_tail(self) -> int:
+        return self.m_tiles - self.last_group * self.group_m
+
+    @property
+    def partial_elements(self) -> int:
+        return self.slices * self.outer_size * self.padded_inner if self.splits > 1 else 0
+
+
+def plan_grid(am: AffineMatmul, tile: tuple[int, int, int], split_k: int, inner: str = "n") -> Grid:
+    tile_m, tile_n, tile_k = tile
+    k_tiles = max(1, -(-am.k.size // tile_k))
+    per_split = -(-k_tiles // min(split_k, k_tiles))
+    m_tiles, n_tiles = -(-am.m.size // tile_m), -(-am.n.size // tile_n)
+    sizes = {"m": am.m.size, "n": am.n.size}
+    unit = 16 // am.acc.num_bytes
+    # A group of m tiles times all n tiles: 8 rows of tiles keep both operands' panels of one wave in the L2 cache.
+    return Grid(m_tiles, n_tiles, am.batch.size, -(-k_tiles // per_split), k_tiles, per_split, min(8, m_tiles),
+                -(-sizes[inner] // unit) * unit, sizes["m" if inner == "n" else "n"])
+
+
+# ---- Build -----------------------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class ReduceConsts:
+    """The second step of a split sum: partial sums added in the order of the splits, then the epilogue."""
+
+    epilogue: EpilogueConsts
+
+
+REDUCE_THREADS = 128
+
+
+def reduce_step(op: str, am: AffineMatmul, d: Digits, grid: Grid, tile_epilogue: EpilogueConsts, target: PtxTarget, wide: bool,
+                workspace_offset: int) -> Step:
+    full = plan_epilogue(d, am, 64, 64, REDUCE_THREADS, wide, is_split=False)
+    inner = tile_epilogue.inner
+    vec = min(4 if am.acc.num_bytes == 4 else 2, target_vector(d.targets[0], d, inner))
+    targets = tuple(_target_consts(i, t, d, inner, vec) for i, t in enumerate(d.targets))
+    epilogue = EpilogueConsts(inner, 0, 0, 0, vec, 0, 0, 1, len(d.out_m), len(d.out_n), len(d.batch), full.compute, full.acc_size, targets,
+                              full.expression, full.scalars, wide)
+    t = Arguments(wide)
+    chunks = -(-{"m": am.m.size, "n": am.n.size}[inner] // vec)
+    total = chunks * grid.outer_size * grid.batch
+    t.add("ptr_partial", "u64", WorkspaceArg(workspace_offset))
+    t.add("splits", "u32", grid.splits)
+    t.add("split_stride", "u64", grid.batch * grid.outer_size * grid.padded_inner * am.acc.num_bytes)
+    t.add("padded_inner", "u32", grid.padded_inner)
+    t.add("num_chunks", "u32", total)
+    t.add("row_chunks", "u32", chunks)
+    t.divisor("row_chunks", chunks)
+    t.add("outer_size", "u32", grid.outer_size)
+    t.divisor("outer_size", grid.outer_size)
+    t.space("batch", d.batch)
+    _target_arguments(t, am, d, epilogue)
+    return Step.of("matmul/split_k_reduce", op, target, REDUCE_THREADS, t.args, ReduceConsts(epilogue), -(-total // REDUCE_THREADS),
+                   suffix=am.d.dtype.name)
+
+
+def check_sizes(am: AffineMatmul) -> Support:
+    """What every tiled kernel needs of the sizes: linear indices below 2^31."""
+    for name, space in (("m", am.m), ("n", am.n), ("k", am.k), ("batch", am.batch)):
+        if space.size >= 2**31 - 4096:
+            return refuse(f"{name} has {space.size} points; a linear index must stay below 2^31 - 4096")
+        if len(space.extents) > 8:
+            return refuse(f"{name} has {len(space.extents)} digits; 8 are supported")
+    for bound in (*am.a.bounds, *am.b.bounds):
+        if bound.extent >= 2**30:
+            return refuse(f"a bound's extent is {bound.extent}; it must stay below 2^30")
+    return Support(True)
+
+
+def empty_build(am: AffineMatmul) -> Build | None:
+    """The build of a matmul with no output elements, else None. A k space without points is no special case: its sums are zero."""
+    return Build(()) if am.m.size == 0 or am.n.size == 0 or am.batch.size == 0 else None
+
+
+# ---- Cost ------------------------------------------------------------------------------------------------------------------------------------
+
+
+def estimate_us(am: AffineMatmul, grid: Grid, tile: tuple[int, int, int], sm_flop_per_us: float, ctas_per_sm: int, device: DeviceInfo,
+                efficiency: float) -> float:
+    """Closed-form time of a tiled kernel: rounds of CTAs over the SMs at the tile's arithmetic time, bounded below by the traffic.
+
+    efficiency: fraction of sm_flop_per_us that enough resident CTAs of this tile reach. One round costs a fixed latency (first loads and
+    epilogue), which co-resident CTAs hide from each other.
+    """
+    tile_m, tile_n, tile_k = tile
+    flop = 2.0 * tile_m * tile_n * tile_k * grid.k_tiles_per_split
+    rounds = -(-grid.ctas // device.num_sms)
+    tile_us = flop / (sm_flop_per_us * efficiency)
+    latency_us = 1.2 + 0.002 * tile_m * tile_n / 64
+    compute_us = rounds * tile_us + latency_us * max(1.0, rounds / ctas_per_sm)
+    size = am.a.dtype.num_bytes
+    # Unique bytes from memory; every tile's operands from L2 (measured there: about 5.5 TB/s on an H100, twice memory elsewhere).
+    unique = size * (source_elements(am.a, am.m, am.k, am.batch) + source_elements(am.b, am.n, am.k, am.batch))
+    out_bytes = am.batch.size * am.m.size * am.n.size * am.d.dtype.num_bytes * (1 + len(am.operands) * 0.5)
+    partial_bytes = 2.0 * grid.partial_elements * am.acc.num_bytes
+    memory_us = (unique + out_bytes) / (device.bandwidth_gbs * 1e3)
+    l2_us = (grid.ctas * grid.k_tiles_per_split * tile_k * (tile_m + tile_n) * size + partial_bytes) / (device.bandwidth_gbs * 1.8e3)
+    return max(compute_us, memory_us, l2_us) + 2.0 + (2.5 + partial_bytes / (device.bandwidth_gbs * 1.5e3) if grid.splits > 1 else 0.0)
+
+
+def source_elements(x: Source, rows: IndexSpace, k: IndexSpace, batch: IndexSpace) -> int:
+    """Distinct elements read, at most: the smaller of the index points and the span of the offsets."""
+    extents = (*rows.extents, *k.extents, *batch.extents)
+    strides = (*x.row_strides, *x.k_strides, *_padded(x.batch_strides, batch))
+    points = prod(e for e, s in zip(extents, strides, strict=True) if s)
+    return min(points, reach(extents, strides) + 1)
+
