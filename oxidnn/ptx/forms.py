@@ -23,6 +23,8 @@ Gate: version@target, alternatives separated by blanks. `89+` is that architectu
 `100f` its family with an a or f suffix. Empty is 7.0@80+.
 """
 
+# ruff: noqa: E501 -- one row of the table is one line
+
 from __future__ import annotations
 
 _INT = "u16|s16|u32|s32|u64|s64"
@@ -314,7 +316,7 @@ cvt rn|rz satfinite relu? D:f16 S:f32 ; =D~, S~ ; 8.1@80+
 cvt f32 bf16 ; =f32~, bf16 ; 7.1@80+
 cvt rn|rz relu? D:bf16 S:f32 ; =D, S~
 cvt rn|rz satfinite relu? D:bf16 S:f32 ; =D, S~ ; 8.1@80+
-cvt rm|rp D:bf16 S:f32 ; =D, S~ ; 7.8@90+
+cvt rm|rp D:bf16 S:f32 ; =D, S~
 cvt rn|rz relu? D:f16x2|bf16x2 f32 ; =D, f32~, f32~
 cvt rn|rz satfinite relu? D:f16x2|bf16x2 f32 ; =D, f32~, f32~ ; 8.1@80+
 cvt rs relu? satfinite? D:f16x2|bf16x2 f32 ; =D, f32~, f32~, b32 ; 8.7@100a 8.7@103a
@@ -475,7 +477,7 @@ wgmma mma_async sync aligned N:@k8 f32 tf32 tf32 ; +{{N/2:f32}}, desc/{{4:x32}},
 wgmma mma_async sync aligned N:@k32 f32 @fp8 @fp8 ; +{{N/2:f32}}, desc/{{4:x32}}, desc, p, #-1|1, #-1|1 ; 8.0@90a
 wgmma mma_async sync aligned N:@k32 f16 @fp8 @fp8 ; +{{N/4:x32}}, desc/{{4:x32}}, desc, p, #-1|1, #-1|1 ; 8.0@90a
 wgmma mma_async sync aligned N:@k32int satfinite? s32 A:u8|s8 B:=A ; +{{N/2:s32}}, desc/{{4:x32}}, desc, p ; 8.0@90a
-wgmma mma_async sync aligned N:@k32int satfinite? s32 u8|s8 u8|s8 ; +{{N/2:s32}}, desc/{{4:x32}}, desc, p ; 8.4@90a
+wgmma mma_async sync aligned N:@k32int satfinite? s32 A:u8|s8 B:!=A:u8|s8 ; +{{N/2:s32}}, desc/{{4:x32}}, desc, p ; 8.4@90a
 
 # ---- asynchronous copies of a thread
 cp async L:ca S:@sh global hint:L2::cache_hint? @prefetch? ; [S w #2 queued], [global r #2 queued], #4|8|16, u32/p^7.5?, hint>b64
@@ -489,10 +491,13 @@ cp async mbarrier arrive noinc? S:@sh? b64 ; [S a 8 queued]
 mbarrier init S:@sh? b64 ; [S w 8], u32
 mbarrier inval S:@sh? b64 ; [S w 8]
 mbarrier arrive S:@sh? b64 ; =b64, [S a 8]
-mbarrier arrive S:@sh? b64 ; =b64_, [S a 8], u32? ; 7.8@90+
+mbarrier arrive S:@sh? b64 ; =b64_, [S a 8] ; 7.1@80+
+mbarrier arrive S:@sh? b64 ; =b64_, [S a 8], u32 ; 7.8@90+
 mbarrier arrive S:shared::cluster b64 ; _, [S a 8], u32? ; 8.0@90+
-mbarrier arrive order:release scope:cta|cluster S:@sh? b64 ; =b64_, [S a 8], u32? ; 8.0@90+
-mbarrier arrive order:relaxed scope:cta|cluster S:@sh? b64 ; =b64_, [S a 8], u32? ; 8.6@90+
+mbarrier arrive order:release scope:cta|cluster S:@sh? b64 ; =b64_, [S a 8] ; 8.0@80+
+mbarrier arrive order:release scope:cta|cluster S:@sh? b64 ; =b64_, [S a 8], u32 ; 8.0@90+
+mbarrier arrive order:relaxed scope:cta|cluster S:@sh? b64 ; =b64_, [S a 8] ; 8.6@90+
+mbarrier arrive order:relaxed scope:cta|cluster S:@sh? b64 ; =b64_, [S a 8], u32 ; 8.6@90+
 mbarrier arrive order:release scope:cta|cluster S:shared::cluster b64 ; _, [S a 8], u32? ; 8.0@90+
 mbarrier arrive order:relaxed scope:cta|cluster S:shared::cluster b64 ; _, [S a 8], u32? ; 8.6@90+
 mbarrier arrive expect_tx S:@sh? b64 ; =b64_, [S a 8], u32 ; 8.0@90+
@@ -503,11 +508,13 @@ mbarrier arrive expect_tx order:release scope:cta|cluster S:shared::cluster b64 
 mbarrier arrive expect_tx order:relaxed scope:cta|cluster S:shared::cluster b64 ; _, [S a 8], u32 ; 8.6@90+
 mbarrier arrive noComplete S:@sh? b64 ; =b64, [S a 8], u32
 mbarrier arrive noComplete order:release scope:cta S:@sh? b64 ; =b64, [S a 8], u32 ; 8.0@80+
-mbarrier arrive_drop S:@sh? b64 ; =b64, [S a 8]
-mbarrier arrive_drop S:@sh? b64 ; =b64_, [S a 8], u32? ; 7.8@90+
+mbarrier arrive_drop S:@sh? b64 ; =b64_, [S a 8]
+mbarrier arrive_drop S:@sh? b64 ; =b64_, [S a 8], u32 ; 7.8@90+
 mbarrier arrive_drop S:shared::cluster b64 ; _, [S a 8], u32? ; 8.0@90+
-mbarrier arrive_drop order:release scope:cta|cluster S:@sh? b64 ; =b64_, [S a 8], u32? ; 8.0@90+
-mbarrier arrive_drop order:relaxed scope:cta|cluster S:@sh? b64 ; =b64_, [S a 8], u32? ; 8.6@90+
+mbarrier arrive_drop order:release scope:cta|cluster S:@sh? b64 ; =b64_, [S a 8] ; 8.0@80+
+mbarrier arrive_drop order:release scope:cta|cluster S:@sh? b64 ; =b64_, [S a 8], u32 ; 8.0@90+
+mbarrier arrive_drop order:relaxed scope:cta|cluster S:@sh? b64 ; =b64_, [S a 8] ; 8.6@90+
+mbarrier arrive_drop order:relaxed scope:cta|cluster S:@sh? b64 ; =b64_, [S a 8], u32 ; 8.6@90+
 mbarrier arrive_drop expect_tx S:@sh? b64 ; =b64_, [S a 8], u32 ; 8.0@90+
 mbarrier arrive_drop expect_tx order:release scope:cta|cluster S:@sh? b64 ; =b64_, [S a 8], u32 ; 8.0@90+
 mbarrier arrive_drop expect_tx order:relaxed scope:cta|cluster S:@sh? b64 ; =b64_, [S a 8], u32 ; 8.6@90+
@@ -517,10 +524,10 @@ mbarrier expect_tx order:relaxed scope:cta|cluster S:shared|shared::cta|shared::
 mbarrier complete_tx S:shared|shared::cta|shared::cluster? b64 ; [S a 8], u32 ; 8.0@90+
 mbarrier complete_tx order:relaxed scope:cta|cluster S:shared|shared::cta|shared::cluster? b64 ; [S a 8], u32 ; 8.0@90+
 mbarrier test_wait S:@sh? b64 ; =p, [S r 8], b64
-mbarrier test_wait order:acquire scope:cta|cluster S:@sh? b64 ; =p, [S r 8], b64 ; 8.0@90+
+mbarrier test_wait order:acquire scope:cta|cluster S:@sh? b64 ; =p, [S r 8], b64 ; 8.0@80+
 mbarrier test_wait order:relaxed scope:cta|cluster S:@sh? b64 ; =p, [S r 8], b64 ; 8.6@90+
 mbarrier test_wait parity S:@sh? b64 ; =p, [S r 8], u32 ; 7.1@80+
-mbarrier test_wait parity order:acquire scope:cta|cluster S:@sh? b64 ; =p, [S r 8], u32 ; 8.0@90+
+mbarrier test_wait parity order:acquire scope:cta|cluster S:@sh? b64 ; =p, [S r 8], u32 ; 8.0@80+
 mbarrier test_wait parity order:relaxed scope:cta|cluster S:@sh? b64 ; =p, [S r 8], u32 ; 8.6@90+
 mbarrier try_wait S:@sh? b64 ; =p, [S r 8], b64, u32? ; 7.8@90+
 mbarrier try_wait order:acquire scope:cta|cluster S:@sh? b64 ; =p, [S r 8], b64, u32? ; 8.0@90+

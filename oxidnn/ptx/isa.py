@@ -37,6 +37,7 @@ def type_bytes(name: str) -> int:
     return TYPE_BYTES.get(name) or _PACKED_BYTES[name]
 
 
+@cache
 def agrees(kind: str, register: str, wide: bool = False) -> bool:
     """Whether a register declared as `.register` may hold an operand of instruction type `kind`, as ptxas judges it.
 
@@ -88,6 +89,8 @@ class Gate:
         return f".version {self.version[0]}.{self.version[1]} and {where}"
 
 
+Completion = Literal["group", "bulk_group", "wgmma_group", "mbarrier", "tcgen05"]
+Collective = Literal["warp", "warpgroup", "cta", "cluster"]
 KindName = Literal["register", "predicate", "immediate", "vector", "pack", "address", "symbol", "label", "sink"]
 
 
@@ -192,9 +195,9 @@ class Form:
     operands: tuple[OperandForm, ...]
     effects: tuple[Effect, ...]
     gates: tuple[tuple[Gate, ...], ...]  # of every group at least one must admit the module
-    collective: Literal["warp", "warpgroup", "cta", "cluster"] | None  # which threads execute it together
+    collective: Collective | None  # which threads execute it together
     aligned: bool  # all threads of the warp must execute the same instruction
-    completion: Literal["group", "bulk_group", "wgmma_group", "mbarrier", "tcgen05"] | None  # what asynchronous effects end in
+    completion: Completion | None  # what asynchronous effects end in
 
 
 _ACCESS: dict[str, Literal["read", "write", "atomic", "hint"]] = {"r": "read", "w": "write", "a": "atomic", "h": "hint"}
@@ -263,7 +266,7 @@ class _Row:
             return None, position, set()
         return bindings, position, wanted
 
-    def resolve(self, modifiers: tuple[str, ...], bindings: dict[str, str]) -> tuple[list[OperandForm], list[bool], list[Effect]]:
+    def resolve(self, bindings: dict[str, str]) -> tuple[list[OperandForm], list[bool], list[Effect]]:
         """The operands, which of them may be left out, and the effects."""
         operands: list[OperandForm] = []
         optional: list[bool] = []
@@ -312,7 +315,7 @@ class _Row:
         if text == "pack":
             return Kind("pack", bindings["T"], immediate=literal), None
         if text == "desc":
-            return Kind("register", "b64", descriptor=True), Effect(index, "shared", "read", None, None, True, "async")
+            return Kind("register", "u64", descriptor=True), Effect(index, "shared", "read", None, None, True, "async")
         if text[0] == "#":
             return Kind("immediate", values=_values(text[1:])), None
         if text[0] == "[":
@@ -354,7 +357,8 @@ class _Row:
         elif size != "?":
             amount = int(size)
         how = words[3] if len(words) > 3 else ""
-        effect = Effect(index, space, _ACCESS[words[1]], amount, operand, how != "", "async" if how == "async" else "generic")
+        proxy: Literal["generic", "async"] = "async" if how == "async" else "generic"
+        effect = Effect(index, space, _ACCESS[words[1]], amount, operand, how != "", proxy)
         return Kind("address", space=space, coordinates=coordinates), effect
 
 
@@ -406,7 +410,7 @@ def _rows() -> dict[str, tuple[_Row, ...]]:
     return {opcode: tuple(rows) for opcode, rows in found.items()}
 
 
-def _collective(opcode: str, modifiers: tuple[str, ...]) -> Literal["warp", "warpgroup", "cta", "cluster"] | None:
+def _collective(opcode: str, modifiers: tuple[str, ...]) -> Collective | None:
     if opcode in ("bar", "barrier"):
         return "warp" if "warp" in modifiers else "cluster" if "cluster" in modifiers else "cta"
     if opcode in ("wgmma", "setmaxnreg"):
@@ -414,7 +418,7 @@ def _collective(opcode: str, modifiers: tuple[str, ...]) -> Literal["warp", "war
     return "warp" if "sync" in modifiers else None
 
 
-def _completion(row: _Row, bindings: dict[str, str]) -> Literal["group", "bulk_group", "wgmma_group", "mbarrier", "tcgen05"] | None:
+def _completion(row: _Row, bindings: dict[str, str]) -> Completion | None:
     if "done" in bindings:
         return "bulk_group" if bindings["done"] == "bulk_group" else "mbarrier"
     if row.pattern.startswith("wgmma mma_async"):
@@ -454,7 +458,7 @@ def _forms(opcode: str, modifiers: tuple[str, ...], count: int) -> tuple[Form, .
     """Every form of that name that takes `count` operands."""
     found = []
     for row, bindings in _candidates(opcode, modifiers):
-        operands, optional, effects = row.resolve(modifiers, bindings)
+        operands, optional, effects = row.resolve(bindings)
         spare = len(operands) - count
         if spare < 0 or spare > sum(optional):
             continue
@@ -464,7 +468,8 @@ def _forms(opcode: str, modifiers: tuple[str, ...], count: int) -> tuple[Form, .
                 del operands[index]
                 spare -= 1
         present = set(modifiers)
-        gates = [row.gates, *((_gate(text),) for names, text in MODIFIER_GATES.items() if present.issuperset(names.split()))]
+        gates = [row.gates]
+        gates += [(_gate(text),) for names, text in MODIFIER_GATES.items() if present.issuperset(names.split())]
         found.append(
             Form(
                 opcode, modifiers, row.pattern, bindings, tuple(operands), tuple(effects), tuple(gates),
@@ -478,12 +483,12 @@ def _forms(opcode: str, modifiers: tuple[str, ...], count: int) -> tuple[Form, .
 
 def forms(opcode: str, modifiers: tuple[str, ...]) -> tuple[Form, ...]:
     """Every form the table holds under that name, with each possible number of operands. PtxError if there is none."""
-    counts = sorted({n for row, bindings in _candidates(opcode, modifiers) for n in _counts(row, modifiers, bindings)})
+    counts = sorted({n for row, bindings in _candidates(opcode, modifiers) for n in _counts(row, bindings)})
     return tuple(form for count in counts for form in _forms(opcode, modifiers, count))
 
 
-def _counts(row: _Row, modifiers: tuple[str, ...], bindings: dict[str, str]) -> range:
-    operands, optional, _ = row.resolve(modifiers, bindings)
+def _counts(row: _Row, bindings: dict[str, str]) -> range:
+    operands, optional, _ = row.resolve(bindings)
     return range(len(operands) - sum(optional), len(operands) + 1)
 
 
@@ -505,7 +510,7 @@ def lookup(instruction: Instruction) -> Form:
             counts = {
                 n
                 for row, bindings in _candidates(instruction.opcode, instruction.modifiers)
-                for n in _counts(row, instruction.modifiers, bindings)
+                for n in _counts(row, bindings)
             }
             allowed = " or ".join(str(count) for count in sorted(counts))
             raise PtxError(f"{instruction.name} takes {allowed} operands, not {len(operands)}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Union
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,27 +34,27 @@ class Sym:
 class Addr:
     """`[base + offset]`, or a tensor address `[base, {c0, c1}]` with coordinates (and im2col offsets)."""
 
-    base: Union[Reg, Sym, Imm]
+    base: Reg | Sym | Imm
     offset: int = 0
-    coordinates: tuple["Operand", ...] = ()
+    coordinates: tuple[Operand, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Vec:
     """`{a, b, ...}`; an element may be the sink `_` (a Reg of that name)."""
 
-    items: tuple["Operand", ...]
+    items: tuple[Operand, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Pair:
     """`d|p`: a destination with a predicate beside it, as of shfl.sync and setp."""
 
-    first: "Operand"
-    second: "Operand"
+    first: Operand
+    second: Operand
 
 
-Operand = Union[Reg, Imm, Sym, Addr, Vec, Pair]
+Operand = Reg | Imm | Sym | Addr | Vec | Pair
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,11 +120,11 @@ class ParamDecl:
 class Scope:
     """`{ ... }`: registers and labels inside are local to it."""
 
-    body: tuple["Statement", ...]
+    body: tuple[Statement, ...]
     line: int
 
 
-Statement = Union[Instruction, Label, RegDecl, VarDecl, Scope]
+Statement = Instruction | Label | RegDecl | VarDecl | Scope
 
 
 @dataclass(frozen=True, slots=True)

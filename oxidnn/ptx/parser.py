@@ -11,11 +11,31 @@ from typing import NoReturn
 
 from oxidnn.errors import PtxError
 from oxidnn.ptx.nodes import (
-    Addr, Entry, Imm, Instruction, Label, Module, Operand, Pair, ParamDecl, Reg, RegDecl, Scope, Statement, Sym,
-    VarDecl, Vec,
+    Addr,
+    Entry,
+    Imm,
+    Instruction,
+    Label,
+    Module,
+    Operand,
+    Pair,
+    ParamDecl,
+    Reg,
+    RegDecl,
+    Scope,
+    Statement,
+    Sym,
+    VarDecl,
+    Vec,
 )  # fmt: skip
 from oxidnn.ptx.tokens import (
-    IDENTIFIER, REGISTER, RESERVED_REGISTERS, TYPE_BYTES, leading_comments, literal, strip_comments,
+    IDENTIFIER,
+    REGISTER,
+    RESERVED_REGISTERS,
+    TYPE_BYTES,
+    leading_comments,
+    literal,
+    strip_comments,
 )  # fmt: skip
 
 _STATEMENT = re.compile(
@@ -64,7 +84,7 @@ _DIRECTIVE_VALUES = {  # how many numbers each takes
     "noreturn": (0, 0),
 }  # fmt: skip
 _PARAM = re.compile(
-    rf"""\s*\.param\s+(?:\.align\s+(?P<align>\d+)\s+)?\.(?P<type>\w+)\s+
+    r"""\s*\.param\s+(?:\.align\s+(?P<align>\d+)\s+)?\.(?P<type>\w+)\s+
     (?P<pointer>\.ptr\s+(?:\.(?P<space>global|shared|const|local)\s+)?(?:\.align\s+(?P<pointer_align>\d+)\s+)?)?
     (?P<name>[A-Za-z_$%][\w$]*)\s*(?:\[\s*(?P<count>\w+)\s*\])?\s*""",
     re.VERBOSE,
