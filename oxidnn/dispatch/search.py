@@ -172,7 +172,7 @@ class _Witness:
     outputs: Mapping[str, np.ndarray]
 
 
-class _Judge:
+class Judge:
     """Decides whether outputs are right. witnesses: the first checked result of up to two engines; filled on the large route only.
 
     No engine is a witness for itself, so two are needed.
@@ -269,7 +269,7 @@ def tune_problem(problem: Problem, backend: Backend, db: TuningDb | None, *, pro
     results: list[Measurement] = []
     survivors: list[tuple[Contender, Plan]] = []
     with Stage(backend, problem, inputs) as stage:
-        judge = _Judge(problem, inputs, stage.scalars, rng)
+        judge = Judge(problem, inputs, stage.scalars, rng)
 
         def fail(contender: Contender, error: Exception) -> None:
             is_fatal = not stage.is_alive()

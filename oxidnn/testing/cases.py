@@ -130,7 +130,8 @@ def _convolution(layer: dict[str, Any], batch: int, kind: DType, layout: str, di
         "x": TensorDesc.packed(kind, (batch, layer["C"], layer["H"], layer["W"]), layout),
         "w": TensorDesc.packed(kind, (layer["K"], layer["C"] // layer["groups"], layer["R"], layer["S"]), layout),
     }
-    attrs = {"stride": tuple(layer["stride"]), "padding": tuple(layer["pad"]), "dilation": tuple(layer["dilation"]), "groups": layer["groups"]}
+    attrs = {"stride": tuple(layer["stride"]), "padding": tuple(layer["pad"]), "dilation": tuple(layer["dilation"])}
+    attrs["groups"] = layer["groups"]
     forward = OPS["conv_fprop"].make(tensors, attrs, policy)
     if direction == "fprop":
         return forward
