@@ -1,7 +1,8 @@
-"""Nodes to PTX text: `parse(to_text(module))` equals `module` but for line numbers and statement texts."""
+"""Nodes to PTX text, such that `same(parse(print_module(module)), module)`."""
 
 from __future__ import annotations
 
+import dataclasses
 import struct
 from collections.abc import Iterator
 
@@ -26,9 +27,22 @@ from oxidnn.ptx.nodes import (
 from oxidnn.ptx.tokens import TYPE_BYTES
 
 
-def to_text(module: Module) -> str:
+def print_module(module: Module) -> str:
     """The module as PTX."""
     return "\n".join(_module(module)) + "\n"
+
+
+def same(first: object, second: object) -> bool:
+    """Whether two nodes (or tuples of nodes) agree in everything but line numbers and source texts."""
+    if type(first) is not type(second):
+        return False
+    if isinstance(first, tuple):
+        assert isinstance(second, tuple)
+        return len(first) == len(second) and all(map(same, first, second))
+    if dataclasses.is_dataclass(first):
+        names = [field.name for field in dataclasses.fields(first) if field.name not in ("line", "text")]
+        return all(same(getattr(first, name), getattr(second, name)) for name in names)
+    return first == second or first != first and second != second  # a NaN is the same as a NaN
 
 
 def _module(module: Module) -> Iterator[str]:
