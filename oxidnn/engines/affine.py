@@ -7,7 +7,9 @@ row, column). Where an element lies in memory is affine in the digits:
 
     address(A, m, k) = base + sum_i m_i * row_strides[i] + sum_i k_i * k_strides[i] + sum_i b_i * batch_strides[i]
 
-and an element outside the source (padding) is zero: for each Bound, 0 <= offset + sum_i m_i * row_coefs[i] + sum_i k_i * k_coefs[i] < extent.
+and an element outside the source (padding) is zero: for each Bound,
+
+    0 <= offset + sum_i m_i * row_coefs[i] + sum_i k_i * k_coefs[i] < extent.
 
 So fprop, dgrad (each parity class of the stride is a unit-stride convolution over a sublattice), wgrad and GEMM differ only in
 numbers, and any strides, layout, group count and number of spatial dimensions come for free.
@@ -18,6 +20,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from math import prod
 
+from ..codegen.pointwise import Expression
 from ..dtypes import DType
 
 
@@ -82,7 +85,7 @@ class AffineMatmul:
     d: Target
     acc: DType
     batch: IndexSpace = field(default=IndexSpace())
-    epilogue: object | None = None  # codegen.pointwise.Expression
+    epilogue: Expression | None = None
     operands: tuple[Target, ...] = ()
     math: str = "ieee"
 

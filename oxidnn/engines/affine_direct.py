@@ -165,7 +165,8 @@ class DirectAlgorithm:
     is_deterministic = True
 
     def check(self, am: AffineMatmul, device: DeviceInfo) -> Support:
-        for tensor in (am.a, am.b, am.d, *am.operands):
+        tensors: tuple[Source | Target, ...] = (am.a, am.b, am.d, *am.operands)
+        for tensor in tensors:
             if tensor.dtype not in TYPES:
                 return refuse(f"type of {tensor.name} is {tensor.dtype} (takes {', '.join(t.name for t in TYPES)})")
             if tensor.dtype is BF16 and not device.at_least(8):

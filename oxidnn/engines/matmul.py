@@ -9,6 +9,8 @@ from itertools import product
 from math import gcd, prod
 from typing import Any, Protocol
 
+from ..codegen import pointwise as expr
+from ..codegen.pointwise import Expression
 from ..device import DeviceInfo
 from ..dtypes import F32, F64, DType
 from ..ops.base import Operand, Problem
@@ -41,7 +43,7 @@ def _collapse_space(extents: Sequence[int], columns: Sequence[Sequence[int]]) ->
         if extent == 1:
             continue
         digit = _Digit(extent, tuple(column[i] for column in columns))
-        if kept and kept[-1].extent * extent <= _MAX_DIGIT and all(hi == lo * extent for hi, lo in zip(kept[-1].columns, digit.columns, strict=True)):
+        if kept and kept[-1].extent * extent <= _MAX_DIGIT and kept[-1].columns == tuple(c * extent for c in digit.columns):
             digit.extent *= kept.pop().extent
         kept.append(digit)
     return tuple(d.extent for d in kept), [tuple(d.columns[j] for d in kept) for j in range(len(columns))]
@@ -58,11 +60,12 @@ def collapse(am: AffineMatmul) -> AffineMatmul:
         am = replace(am, k=IndexSpace((0,) * len(am.k.extents) or (0,)))
     a = replace(am.a, bounds=tuple(b for b in am.a.bounds if not _always_holds(b, am.m, am.k)))
     b = replace(am.b, bounds=tuple(b for b in am.b.bounds if not _always_holds(b, am.n, am.k)))
-    targets = (am.d, *am.operands)
+    targets: tuple[Target, ...] = (am.d, *am.operands)
+    sources: tuple[Source, ...] = (a, b)
     m, m_columns = _collapse_space(am.m.extents, [a.row_strides, *(x.row_coefs for x in a.bounds), *(t.m_strides for t in targets)])
     n, n_columns = _collapse_space(am.n.extents, [b.row_strides, *(x.row_coefs for x in b.bounds), *(t.n_strides for t in targets)])
-    k, k_columns = _collapse_space(am.k.extents, [s for x in (a, b) for s in (x.k_strides, *(y.k_coefs for y in x.bounds))])
-    batch, batch_columns = _collapse_space(am.batch.extents, [x.batch_strides for x in (a, b, *targets)])
+    k, k_columns = _collapse_space(am.k.extents, [s for x in sources for s in (x.k_strides, *(y.k_coefs for y in x.bounds))])
+    batch, batch_columns = _collapse_space(am.batch.extents, [*(x.batch_strides for x in sources), *(t.batch_strides for t in targets)])
     na, nb = len(a.bounds), len(b.bounds)
 
     def source(old: Source, rows: list[tuple[int, ...]], ks: list[tuple[int, ...]], batches: tuple[int, ...]) -> Source:
@@ -114,10 +117,12 @@ def _axes(p: ConvProblem) -> tuple[_Axis, ...]:
     return tuple(axes)
 
 
-def _targets(p: Problem, epilogue: Any, output: Operand, channel_axis: int) -> list[tuple[str, Any, tuple[int, ...]]]:
+def _targets(p: Problem, epilogue: Expression | None, output: Operand, channel_axis: int) -> list[tuple[str, Any, tuple[int, ...]]]:
     """(name, description, element strides over the output's axes) of the output and then of the epilogue's operands."""
     rows = [(output.name, output.desc, output.desc.strides)]
-    for name in (n for n in (epilogue.args if epilogue is not None else ()) if n != "acc"):
+    if epilogue is None:
+        return rows
+    for name in (n for n in epilogue.args if n != "acc"):
         desc = p.desc(name)
         aligned = align_shape(p.op, name, desc.shape, output.desc.shape, channel_axis, epilogue.axis(name))
         rows.append((name, desc, align_strides(desc, aligned, channel_axis)))
@@ -161,7 +166,8 @@ def _lower_wgrad(p: ConvProblem) -> tuple[AffineMatmul, ...]:
     def n(taps: Sequence[int], channel: int) -> tuple[int, ...]:
         return (*taps, channel) if c_last else (channel, *taps)
 
-    a = Source(p.result, y.dtype, (y.strides[1],), (y.strides[0], *(ax.result_stride for ax in axes)), (filters * y.strides[1],), 0, (), y.align)
+    a = Source(p.result, y.dtype, (y.strides[1],), (y.strides[0], *(ax.result_stride for ax in axes)), (filters * y.strides[1],),
+               align=y.align)
     bounds = tuple(Bound(n(_unit(i, p.spatial, ax.dilation), 0), _unit(i + 1, 1 + p.spatial, ax.step), -ax.pad, ax.image)
                    for i, ax in enumerate(axes))
     b = Source(p.image, x.dtype, n([ax.dilation * ax.image_stride for ax in axes], x.strides[1]),
@@ -195,7 +201,8 @@ def _parts(ax: _Axis) -> Iterator[_Part]:
     """Splits the image coordinate i of a dimension so that the taps that meet i are an arithmetic progression.
 
     Tap r and position p meet i iff i + pad = p * step + r * dilation. For i = first + j * step this is solvable iff
-    g = gcd(step, dilation) divides first + pad, and then by r = r0 + t * (step / g), p = (first + pad - r0 * dilation) / step + j - t * (dilation / g).
+    g = gcd(step, dilation) divides first + pad, and then by r = r0 + t * (step / g),
+    p = (first + pad - r0 * dilation) / step + j - t * (dilation / g).
     """
     if ax.dilation == 1 and ax.taps == ax.step and ax.pad == 0 and ax.image == ax.positions * ax.step and ax.step > 1:
         yield _Part(0, ((ax.positions, ax.step),), is_disjoint=True)
@@ -248,8 +255,10 @@ def _dgrad_matmul(p: ConvProblem, axes: tuple[_Axis, ...], parts: tuple[_Part, .
         pairs = [(ax, _Part(0, ((ax.image, 1),)) if q.is_disjoint else q) for ax, q in pairs]
     num_m = 1 + sum(len(q.m) for _, q in pairs)
 
-    k_last = _channels_innermost((y.strides[1], w.strides[0]), [s for ax, q in in_k[-1:] for s in (q.tap_back * ax.result_stride, q.tap_step * ax.tap_stride)])
-    c_last = _channels_innermost((p.desc(p.image).strides[1], w.strides[1]), [s for ax, _ in in_n[-1:] for s in (ax.image_stride, ax.tap_stride)])
+    k_last = _channels_innermost((y.strides[1], w.strides[0]),
+                                 [s for ax, q in in_k[-1:] for s in (q.tap_back * ax.result_stride, q.tap_step * ax.tap_stride)])
+    c_last = _channels_innermost((p.desc(p.image).strides[1], w.strides[1]),
+                                 [s for ax, _ in in_n[-1:] for s in (ax.image_stride, ax.tap_stride)])
 
     def k(taps: Sequence[int], channel: int) -> tuple[int, ...]:
         return (*taps, channel) if k_last else (channel, *taps)
@@ -265,10 +274,11 @@ def _dgrad_matmul(p: ConvProblem, axes: tuple[_Axis, ...], parts: tuple[_Part, .
         m_result += [ax.result_stride, *(0 for _ in q.m[1:])] if is_met else [0 for _ in q.m]
         digit += len(q.m)
     k_extent = k([q.taps for _, q in in_k], filters) if is_met else k((), 0)
-    a = Source(p.result, y.dtype, tuple(m_result), k([-q.tap_back * ax.result_stride for ax, q in in_k], y.strides[1]), (filters * y.strides[1],),
-               sum(q.position * ax.result_stride for ax, q in in_k), tuple(bounds), y.align)
-    b = Source(p.filter, w.dtype, n([ax.tap_stride for ax, _ in in_n], w.strides[1]), k([q.tap_step * ax.tap_stride for ax, q in in_k], w.strides[0]),
-               (filters * w.strides[0],), sum(ax.tap_base for ax in axes) + sum(q.tap_first * ax.tap_stride for ax, q in in_k), (), w.align)
+    a = Source(p.result, y.dtype, tuple(m_result), k([-q.tap_back * ax.result_stride for ax, q in in_k], y.strides[1]),
+               (filters * y.strides[1],), sum(q.position * ax.result_stride for ax, q in in_k), tuple(bounds), y.align)
+    b = Source(p.filter, w.dtype, n([ax.tap_stride for ax, _ in in_n], w.strides[1]),
+               k([q.tap_step * ax.tap_stride for ax, q in in_k], w.strides[0]), (filters * w.strides[0],),
+               sum(ax.tap_base for ax in axes) + sum(q.tap_first * ax.tap_stride for ax, q in in_k), (), w.align)
     targets = []
     for name, desc, s in _targets(p, p.epilogue, p.outputs[0], 1):
         m_strides = (s[0], *(step * s[i + 2] for i, (_, q) in enumerate(pairs) for _, step in q.m))
@@ -283,16 +293,14 @@ def _dgrad_matmul(p: ConvProblem, axes: tuple[_Axis, ...], parts: tuple[_Part, .
 # --- GEMM ----------------------------------------------------------------------------------------------------------------------
 
 
-def _gemm_epilogue(p: GemmProblem) -> Any:
+def _gemm_epilogue(p: GemmProblem) -> Expression | None:
     """alpha * acc + beta * c, under the problem's epilogue; None if that is plain acc."""
-    if p.alpha == 1.0 and p.beta == 0.0:
-        return p.epilogue
-    from ..codegen import pointwise as expr
-
     value = expr.acc if p.alpha == 1.0 else expr.const(p.alpha) * expr.acc
     if p.beta:
         value = value + (expr.arg("c") if p.beta == 1.0 else expr.const(p.beta) * expr.arg("c"))
-    return expr.parse(value) if p.epilogue is None else p.epilogue.substitute({"acc": value})
+    if p.epilogue is not None:
+        return p.epilogue.substitute({"acc": value})
+    return None if value == expr.acc else value
 
 
 def _lower_gemm(p: GemmProblem) -> tuple[AffineMatmul, ...]:
@@ -305,7 +313,8 @@ def _lower_gemm(p: GemmProblem) -> tuple[AffineMatmul, ...]:
         return (0,) * (len(batch) - len(own)) + own
 
     a_batch, b_batch = batch_strides(a.shape, a.strides), batch_strides(b.shape, b.strides)
-    (a_m, a_k), (b_k, b_n) = (a.strides[-2:][::-1] if p.transpose_a else a.strides[-2:]), (b.strides[-2:][::-1] if p.transpose_b else b.strides[-2:])
+    a_m, a_k = a.strides[-2:][::-1] if p.transpose_a else a.strides[-2:]
+    b_k, b_n = b.strides[-2:][::-1] if p.transpose_b else b.strides[-2:]
     in_m = [i for i, s in enumerate(b_batch) if s == 0]
     in_batch = [i for i, s in enumerate(b_batch) if s != 0]
 
@@ -318,7 +327,8 @@ def _lower_gemm(p: GemmProblem) -> tuple[AffineMatmul, ...]:
     return (AffineMatmul(IndexSpace((*pick(batch, in_m), p.m)), IndexSpace((p.n,)), IndexSpace((p.k,)),
                          Source("a", a.dtype, (*pick(a_batch, in_m), a_m), (a_k,), pick(a_batch, in_batch), align=a.align),
                          Source("b", b.dtype, (b_n,), (b_k,), pick(b_batch, in_batch), align=b.align),
-                         targets[0], _accumulator(a.dtype), IndexSpace(pick(batch, in_batch)), epilogue, tuple(targets[1:]), p.policy.math),)
+                         targets[0], _accumulator(a.dtype), IndexSpace(pick(batch, in_batch)), epilogue, tuple(targets[1:]),
+                         p.policy.math),)
 
 
 # --- Engines -------------------------------------------------------------------------------------------------------------------

@@ -11,13 +11,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import prod
 from typing import Any
 
+from ..codegen.pointwise import Expression
 from ..errors import InvalidArgument, expected
 from ..tensor import TensorDesc
 from .base import OpDef, Operand, Policy, Problem
-from .epilogue import TYPES, check_dtype, check_names, check_output, describe, operands_of, resolve
+from .epilogue import TYPES, check_dtype, check_names, check_output, default_epilogue, describe, operands_of, resolve
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +38,7 @@ class ConvProblem(Problem):
     dilation: tuple[int, ...]
     groups: int
     flip: bool
-    epilogue: Any = None  # codegen.pointwise.Expression over "acc" and operand names
+    epilogue: Expression | None = None  # over "acc" and operand names
 
     @property
     def spatial(self) -> int:
@@ -68,7 +70,7 @@ class _Kind:
 
     @property
     def attributes(self) -> tuple[str, ...]:
-        names = _ATTRIBUTES
+        names: tuple[str, ...] = _ATTRIBUTES
         names += ("output_padding",) if self.is_transposed else ()
         names += () if self.direction == "wgrad" else ("epilogue",)
         names += ("w_shape",) if self.direction == "wgrad" else ("x_shape",) if self.op == "conv_dgrad" else ()
@@ -190,7 +192,8 @@ def _make(kind: _Kind, tensors: Mapping[str, TensorDesc], attrs: Mapping[str, An
         shapes[kind.image] = (n, c_filter * groups, *extents)
     image = shapes[kind.image]
     if c_filter * groups != image[1]:
-        raise expected(op, f"channels of {kind.filter} times groups", f"{c_filter} * {groups}", f"{image[1]}, the channels of {kind.image}", context)
+        raise expected(op, f"channels of {kind.filter} times groups", f"{c_filter} * {groups}", f"{image[1]}, the channels of {kind.image}",
+                       context)
     windows = [n + lo + hi - e - o for n, (lo, hi), e, o in zip(image[2:], padding, reach, output_padding, strict=True)]
     if any(v < 0 for v in windows):
         raise expected(op, f"spatial shape of {kind.filter}", f"{list(taps)} (with dilation {list(reach)})", "at most the padded extent "
@@ -215,11 +218,11 @@ def _make(kind: _Kind, tensors: Mapping[str, TensorDesc], attrs: Mapping[str, An
         epilogue = resolve(op, attrs.get("epilogue"), tensors, roles)
         extra = operands_of(op, epilogue, tensors, shapes[kind.output], 1)
 
-    kept: list[tuple[str, Any]] = [("stride", _short(stride)), ("padding", _short(padding)), ("dilation", _short(dilation)), ("groups", groups),
-                                   ("flip", bool(flip)), ("output_padding", _short(output_padding))]
+    kept: list[tuple[str, Any]] = [("stride", _short(stride)), ("padding", _short(padding)), ("dilation", _short(dilation)),
+                                   ("groups", groups), ("flip", bool(flip)), ("output_padding", _short(output_padding))]
     defaults = {"stride": 1, "padding": 0, "dilation": 1, "groups": 1, "flip": False, "output_padding": 0}
     kept = [(name, value) for name, value in kept if value != defaults[name]]
-    if epilogue is not None and epilogue != resolve(op, None, tensors, roles):
+    if epilogue is not None and epilogue != default_epilogue(tensors):
         kept.append(("epilogue", epilogue))
     operands = (*(Operand(name, tensors[name]) for name in kind.inputs), *extra, Operand(kind.output, output, True))
     return ConvProblem(op, operands, tuple(kept), epilogue.scalars if epilogue is not None else (), policy=policy,
@@ -229,7 +232,7 @@ def _make(kind: _Kind, tensors: Mapping[str, TensorDesc], attrs: Mapping[str, An
 
 def _definition(kind: _Kind) -> OpDef:
     optional = {"conv_fprop": ("bias", "residual"), "conv_transpose": ("bias",)}.get(kind.op, ())
-    return OpDef(kind.op, (*kind.inputs, *optional), (kind.output,), lambda tensors, attrs, policy: _make(kind, tensors, attrs, policy), optional)
+    return OpDef(kind.op, (*kind.inputs, *optional), (kind.output,), partial(_make, kind), optional)
 
 
 def _make_bgrad(tensors: Mapping[str, TensorDesc], attrs: Mapping[str, Any], policy: Policy) -> Problem:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+from ..codegen import pointwise as expr
+from ..codegen.pointwise import Expression
 from ..dtypes import BF16, F16, F32, F64, DType
 from ..errors import InvalidArgument, expected
 from ..tensor import TensorDesc
@@ -44,27 +46,26 @@ def check_names(op: str, roles: Sequence[str], attrs: Mapping[str, Any], known: 
             raise InvalidArgument(f"{op}: {name!r} is no attribute (known: {', '.join(known)}).")
 
 
-def resolve(op: str, epilogue: Any, tensors: Mapping[str, TensorDesc], roles: Sequence[str]) -> Any:
-    """The Expression of the attribute `epilogue`, or of the default: acc plus bias and residual where given; None for plain acc.
+def default_epilogue(given: Collection[str]) -> Expression | None:
+    """acc plus bias (a vector over channels) and residual, where given; None for plain acc."""
+    expression = expr.acc
+    if "bias" in given:
+        expression = expression + expr.arg("bias", axis="c")
+    if "residual" in given:
+        expression = expression + expr.arg("residual")
+    return None if expression == expr.acc else expression
+
+
+def resolve(op: str, epilogue: str | Expression | None, tensors: Mapping[str, TensorDesc], roles: Sequence[str]) -> Expression | None:
+    """The Expression of the attribute `epilogue`, or the default; None for plain acc.
 
     Checks that its tensors are there and that none is left over. `roles` are the op's own tensors, which it cannot name.
     """
     given = [name for name in tensors if name not in roles]
-    if epilogue is None and not given:
-        return None
-    from ..codegen import pointwise as expr
-
-    if epilogue is None:
-        expression = expr.acc
-        for name in ("bias", "residual"):
-            if name in given:
-                expression = expression + expr.arg(name, axis="c" if name == "bias" else None)
-        expression = expr.parse(expression)
-    else:
-        expression = expr.parse(epilogue)
-    if expression.num_outputs != 1:
+    expression = default_epilogue(given) if epilogue is None else expr.parse(epilogue)
+    if expression is not None and expression.num_outputs != 1:
         raise expected(op, "epilogue", f"an expression of {expression.num_outputs} outputs", "one output", describe(tensors))
-    named = [name for name in expression.args if name != "acc"]
+    named = [name for name in expression.args if name != "acc"] if expression is not None else []
     for name in named:
         if name in roles:
             raise expected(op, "epilogue", f"{expression}, which names {name}", f"names other than {', '.join(roles)}", describe(tensors))
@@ -73,10 +74,11 @@ def resolve(op: str, epilogue: Any, tensors: Mapping[str, TensorDesc], roles: Se
     for name in given:
         if name not in named:
             raise expected(op, name, "given", f"an epilogue that uses it (epilogue is {expression})", describe(tensors))
-    return expression
+    return None if expression == expr.acc else expression
 
 
-def align_shape(op: str, name: str, shape: tuple[int, ...], out: tuple[int, ...], channel_axis: int, axis: str | None = None) -> tuple[int, ...]:
+def align_shape(op: str, name: str, shape: tuple[int, ...], out: tuple[int, ...], channel_axis: int,
+                axis: str | None = None) -> tuple[int, ...]:
     """`shape` of an epilogue tensor with the rank of the output `out`, each extent equal to the output's or 1.
 
     A vector, and any tensor the expression declares with axis "c", lies along the channels; others broadcast as in NumPy.
@@ -101,7 +103,8 @@ def align_strides(desc: TensorDesc, aligned: tuple[int, ...], channel_axis: int)
     return tuple(0 if n == 1 else s for n, s in zip(aligned, strides, strict=True))
 
 
-def operands_of(op: str, expression: Any, tensors: Mapping[str, TensorDesc], out: tuple[int, ...], channel_axis: int) -> list[Operand]:
+def operands_of(op: str, expression: Expression | None, tensors: Mapping[str, TensorDesc], out: tuple[int, ...],
+                channel_axis: int) -> list[Operand]:
     """The epilogue's tensors in argument order (bias and residual first), checked against the output's shape."""
     if expression is None:
         return []

@@ -8,10 +8,11 @@ from typing import Any
 
 import numpy as np
 
+from ..codegen.pointwise import Expression
 from ..errors import expected
 from ..tensor import TensorDesc
 from .base import OpDef, Operand, Policy, Problem
-from .epilogue import align_shape, check_dtype, check_names, check_output, describe, operands_of, resolve
+from .epilogue import align_shape, check_dtype, check_names, check_output, default_epilogue, describe, operands_of, resolve
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,7 +29,7 @@ class GemmProblem(Problem):
     m: int
     n: int
     k: int
-    epilogue: Any = None
+    epilogue: Expression | None = None
 
     @property
     def flops(self) -> int:
@@ -85,7 +86,7 @@ def _make(tensors: Mapping[str, TensorDesc], attrs: Mapping[str, Any], policy: P
 
     kept: list[tuple[str, Any]] = [(name, True) for name, value in flags.items() if value]
     kept += [(name, factors[name]) for name, default in (("alpha", 1.0), ("beta", 0.0)) if factors[name] != default]
-    if epilogue is not None and epilogue != resolve(op, None, others, ("a", "b", "d")):
+    if epilogue is not None and epilogue != default_epilogue(others):
         kept.append(("epilogue", epilogue))
     operands = [Operand("a", a), Operand("b", b), *extra]
     if c is not None:

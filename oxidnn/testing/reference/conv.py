@@ -1,0 +1,84 @@
+"""Convolution in float64: windows of the padded image times the filter; its gradients by windows and by scattering."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import prod
+
+import numpy as np
+
+from ...dtypes import F32, F64
+from ...ops.base import Problem
+from ...ops.conv import ConvProblem
+from . import Expected
+from .epilogue import finish
+
+
+def _windows(image: np.ndarray, p: ConvProblem, taps: tuple[int, ...], positions: tuple[int, ...]) -> np.ndarray:
+    """(N, groups, C / groups, number of positions, number of taps): what each position sees of the padded image."""
+    padded = np.pad(image, ((0, 0), (0, 0), *p.padding))
+    steps = padded.strides
+    shape = (*image.shape[:2], *positions, *taps)
+    strides = (*steps[:2], *(s * u for s, u in zip(steps[2:], p.stride, strict=True)),
+               *(s * d for s, d in zip(steps[2:], p.dilation, strict=True)))
+    view = np.lib.stride_tricks.as_strided(padded, shape, strides)
+    n, c = image.shape[:2]
+    return view.reshape(n, p.groups, c // p.groups, prod(positions), prod(taps))
+
+
+def _flip(filter: np.ndarray, p: ConvProblem) -> np.ndarray:
+    return np.flip(filter, tuple(range(2, filter.ndim))) if p.flip else filter
+
+
+def _fprop(p: ConvProblem, image: np.ndarray, filter: np.ndarray) -> np.ndarray:
+    out = p.desc(p.result).shape
+    windows = _windows(image, p, filter.shape[2:], out[2:])
+    weights = _flip(filter, p).reshape(p.groups, filter.shape[0] // p.groups, filter.shape[1], prod(filter.shape[2:]))
+    return np.einsum("ngcpr,gkcr->ngkp", windows, weights, optimize=True).reshape(out)
+
+
+def _dgrad(p: ConvProblem, result: np.ndarray, filter: np.ndarray) -> np.ndarray:
+    """Every tap adds its product into the padded image; the padding is then cut off."""
+    shape = p.desc(p.image).shape
+    n, groups, weights = shape[0], p.groups, _flip(filter, p)
+    positions, per_group, channels = result.shape[2:], filter.shape[0] // p.groups, filter.shape[1]
+    padded = np.zeros((n, shape[1], *(e + lo + hi for e, (lo, hi) in zip(shape[2:], p.padding, strict=True))))
+    grouped = result.reshape(n, groups, per_group, prod(positions))
+    for tap in np.ndindex(*filter.shape[2:]):
+        weight = weights[(slice(None), slice(None), *tap)].reshape(groups, per_group, channels)
+        product = np.einsum("ngkp,gkc->ngcp", grouped, weight, optimize=True).reshape(n, shape[1], *positions)
+        where = tuple(slice(t * d, t * d + (q - 1) * s + 1, s) for t, d, q, s in zip(tap, p.dilation, positions, p.stride, strict=True))
+        padded[(slice(None), slice(None), *where)] += product
+    return padded[(slice(None), slice(None), *(slice(lo, lo + e) for e, (lo, _) in zip(shape[2:], p.padding, strict=True)))]
+
+
+def _wgrad(p: ConvProblem, image: np.ndarray, result: np.ndarray) -> np.ndarray:
+    shape = p.desc(p.filter).shape
+    windows = _windows(image, p, shape[2:], result.shape[2:])
+    grouped = result.reshape(result.shape[0], p.groups, shape[0] // p.groups, prod(result.shape[2:]))
+    return _flip(np.einsum("ngkp,ngcpr->gkcr", grouped, windows, optimize=True).reshape(shape), p)
+
+
+def reference(problem: Problem, inputs: Mapping[str, np.ndarray], scalars: Mapping[str, float]) -> dict[str, Expected]:
+    p = problem
+    assert isinstance(p, ConvProblem)
+    filter, result = p.desc(p.filter).shape, p.desc(p.result).shape
+    operands, compute, terms = {
+        "fprop": ((p.image, p.filter), _fprop, prod(filter[1:])),
+        "dgrad": ((p.result, p.filter), _dgrad, filter[0] // p.groups * prod(filter[2:])),
+        "wgrad": ((p.image, p.result), _wgrad, result[0] * prod(result[2:])),
+    }[p.direction]
+    first, second = (inputs[name] for name in operands)
+    acc, magnitude = compute(p, first, second), compute(p, np.abs(first), np.abs(second))
+    return {p.outputs[0].name: finish(p, p.epilogue, acc, magnitude, terms, inputs, scalars, 1)}
+
+
+def bgrad(problem: Problem, inputs: Mapping[str, np.ndarray], scalars: Mapping[str, float]) -> dict[str, Expected]:
+    dy = inputs["dy"]
+    axes = (0, *range(2, dy.ndim))
+    accumulate = F64 if problem.desc("dy").dtype is F64 else F32
+    return {"db": Expected(dy.sum(axes), np.abs(dy).sum(axes), max(1, dy.size // max(1, dy.shape[1])), accumulate)}
+
+
+REFERENCES = {op: reference for op in ("conv_fprop", "conv_dgrad", "conv_wgrad", "conv_transpose", "conv_transpose_dgrad",
+                                       "conv_transpose_wgrad")} | {"conv_bgrad": bgrad}

@@ -1,0 +1,152 @@
+"""Random and fixed convolutions of all six kinds, and of the bias gradient."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from ...dtypes import BF16, F16, F32, F64
+from ...ops import OPS, Policy, Problem
+from .tensors import random_desc
+
+# Epilogue and the shapes of its tensors: "c" a vector over channels, "y" the output's shape, "1" an extent of 1 everywhere.
+EPILOGUES: tuple[tuple[str | None, dict[str, str]], ...] = (
+    (None, {}), (None, {}), (None, {"bias": "c"}), (None, {"bias": "c", "residual": "y"}), ("relu(acc)", {}),
+    ("bias_relu", {"bias": "c"}), ("bias_residual_relu", {"bias": "c", "residual": "y"}),
+    ("relu(acc * scale + bias)", {"scale": "c", "bias": "c"}), ("acc * mask", {"mask": "y"}), ("acc * 0.5 + offset", {"offset": "1"}),
+)
+_LIMITS = {"tiny": 20_000, "small": 4_000_000}
+
+
+def draw_epilogue(rng: np.random.Generator, tensors: dict[str, Any], attrs: dict[str, Any], shape: tuple[int, ...],
+                  channel_axis: int) -> None:
+    """Adds an epilogue and its tensors over an output of `shape`."""
+    text, operands = EPILOGUES[int(rng.integers(len(EPILOGUES)))]
+    if text:
+        attrs["epilogue"] = text
+    for name, kind in operands.items():
+        extents = (shape[channel_axis],) if kind == "c" else shape if kind == "y" else (1,) * len(shape)
+        tensors[name] = random_desc(rng, (F32, F64, F16, BF16)[int(rng.choice(4, p=(0.5, 0.1, 0.2, 0.2)))], extents)
+
+
+def _draw(rng: np.random.Generator, op: str, size: str) -> Problem | None:
+    def upto(limit: int) -> int:
+        return int(rng.integers(1, limit + 1))
+
+    spatial = int(rng.choice((1, 2, 3), p=(0.25, 0.6, 0.15)))
+    is_tiny = size == "tiny"
+    groups = upto(3) if rng.random() < 0.35 else 1
+    channels, filters = (upto(5), upto(5)) if is_tiny else (upto(40), upto(40))
+    n = 0 if rng.random() < 0.03 else upto(2 if is_tiny else 4)
+    if rng.random() < 0.02:
+        channels = 0
+    taps = [upto(3 if is_tiny else 5) for _ in range(spatial)]
+    stride = [upto(3) if rng.random() < 0.5 else 1 for _ in range(spatial)]
+    dilation = [upto(3) if rng.random() < 0.25 else 1 for _ in range(spatial)]
+    padding = [(int(rng.integers(0, 3)), int(rng.integers(0, 3))) if rng.random() < 0.6 else (0, 0) for _ in range(spatial)]
+    extents = [upto((8 if is_tiny else 40) if spatial < 3 else (5 if is_tiny else 12)) for _ in range(spatial)]
+    if rng.random() < 0.1:  # windows that tile the image: patches
+        taps, dilation, padding = list(stride), [1] * spatial, [(0, 0)] * spatial
+        extents = [s * upto(3) for s in stride]
+    attrs: dict[str, Any] = {"stride": tuple(stride), "padding": tuple(padding), "dilation": tuple(dilation), "groups": groups,
+                             "flip": bool(rng.random() < 0.15)}
+    if rng.random() < 0.08:
+        attrs["padding"] = ("same_upper", "same_lower", "valid")[int(rng.integers(3))]
+        lo_hi = [max((-(-e // s) - 1) * s + (r - 1) * d + 1 - e, 0) if attrs["padding"] != "valid" else 0
+                 for e, s, r, d in zip(extents, stride, taps, dilation, strict=True)]
+        padding = [(t, 0) for t in lo_hi]
+    kind = (F32, F64, F16, BF16)[int(rng.integers(4))]
+    out_kind = (F32, F64, F16, BF16)[int(rng.integers(4))] if rng.random() < 0.2 else kind
+    room = [e + lo + hi - (r - 1) * d - 1 for e, (lo, hi), r, d in zip(extents, padding, taps, dilation, strict=True)]
+    if any(v < 0 for v in room):
+        return None
+    result_shape = (n, filters * groups, *(v // s + 1 for v, s in zip(room, stride, strict=True)))
+    image_shape, filter_shape = (n, channels * groups, *extents), (filters * groups, channels, *taps)
+    if prod(result_shape) * prod(filter_shape[1:]) > _LIMITS[size]:
+        return None
+    definition = OPS[op]
+    roles = {"conv_fprop": ("x", "w", "y"), "conv_dgrad": ("dx", "w", "dy"), "conv_wgrad": ("x", "dw", "dy"),
+             "conv_transpose": ("y", "w", "x"), "conv_transpose_dgrad": ("dy", "w", "dx"), "conv_transpose_wgrad": ("dy", "dw", "x")}[op]
+    shapes = dict(zip(roles, (image_shape, filter_shape, result_shape), strict=True))
+    output = definition.outputs[0]
+    if "transpose" in op:
+        if attrs["padding"] in ("same_upper", "same_lower"):
+            return None
+        attrs["output_padding"] = tuple(v % s for v, s in zip(room, stride, strict=True))
+        if channels == 0:
+            return None
+    tensors = {name: random_desc(rng, kind, shapes[name]) for name in definition.inputs if name in shapes}
+    tensors[output] = random_desc(rng, out_kind, shapes[output], is_output=True)
+    if not op.endswith("wgrad"):
+        draw_epilogue(rng, tensors, attrs, shapes[output], 1)
+    return definition.make(tensors, attrs, Policy())
+
+
+def _sampler(op: str) -> Any:
+    def sample(rng: np.random.Generator, size: str) -> Problem:
+        while True:
+            problem = _draw(rng, op, size)
+            if problem is not None:
+                return problem
+
+    return sample
+
+
+def sample_bgrad(rng: np.random.Generator, size: str) -> Problem:
+    top = 6 if size == "tiny" else 40
+    rank = int(rng.choice((3, 4, 5), p=(0.25, 0.6, 0.15)))
+    shape = [int(rng.integers(1, (top if rank < 5 else 5) + 1)) for _ in range(rank)]
+    if rng.random() < 0.05:
+        shape[0] = 0
+    kind = (F32, F64, F16, BF16)[int(rng.integers(4))]
+    out = (F32, kind)[int(rng.integers(2))]
+    tensors = {"dy": random_desc(rng, kind, shape), "db": random_desc(rng, out, shape[1:2], is_output=True)}
+    return OPS["conv_bgrad"].make(tensors, {}, Policy())
+
+
+def _channel_tails() -> tuple[str, ...]:
+    """Channels and filters that are no multiple of any vector, forward and both gradients, both layouts."""
+    lines = []
+    for c, k, kind, layout in ((1, 7, "f16", "nchw"), (3, 1, "bf16", "nhwc"), (5, 7, "f32", "nchw"), (13, 17, "bf16", "nhwc"),
+                               (5, 7, "f16", "nhwc")):
+        x, w, y = f"{kind}[1,{c},5,6]{layout}", f"{kind}[{k},{c},3,3]{layout}", f"{kind}[1,{k},5,6]{layout}"
+        lines += [f"conv_fprop x={x} w={w} y={y} padding=1", f"conv_dgrad dy={y} w={w} dx={x} padding=1",
+                  f"conv_wgrad x={x} dy={y} dw={w} padding=1"]
+    return tuple(lines)
+
+
+_ALL = (
+    *_channel_tails(),
+    # Padding of a dilated filter, even filters, uneven padding; a filter larger than the image but not than the padded one.
+    "conv_fprop x=f32[1,1,9,9] w=f32[1,1,5,5] padding=4 dilation=2",
+    "conv_fprop x=f32[1,1,2,2] w=f32[1,1,2,2] padding='((0,1),(1,0))'",
+    "conv_fprop x=f32[1,2,7,6] w=f32[3,2,4,2] padding=same_upper stride=2",
+    "conv_fprop x=f16[1,2,7,6] w=f16[3,2,4,2] padding=same_lower stride=2",
+    "conv_fprop x=f32[1,2,2,3] w=f32[2,2,5,5] padding=2",
+    # Transposed with output padding; stride with dilation; windows that tile; strides with taps that never meet.
+    "conv_transpose x=f32[1,1,2,2] w=f32[1,1,3,3] stride=2 padding=1 output_padding=1",
+    "conv_transpose x=f16[2,4,3,3]nhwc w=f16[4,3,2,2] stride=2 bias=f32[3]",
+    "conv_transpose x=f32[1,2,4] w=f32[2,3,3] stride=4 dilation=2 output_padding=3",
+    "conv_dgrad dy=f32[2,3,3,3] w=f32[3,2,1,1] x_shape=(2,2,8,7) stride=(3,3) padding=0",
+    "conv_dgrad dy=bf16[1,8,2,2]nhwc w=bf16[8,3,4,4]nhwc x_shape=(1,3,8,8) stride=4",
+    # Nothing in, zeros or nothing out.
+    "conv_fprop x=f32[0,3,4,4] w=f32[2,3,3,3]",
+    "conv_wgrad x=f32[0,3,4,4] dy=f32[0,2,2,2] w_shape=(2,3,3,3)",
+    "conv_fprop x=f32[2,0,4,4] w=f32[3,0,3,3] bias=f32[3]",
+    "conv_dgrad dy=f32[1,0,2,2] w=f32[0,2,3,3] x_shape=(1,2,4,4)",
+    # Three dimensions channels last; depthwise in half precision; many images (no grid axis but x is that long).
+    "conv_fprop x=f32[2,3,4,4,4]nhwc w=f32[4,3,3,3,3] padding=1",
+    "conv_fprop x=f16[1,16,6,6] w=f16[16,1,3,3] padding=1 groups=16",
+    "conv_fprop x=f32[65537,1,4] w=f32[1,1,2]",
+    "conv_wgrad x=f32[65537,1,3] dy=f32[65537,1,2] w_shape=(1,1,2)",
+    # Addresses that no vector load likes.
+    "conv_fprop x=bf16[1,8,5,5]nhwc@2 w=bf16[8,8,3,3]nhwc@4 y=bf16[1,8,5,5]nhwc@2 padding=1",
+    "conv_fprop x=f16[1,8,5,5](225,1,45,9) w=f16[8,8,1,1] y=f16[1,8,5,5](225,1,45,9)@2",
+)
+
+_OPS = ("conv_fprop", "conv_dgrad", "conv_wgrad", "conv_transpose", "conv_transpose_dgrad", "conv_transpose_wgrad")
+SAMPLES = {op: _sampler(op) for op in _OPS} | {"conv_bgrad": sample_bgrad}
+CASES = {op: tuple(line for line in _ALL if line.split()[0] == op) for op in _OPS} | {
+    "conv_bgrad": ("conv_bgrad dy=bf16[2,5,3,4]nhwc db=f32[5]", "conv_bgrad dy=f32[0,3,2,2]")}
