@@ -105,7 +105,7 @@ class SimtMatmul:
             shapes = [(16, 16, 4, 4, 8), (16, 8, 4, 4, 8), (32, 4, 4, 4, 8)]
         for threads_m, threads_n, reg_m, reg_n, tile_k in shapes:
             tile = (threads_m * reg_m, threads_n * reg_n, tile_k)
-            for split_k in split_choices(am, tile, device):
+            for split_k in tiling.split_choices(am, tile, device):
                 yield EngineConfig.of(threads_m=threads_m, threads_n=threads_n, reg_m=reg_m, reg_n=reg_n, tile_k=tile_k, stages=2 if reg_m == 8 else 3,
                                       split_k=split_k)
 
@@ -146,18 +146,4 @@ class SimtMatmul:
         return Build((step, reduce), workspace_offset + grid.partial_elements * am.acc.num_bytes)
 
 
-def split_choices(am: AffineMatmul, tile: tuple[int, int, int], device: DeviceInfo) -> tuple[int, ...]:
-    """1 and, where the tiles do not fill the device, numbers of k splits that bring one to about two waves of CTAs."""
-    whole = tiling.plan_grid(am, tile, 1)
-    if device.is_emulated or whole.ctas == 0:
-        return (1,)
-    choices = {1}
-    for waves in (1, 2):
-        splits = min(waves * device.num_sms // max(1, whole.ctas), whole.k_tiles // 4)
-        if splits > 1 and tiling.plan_grid(am, tile, splits).partial_elements < 2**31:
-            choices.add(splits)
-    return tuple(sorted(choices))
-
-
 SIMT = SimtMatmul()
-__all__ = ["SIMT", "SimtConsts", "SimtMatmul"]

@@ -21,7 +21,7 @@ INT32_MAX = 2**31 - 1
 SECTOR_BYTES = 32
 
 
-# ---- Digits: fewer of them ------------------------------------------------------------------------------------------------------------
+# ---- Digits: fewer of them -------------------------------------------------------------------------------
 
 
 def merge(extents: Sequence[int], weights: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], list[tuple[int, ...]]]:
@@ -116,7 +116,7 @@ def needs_wide(d: Digits) -> bool:
     return max(sources + targets) > INT32_MAX
 
 
-# ---- Vectorisability ------------------------------------------------------------------------------------------------------------------
+# ---- Vectorisability -------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +166,7 @@ def best_vector(x: Operand, k: Sequence[int], batch: Sequence[int]) -> Vector:
     return along_k if steps["k"] <= steps["row"] else along_row
 
 
-# ---- Loaders: global memory to a stage of shared memory ---------------------------------------------------------------------------------
+# ---- Loaders: global memory to a stage of shared memory --------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,7 +258,7 @@ def plan_loader(name: str, x: Operand, d: Digits, vector: Vector, rows: int, til
                         tuple(places), tuple(registers), max(1, vec * size // 4), wide)
 
 
-# ---- Epilogue: shared memory to D --------------------------------------------------------------------------------------------------------
+# ---- Epilogue: shared memory to D ------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -362,7 +362,7 @@ def _target_consts(index: int, t: Target, d: Digits, inner: str, vec: int) -> Ta
     return TargetConsts(prefix, t.name, t.dtype.name, t.dtype.num_bytes, access, f"{prefix}_{inner}{len(strides) - 1}")
 
 
-# ---- Arguments ----------------------------------------------------------------------------------------------------------------------------
+# ---- Arguments -------------------------------------------------------------------------------------------
 
 
 class Arguments:
@@ -476,7 +476,7 @@ def mixed_radix(value: int, extents: Sequence[int]) -> tuple[int, ...]:
     return (value, *reversed(digits))
 
 
-# ---- Grid ------------------------------------------------------------------------------------------------------------------------------------
+# ---- Grid ------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -526,7 +526,20 @@ def plan_grid(am: AffineMatmul, tile: tuple[int, int, int], split_k: int, inner:
                 -(-sizes[inner] // unit) * unit, sizes["m" if inner == "n" else "n"])
 
 
-# ---- Build -----------------------------------------------------------------------------------------------------------------------------------
+def split_choices(am: AffineMatmul, tile: tuple[int, int, int], device: DeviceInfo) -> tuple[int, ...]:
+    """1 and, where the tiles do not fill the device, numbers of k splits that bring one to about two waves of CTAs."""
+    whole = plan_grid(am, tile, 1)
+    if device.is_emulated or whole.ctas == 0:
+        return (1,)
+    choices = {1}
+    for waves in (1, 2):
+        splits = min(waves * device.num_sms // max(1, whole.ctas), whole.k_tiles // 4)
+        if splits > 1 and plan_grid(am, tile, splits).partial_elements < 2**31:
+            choices.add(splits)
+    return tuple(sorted(choices))
+
+
+# ---- Build -----------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -583,7 +596,7 @@ def empty_build(am: AffineMatmul) -> Build | None:
     return Build(()) if am.m.size == 0 or am.n.size == 0 or am.batch.size == 0 else None
 
 
-# ---- Cost ------------------------------------------------------------------------------------------------------------------------------------
+# ---- Cost ------------------------------------------------------------------------------------------------
 
 
 def estimate_us(am: AffineMatmul, grid: Grid, tile: tuple[int, int, int], sm_flop_per_us: float, ctas_per_sm: int, device: DeviceInfo,

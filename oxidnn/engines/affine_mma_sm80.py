@@ -1,0 +1,211 @@
+"""The tiled main loop on tensor cores through mma.sync: f16 and bf16, and f32 as tf32 by request; sm_80 and later."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+
+from ..codegen.spec import Target as PtxTarget
+from ..device import DeviceInfo
+from . import affine_tiling as tiling
+from .affine import AffineMatmul
+from .base import Build, EngineConfig, Step, Support, refuse
+
+# (tile_m, tile_n, tile_k in bytes, warps_m, warps_n, stages)
+SHAPES = (
+    (128, 128, 64, 2, 2, 4),
+    (128, 128, 64, 2, 4, 4),
+    (128, 128, 128, 2, 4, 3),
+    (128, 128, 128, 2, 2, 3),
+    (128, 256, 64, 2, 4, 4),
+    (256, 128, 64, 4, 2, 4),
+    (128, 64, 64, 2, 2, 4),
+    (128, 64, 128, 2, 2, 3),
+    (256, 64, 64, 4, 1, 4),
+    (64, 128, 64, 2, 2, 4),
+    (64, 64, 64, 2, 2, 4),
+    (64, 64, 128, 2, 2, 3),
+    (128, 32, 64, 4, 1, 4),
+    (64, 32, 64, 2, 1, 4),
+    (128, 16, 64, 4, 1, 4),
+    (32, 64, 64, 1, 2, 4),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class MmaConsts:
+    """Consts of matmul/tiled_mma_sm80. kind: operand type of the mma; k_steps: mma's k in a k tile (even)."""
+
+    kind: str
+    tile_m: int
+    tile_n: int
+    tile_k: int
+    warps_m: int
+    warps_n: int
+    stages: int
+    stage_bytes: int
+    k_steps: int
+    has_rn_tf32: bool
+    a: tiling.LoaderConsts
+    b: tiling.LoaderConsts
+    epilogue: tiling.EpilogueConsts
+    has_slices: bool
+    is_split: bool
+    has_n_tiles: bool
+
+    @property
+    def warp_m(self) -> int:
+        return self.tile_m // self.warps_m
+
+    @property
+    def warp_n(self) -> int:
+        return self.tile_n // self.warps_n
+
+    @property
+    def has_async(self) -> bool:
+        return self.a.is_async or self.b.is_async
+
+    def frag_a(self, buffer: int) -> list[str]:
+        """Registers of A's fragments, [m16 tile][4], of the buffer of one k step."""
+        count = self.warp_m // 16 * 4
+        return [f"%frag_a{buffer * count + i}" for i in range(count)]
+
+    def frag_b(self, buffer: int) -> list[str]:
+        """Registers of B's fragments, [n8 tile][2]."""
+        count = self.warp_n // 8 * 2
+        return [f"%frag_b{buffer * count + i}" for i in range(count)]
+
+    def acc(self, i: int, j: int) -> list[str]:
+        first = (i * (self.warp_n // 8) + j) * 4
+        return [f"%acc{first + e}" for e in range(4)]
+
+
+def swizzle_for(size: int, major: str, pitch: int) -> tuple[int, int, int]:
+    """(left, right, mask) of phase(line): eight lines that one ldmatrix phase touches fall into eight 16-byte columns of the banks.
+
+    32-bit elements in lines along rows are read word by word, 4 lines (k) by 8 rows (2 chunks) at a time: there phases step by 2.
+    """
+    if size == 4 and major == "row":
+        return 1, 0, 7
+    return {32: (0, 2, 1), 64: (0, 1, 3)}.get(pitch, (0, 0, 7))
+
+
+@lru_cache(maxsize=256)
+def _plan(am: AffineMatmul, config: EngineConfig, has_rn_tf32: bool) -> tuple[MmaConsts, tiling.Digits, tiling.Grid]:
+    d = tiling.merged_digits(am)
+    wide = tiling.needs_wide(d)
+    size = am.a.dtype.num_bytes
+    tile_m, tile_n, tile_k, warps_m, warps_n, stages = (config[k] for k in ("tile_m", "tile_n", "tile_k", "warps_m", "warps_n", "stages"))
+    threads = 32 * warps_m * warps_n
+    loaders, offset = [], 0
+    for name, x, rows in (("a", d.a, tile_m), ("b", d.b, tile_n)):
+        vector = tiling.best_vector(x, d.k, d.batch)
+        if size == 4 and rows < 32 and vector.major == "row":
+            vector = tiling.widest_vector(x, d.k, d.batch, "k")  # lines of less than 128 bytes cannot be swizzled by words
+        pitch = (tile_k if vector.major == "k" else rows) * size
+        swizzle = swizzle_for(size, vector.major, pitch)
+        loaders.append(tiling.plan_loader(name, x, d, vector, rows, tile_k, threads, offset, pitch, swizzle, True, wide))
+        offset += rows * tile_k * size
+    stage_bytes = -(-offset // 1024) * 1024
+    inner = tiling.plan_epilogue(d, am, tile_m, tile_n, threads, wide, is_split=False).inner
+    grid = tiling.plan_grid(am, (tile_m, tile_n, tile_k), config["split_k"], inner)
+    epilogue = tiling.plan_epilogue(d, am, tile_m, tile_n, threads, wide, grid.splits > 1)
+    kind = "tf32" if size == 4 else am.a.dtype.name
+    consts = MmaConsts(kind, tile_m, tile_n, tile_k, warps_m, warps_n, stages, stage_bytes, tile_k * size // 32, has_rn_tf32, loaders[0], loaders[1],
+                       epilogue, grid.slices > 1, grid.splits > 1, grid.n_tiles > 1)
+    return consts, d, grid
+
+
+def smem_bytes(consts: MmaConsts) -> int:
+    return max(consts.stages * consts.stage_bytes, consts.epilogue.smem_bytes)
+
+
+class MmaSm80Matmul:
+    """f16 and bf16 matmuls, and f32 ones that may round their operands to tf32, with f32 accumulators."""
+
+    name = "mma_sm80"
+    is_deterministic = True
+
+    def check(self, am: AffineMatmul, device: DeviceInfo) -> Support:
+        """Both operands f16, both bf16, or both f32 with math "tf32" or "fast"; D and epilogue operands of any type."""
+        if not device.at_least(8):
+            return refuse(f"mma_sm80 needs compute capability 8.0, the device has {device.capability[0]}.{device.capability[1]}")
+        kinds = {am.a.dtype.name, am.b.dtype.name}
+        if len(kinds) != 1 or not kinds <= {"f16", "bf16", "f32"} or am.acc.name != "f32":
+            return refuse(f"mma_sm80 multiplies f16, bf16 or f32 pairs in f32, not {am.a.dtype} x {am.b.dtype} in {am.acc}")
+        if kinds == {"f32"} and am.math not in ("tf32", "fast"):
+            return refuse(f'mma_sm80 rounds f32 to tf32, which math="{am.math}" does not allow (math="tf32" or "fast" does)')
+        return tiling.check_sizes(am)
+
+    def configs(self, am: AffineMatmul, device: DeviceInfo) -> tuple[EngineConfig, ...]:
+        """Legal configs, the fastest by estimate first."""
+        return _sorted_configs(am, device)
+
+    def estimate(self, am: AffineMatmul, config: EngineConfig, device: DeviceInfo) -> float:
+        tile = (config["tile_m"], config["tile_n"], config["tile_k"])
+        size = am.a.dtype.num_bytes
+        threads = 32 * config["warps_m"] * config["warps_n"]
+        warp = (tile[0] // config["warps_m"], tile[1] // config["warps_n"])
+        grid = tiling.plan_grid(am, tile, config["split_k"])
+        # mma.sync issues at most 2720 of wgmma's 4096 flop per clock and SM on Hopper; elsewhere it is the full rate.
+        peak = device.tensor_tflops * (0.66 if device.capability[0] == 9 else 0.95) * (0.5 if size == 4 else 1.0)
+        staged = config["stages"] * (tile[0] + tile[1]) * tile[2] * size
+        smem = max(staged, tile[0] * (tile[1] + 8) * 4) + 1024
+        registers = warp[0] * warp[1] // 32 + (warp[0] + warp[1]) + 72
+        ctas_per_sm = max(1, min(device.smem_per_sm // smem, 65536 // (registers * threads), 2048 // threads))
+        # A k step loads (m + n) * 32 bytes of fragments per warp for m * n * 16 multiply-adds; 128 bytes per clock are what shared memory gives.
+        fragment_bound = min(1.0, 1.5 * warp[0] * warp[1] / (warp[0] + warp[1]) / 32)
+        warps = ctas_per_sm * threads // 32
+        efficiency = 0.8 * fragment_bound * min(1.0, 0.55 + 0.45 * warps / 8)
+        if device.is_emulated:
+            return self._emulated_us(config, tile, grid, size)
+        return tiling.estimate_us(am, grid, tile, peak * 1e6 / device.num_sms, ctas_per_sm, device, efficiency)
+
+    @staticmethod
+    def _emulated_us(config: EngineConfig, tile: tuple[int, int, int], grid: tiling.Grid, size: int) -> float:
+        """In the emulator an instruction costs about 4 us per batch of 16384 threads and 2 ns per thread, an mma 0.2 us per warp."""
+        warps = grid.ctas * config["warps_m"] * config["warps_n"]
+        steps = tile[2] * size // 32
+        mmas = steps * (tile[0] // config["warps_m"] // 16) * (tile[1] // config["warps_n"] // 8)
+        plain = (grid.k_tiles_per_split + config["stages"] - 1) * (200 + mmas) + 900
+        return plain * (4.0 * -(-warps // 512) + 0.064 * warps) + mmas * grid.k_tiles_per_split * warps * 0.2
+
+    def build(self, op: str, am: AffineMatmul, config: EngineConfig, device: DeviceInfo, workspace_offset: int = 0) -> Build:
+        """The kernel and, where k is split, the sum of the parts. workspace_bytes counts from 0, workspace_offset included."""
+        empty = tiling.empty_build(am)
+        if empty is not None:
+            return empty
+        has_rn_tf32 = device.at_least(9)
+        consts, d, grid = _plan(am, config, has_rn_tf32)
+        wide = consts.a.wide
+        target = PtxTarget.for_arch(device.arch, (7, 8) if consts.kind == "tf32" and has_rn_tf32 else (7, 0))
+        args = tiling.tile_arguments(am, d, (consts.a, consts.b), consts.epilogue, grid, consts.tile_k, wide, workspace_offset)
+        threads = 32 * consts.warps_m * consts.warps_n
+        step = Step.of("matmul/tiled_mma_sm80", op, target, threads, args, consts, grid.ctas, dynamic_smem=smem_bytes(consts), min_ctas_per_sm=1,
+                       suffix=f"{consts.kind}_{consts.tile_m}x{consts.tile_n}x{consts.tile_k}")
+        if grid.splits == 1:
+            return Build((step,))
+        reduce = tiling.reduce_step(op, am, d, grid, consts.epilogue, target, wide, workspace_offset)
+        return Build((step, reduce), workspace_offset + grid.partial_elements * am.acc.num_bytes)
+
+
+MMA_SM80 = MmaSm80Matmul()
+
+
+@lru_cache(maxsize=256)
+def _sorted_configs(am: AffineMatmul, device: DeviceInfo) -> tuple[EngineConfig, ...]:
+    return tuple(sorted(_candidates(am, device), key=lambda c: MMA_SM80.estimate(am, c, device)))
+
+
+def _candidates(am: AffineMatmul, device: DeviceInfo) -> Iterator[EngineConfig]:
+    size = am.a.dtype.num_bytes
+    for tile_m, tile_n, k_bytes, warps_m, warps_n, stages in SHAPES:
+        tile = (tile_m, tile_n, k_bytes // size)
+        staging = tile_m * tile_n * 4 + 32 * max(tile_m, tile_n)
+        if max(stages * (tile_m + tile_n) * k_bytes, staging) > device.smem_per_cta:
+            continue
+        if (tile_m >= 2 * am.m.size and tile_m > 64) or (tile_n >= 2 * am.n.size and tile_n > 32):
+            continue  # more than half of the tile would be empty
+        for split_k in tiling.split_choices(am, tile, device):
+            yield EngineConfig.of(tile_m=tile_m, tile_n=tile_n, tile_k=tile[2], warps_m=warps_m, warps_n=warps_n, stages=stages, split_k=split_k)
