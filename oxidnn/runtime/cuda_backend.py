@@ -1,0 +1,607 @@
+"""The CUDA device: facts and modules through cuda.core, memory, order and launches through the driver API.
+
+Importing this module loads no driver and makes no context. A backend retains the primary context of its device, the one torch, cupy
+and jax use, so memory and streams are shared with them; the context current in the calling thread is always left as it was.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import struct
+import sys
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from .. import report, switches
+from ..codegen.spec import KernelSpec
+from ..device import KNOWN, DeviceInfo, arch_of
+from ..errors import AssemblyError, InvalidArgument, LaunchError
+from ..tensor import TensorView
+from .assembler import cubin_for
+from .cubin_store import CubinStore
+from .kernel import PARAM_LAYOUT, check_launch, check_value, describe_launch, param_offsets
+from .timing import spin_spec, spin_text
+
+_MODULES_KEPT = 1024
+_POOL_KEEPS_BYTES = 1 << 30  # freed memory the pool holds on to for the next allocation
+
+_HINTS = {
+    "CUDA_ERROR_INVALID_VALUE": "a grid, cluster, block or shared memory size beyond the device's limits, or memory of another device",
+    "CUDA_ERROR_OUT_OF_MEMORY": "the device's memory is full: free arrays, or set workspace_limit",
+    "CUDA_ERROR_NOT_INITIALIZED": "CUDA cannot be used in a process forked after its first use: start workers by spawn, or fork before",
+    "CUDA_ERROR_DEINITIALIZED": "the driver is shutting down: the interpreter is exiting",
+    "CUDA_ERROR_INVALID_CONTEXT": "no context is current, or the stream belongs to another device",
+    "CUDA_ERROR_CONTEXT_IS_DESTROYED": "somebody reset the device",
+    "CUDA_ERROR_INVALID_HANDLE": "the stream was destroyed or belongs to another device",
+    "CUDA_ERROR_NO_BINARY_FOR_GPU": "the cubin is for another architecture",
+    "CUDA_ERROR_INVALID_IMAGE": "a damaged cubin: `oxidnn cache clear`",
+    "CUDA_ERROR_INVALID_PTX": "the driver's assembler refuses the text; install oxidnn[assembler] for its diagnostics",
+    "CUDA_ERROR_UNSUPPORTED_PTX_VERSION": "the driver is older than the PTX: install oxidnn[assembler] or a newer driver",
+    "CUDA_ERROR_ILLEGAL_ADDRESS": "an out-of-range access, perhaps of an earlier kernel: OXIDNN_CHECK=sync names it; the context is lost",
+    "CUDA_ERROR_MISALIGNED_ADDRESS": "a vector access to an address that is no multiple of its size; the context is lost",
+    "CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES": "more registers or threads than an SM has",
+    "CUDA_ERROR_LAUNCH_FAILED": "a fault on the device, perhaps of an earlier kernel: OXIDNN_CHECK=sync names it; the context is lost",
+    "CUDA_ERROR_ILLEGAL_INSTRUCTION": "an instruction fault, often a bad descriptor or tensor map; the context is lost",
+    "CUDA_ERROR_INVALID_CLUSTER_SIZE": "the grid is no multiple of the cluster, or the cluster exceeds 8 CTAs",
+    "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED": "not allowed while the stream is being captured",
+    "CUDA_ERROR_STREAM_CAPTURE_IMPLICIT": "the legacy default stream cannot be used while a blocking stream is captured",
+    "CUDA_ERROR_STREAM_CAPTURE_INVALIDATED": "the capture was broken by an earlier call",
+}
+
+
+# ---- the driver, before anything is initialised ----
+
+
+def _library() -> Any:
+    return ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
+
+
+def why_no_cuda() -> str:
+    """"" if there is a CUDA device, else the reason in words. Makes no context.
+
+    Through ctypes on purpose: without a driver the CUDA packages raise from strange places and may leave a lock held.
+    """
+    try:
+        library = _library()
+    except OSError:
+        return "no NVIDIA driver is installed"
+    code = library.cuInit(0)
+    if code == 100:
+        return "the NVIDIA driver finds no device"
+    if code:
+        return f"the NVIDIA driver does not start: cuInit gave error {code}"
+    count = ctypes.c_int()
+    library.cuDeviceGetCount(ctypes.byref(count))
+    return "" if count.value else "the NVIDIA driver finds no device"
+
+
+def driver_version() -> str:
+    """The newest CUDA version the driver knows, "13.0". Raises LaunchError without a driver."""
+    reason = why_no_cuda()
+    if reason:
+        raise LaunchError(f"{reason}.")
+    version = ctypes.c_int()
+    _library().cuDriverGetVersion(ctypes.byref(version))
+    return f"{version.value // 1000}.{version.value % 1000 // 10}"
+
+
+# ---- calling the driver ----
+
+
+def _driver() -> Any:
+    from cuda.bindings import driver
+
+    return driver
+
+
+def _name(result: Any) -> str:
+    return getattr(result, "name", str(result))
+
+
+def _error(result: Any, what: str, detail: str = "") -> LaunchError:
+    hint = _HINTS.get(_name(result), "")
+    return LaunchError(f"{what}: {_name(result)}{f' ({hint})' if hint else ''}.{detail}")
+
+
+def _checked(returned: tuple[Any, ...], what: str) -> Any:
+    """The value of a driver call, or LaunchError."""
+    if returned[0]:
+        raise _error(returned[0], what)
+    return returned[1] if len(returned) == 2 else returned[1:]
+
+
+_contexts: dict[int, Any] = {}
+_contexts_lock = threading.Lock()
+
+
+def _primary_context(index: int) -> Any:
+    """The primary context of a device, retained once a process and never released: other frameworks live in it too."""
+    with _contexts_lock:
+        if index not in _contexts:
+            cu = _driver()
+            _checked(cu.cuInit(0), "cuInit")
+            device = _checked(cu.cuDeviceGet(index), "cuDeviceGet")
+            _contexts[index] = _checked(cu.cuDevicePrimaryCtxRetain(device), f"cuDevicePrimaryCtxRetain(cuda:{index})")
+        return _contexts[index]
+
+
+@contextlib.contextmanager
+def _current(context: Any) -> Iterator[None]:
+    """Makes the context current for the block, and leaves the thread as it was."""
+    cu = _driver()
+    if int(_checked(cu.cuCtxGetCurrent(), "cuCtxGetCurrent")) == int(context):
+        yield
+        return
+    _checked(cu.cuCtxPushCurrent(context), "cuCtxPushCurrent")
+    try:
+        yield
+    finally:
+        cu.cuCtxPopCurrent()
+
+
+@contextlib.contextmanager
+def _capture_relaxed() -> Iterator[None]:
+    """Lets this thread allocate and load although some stream is being captured in global or thread-local mode."""
+    cu = _driver()
+    before = _checked(cu.cuThreadExchangeStreamCaptureMode(cu.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED), "capture mode")
+    try:
+        yield
+    finally:
+        cu.cuThreadExchangeStreamCaptureMode(before)
+
+
+def link_ptx(text: str, arch: str, name: str, index: int = 0) -> tuple[bytes | None, str]:
+    """(cubin, log) by the driver's linker; (None, error log) for a text it refuses. Uses the primary context of device `index`."""
+    cu = _driver()
+    option = cu.CUjit_option
+    info, errors = bytearray(1 << 16), bytearray(1 << 16)
+    options = {
+        option.CU_JIT_INFO_LOG_BUFFER: info, option.CU_JIT_INFO_LOG_BUFFER_SIZE_BYTES: len(info),
+        option.CU_JIT_ERROR_LOG_BUFFER: errors, option.CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES: len(errors),
+        option.CU_JIT_LOG_VERBOSE: 1, option.CU_JIT_TARGET: getattr(cu.CUjit_target, f"CU_TARGET_COMPUTE_{arch[3:].upper()}"),
+    }
+
+    def log(buffer: bytearray) -> str:
+        return bytes(buffer).split(b"\0", 1)[0].decode(errors="replace").strip()
+
+    with _current(_primary_context(index)), _capture_relaxed():
+        state = _checked(cu.cuLinkCreate(len(options), list(options), list(options.values())), "cuLinkCreate")
+        try:
+            source = text.encode() + b"\0"
+            (result,) = cu.cuLinkAddData(state, cu.CUjitInputType.CU_JIT_INPUT_PTX, source, len(source), f"{name}.ptx".encode(), 0, [], [])
+            if result:
+                return None, log(errors) or _name(result)
+            result, address, size = cu.cuLinkComplete(state)
+            if result:
+                return None, log(errors) or _name(result)
+            return ctypes.string_at(int(address), int(size)), log(info)  # the link state owns the bytes: copied before it goes
+        finally:
+            cu.cuLinkDestroy(state)
+
+
+# ---- kernels ----
+
+
+class CudaLaunch:
+    """A launch with its configuration and argument block built; see Kernel.bind.
+
+    Concurrency: `set` and `launch` of one object belong to one thread at a time.
+    """
+
+    __slots__ = ("_block", "_call", "_config", "_function", "_grid", "_is_watched", "_kernel", "_pointers", "_pointers_at", "_setters",
+                 "_stream")
+
+    def __init__(self, kernel: CudaKernel, grid: tuple[int, int, int], args: Sequence[int | float]) -> None:
+        cu = _driver()
+        spec = kernel.spec
+        check_launch(spec, grid, args)
+        offsets, total = param_offsets(spec)
+        self._kernel = kernel
+        self._grid = grid
+        self._block = ctypes.create_string_buffer(max(total, 1))
+        base = ctypes.addressof(self._block)
+        self._pointers = (ctypes.c_void_p * max(len(offsets), 1))(*(base + o for o in offsets))
+        self._pointers_at = ctypes.addressof(self._pointers) if offsets else 0
+        self._setters = tuple(partial(PARAM_LAYOUT[p.type].pack_into, self._block, o) for p, o in zip(spec.params, offsets, strict=True))
+        for setter, value in zip(self._setters, args, strict=True):
+            setter(value)
+        config = cu.CUlaunchConfig()
+        config.gridDimX, config.gridDimY, config.gridDimZ = grid
+        config.blockDimX, config.blockDimY, config.blockDimZ = spec.threads, 1, 1
+        config.sharedMemBytes = spec.dynamic_smem
+        if spec.cluster > 1:
+            attribute = cu.CUlaunchAttribute()
+            attribute.id = cu.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+            attribute.value.clusterDim.x, attribute.value.clusterDim.y, attribute.value.clusterDim.z = spec.cluster, 1, 1
+            config.attrs = [attribute]
+            config.numAttrs = 1
+        self._config = config
+        self._stream = -1
+        self._function = kernel.function
+        self._call = cu.cuLaunchKernelEx
+        self._is_watched = kernel.backend.checks_sync or report.is_on("launch")
+
+    def set(self, index: int, value: int | float) -> None:
+        try:
+            self._setters[index](value)
+        except (struct.error, OverflowError):
+            check_value(self._kernel.spec, index, value)
+            raise
+
+    def launch(self, stream: int) -> None:
+        if stream != self._stream:
+            self._config.hStream = stream
+            self._stream = stream
+        (result,) = self._call(self._config, self._function, self._pointers_at, 0)
+        if result or self._is_watched:
+            self._look_closer(result, stream)
+
+    def _look_closer(self, result: Any, stream: int) -> None:
+        backend, spec = self._kernel.backend, self._kernel.spec
+        wrong_context = ("CUDA_ERROR_INVALID_CONTEXT", "CUDA_ERROR_INVALID_HANDLE")
+        if result and _name(result) in wrong_context:  # another device, or none, is current in this thread: the rare case pays for itself
+            with _current(backend.context):
+                (result,) = self._call(self._config, self._function, self._pointers_at, 0)
+        if not result and backend.checks_sync and not backend.is_capturing(stream):
+            with _current(backend.context):
+                (result,) = _driver().cuStreamSynchronize(stream)
+        values = [s.unpack_from(self._block, o)[0] for s, o in
+                  zip((PARAM_LAYOUT[p.type] for p in spec.params), param_offsets(spec)[0], strict=True)]
+        if result:
+            raise _error(result, f"{spec.symbol} on {backend.device}, stream {stream:#x}", "\n" + describe_launch(spec, self._grid, values))
+        report.line("launch", spec.symbol, "x".join(map(str, self._grid)), spec.threads, spec.dynamic_smem, hex(stream))
+
+
+class _Module:
+    """A loaded cubin: shared by all backends of a device, unloaded with the last kernel that refers to it."""
+
+    def __init__(self, code: Any, kernel: Any, function: Any) -> None:
+        self.code = code
+        self.kernel = kernel
+        self.function = function
+        self.dynamic_smem = 0  # what it has been opted in to; only ever raised: lowering races with launches
+
+
+class CudaKernel:
+    def __init__(self, backend: CudaBackend, module: _Module, spec: KernelSpec, origin: str) -> None:
+        self.backend = backend
+        self.module = module
+        self.function = module.function
+        self.spec = spec
+        self.origin = origin
+
+    def bind(self, grid: tuple[int, int, int], args: Sequence[int | float]) -> CudaLaunch:
+        return CudaLaunch(self, grid, args)
+
+
+_modules: dict[int, OrderedDict[str, _Module]] = {}
+_modules_lock = threading.RLock()
+
+
+# ---- memory ----
+
+
+class CudaAllocation:
+    """Memory of the backend's pool, freed in the order of `stream`. It may be used on other streams that are ordered before that."""
+
+    __slots__ = ("_backend", "num_bytes", "ptr", "stream")
+
+    def __init__(self, backend: CudaBackend, ptr: int, num_bytes: int, stream: int) -> None:
+        self._backend = backend
+        self.ptr = ptr
+        self.num_bytes = num_bytes
+        self.stream = stream
+
+    def free(self) -> None:
+        """Frees it (once; later calls do nothing)."""
+        ptr, self.ptr = self.ptr, 0
+        if ptr:
+            self._backend._release(ptr, self.stream)
+
+
+class CudaBackend:
+    """Device `cuda:index`. Raises LaunchError where there is no driver or device, InvalidArgument for an index beyond the devices.
+
+    cache_dir: where cubins are kept (default: what OXIDNN_CACHE_DIR says).
+    Concurrency: safe for threads; the context current in the calling thread stays as it was.
+    """
+
+    def __init__(self, index: int = 0, cache_dir: str | Path | None = None) -> None:
+        reason = why_no_cuda()
+        if reason:
+            raise LaunchError(f"cuda:{index} cannot be used: {reason}. DnnHandle('emu:sm_90a') runs kernels on the CPU.")
+        cu = self._cu = _driver()
+        count = _checked(cu.cuDeviceGetCount(), "cuDeviceGetCount")
+        if not 0 <= index < count:
+            raise InvalidArgument(f"device: cuda:{index} does not exist (expected cuda:0 to cuda:{count - 1}).")
+        self.index = index
+        self.device = f"cuda:{index}"
+        self.context = _primary_context(index)
+        self.info, self._clock_khz, has_pools = _facts(index)
+        self.checks_sync = "sync" in _checks()
+        self._store = None if cache_dir is None else CubinStore((Path(cache_dir).expanduser(),))
+        self._deferred: list[tuple[int, int]] = []  # frees that must wait for the end of a capture
+        self._side_stream: int | None = None
+        self._pool = self._create_pool() if has_pools else None
+
+    def __repr__(self) -> str:
+        return f"CudaBackend({self.device!r}: {self.info.name})"
+
+    # -- memory --
+
+    def _create_pool(self) -> Any:
+        cu = self._cu
+        props = cu.CUmemPoolProps()
+        props.allocType = cu.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
+        props.handleTypes = cu.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_NONE
+        location = cu.CUmemLocation()
+        location.type = cu.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+        location.id = self.index
+        props.location = location
+        with _current(self.context):
+            pool = _checked(cu.cuMemPoolCreate(props), "cuMemPoolCreate")
+            threshold = cu.CUmemPool_attribute.CU_MEMPOOL_ATTR_RELEASE_THRESHOLD
+            _checked(cu.cuMemPoolSetAttribute(pool, threshold, cu.cuuint64_t(_POOL_KEEPS_BYTES)), "cuMemPoolSetAttribute")
+        return pool
+
+    def allocate(self, num_bytes: int, stream: int) -> CudaAllocation:
+        """Memory (256-byte aligned) valid for work enqueued on `stream` from now on; none for 0 bytes.
+
+        While `stream` is being captured it comes from outside the graph, so that it outlives a replay and is kept by its owner.
+        Raises LaunchError when the device has too little.
+        """
+        if num_bytes == 0:
+            return CudaAllocation(self, 0, 0, stream)
+        with _current(self.context):
+            is_captured = self.capture_id(stream) != 0
+            if self._deferred and not is_captured:
+                waiting, self._deferred = self._deferred, []
+                for ptr, on in waiting:
+                    self._release(ptr, on)
+            if not is_captured:
+                return CudaAllocation(self, self._take(num_bytes, stream), num_bytes, stream)
+            with _capture_relaxed():
+                side = self._side()
+                ptr = self._take(num_bytes, side)
+                _checked(self._cu.cuStreamSynchronize(side), "allocate")
+            return CudaAllocation(self, ptr, num_bytes, stream)
+
+    def _take(self, num_bytes: int, stream: int) -> int:
+        cu = self._cu
+        if self._pool is None:
+            return int(_checked(cu.cuMemAlloc(num_bytes), f"allocating {num_bytes} bytes"))
+        result, ptr = cu.cuMemAllocFromPoolAsync(num_bytes, self._pool, stream)
+        if result and _name(result) == "CUDA_ERROR_OUT_OF_MEMORY":  # what was freed on other streams may not have come back yet
+            cu.cuStreamSynchronize(stream)
+            cu.cuMemPoolTrimTo(self._pool, 0)
+            result, ptr = cu.cuMemAllocFromPoolAsync(num_bytes, self._pool, stream)
+        if result:
+            raise _error(result, f"allocating {num_bytes} bytes on {self.device}")
+        return int(ptr)
+
+    def _side(self) -> int:
+        """A stream of our own that is never captured."""
+        if self._side_stream is None:
+            flags = self._cu.CUstream_flags.CU_STREAM_NON_BLOCKING
+            self._side_stream = int(_checked(self._cu.cuStreamCreate(flags), "cuStreamCreate"))
+        return self._side_stream
+
+    def _release(self, ptr: int, stream: int) -> None:
+        with _current(self.context):
+            if self.capture_id(stream):  # freeing here would become part of the graph
+                self._deferred.append((ptr, stream))
+                return
+            if self._pool is None or self._cu.cuMemFreeAsync(ptr, stream)[0]:
+                self._cu.cuMemFree(ptr)  # the stream is gone: this waits for the whole device instead
+
+    def upload(self, ptr: int, host: np.ndarray, stream: int) -> None:
+        """Copies the contiguous array `host` to `ptr`. Pageable memory may be reused on return, pinned only after the stream is done."""
+        if host.nbytes:
+            _check_contiguous(host, "upload")
+            with _current(self.context):
+                _checked(self._cu.cuMemcpyHtoDAsync(ptr, host.ctypes.data, host.nbytes, stream), f"uploading {host.nbytes} bytes")
+
+    def download(self, host: np.ndarray, ptr: int, stream: int) -> None:
+        """Copies from `ptr` into the contiguous array `host`; synchronize before reading it."""
+        if host.nbytes:
+            _check_contiguous(host, "download")
+            with _current(self.context):
+                _checked(self._cu.cuMemcpyDtoHAsync(host.ctypes.data, ptr, host.nbytes, stream), f"downloading {host.nbytes} bytes")
+
+    def fill(self, ptr: int, byte: int, num_bytes: int, stream: int) -> None:
+        if num_bytes:
+            with _current(self.context):
+                _checked(self._cu.cuMemsetD8Async(ptr, byte, num_bytes, stream), f"filling {num_bytes} bytes")
+
+    def mark_written(self, ptr: int, num_bytes: int) -> None:
+        pass
+
+    def bind_view(self, view: TensorView) -> None:
+        if view.device != self.device:
+            raise InvalidArgument(f"device: an array on {view.device} was given (expected one on {self.device}).")
+
+    def release_view(self, view: TensorView) -> None:
+        pass
+
+    # -- streams --
+
+    def default_stream(self) -> int:
+        """The legacy default stream, which torch and cupy use unless told otherwise."""
+        return 0
+
+    def synchronize(self, stream: int) -> None:
+        """Waits for the stream. Raises LaunchError for a fault of anything enqueued before."""
+        with _current(self.context):
+            _checked(self._cu.cuStreamSynchronize(stream), f"waiting for stream {stream:#x} (a fault of any kernel before)")
+
+    def is_capturing(self, stream: int) -> bool:
+        return self.capture_id(stream) != 0
+
+    def capture_id(self, stream: int) -> int:
+        with _current(self.context):
+            result, status = self._cu.cuStreamIsCapturing(stream)
+            if result:  # the legacy stream while some blocking stream is captured: not captured itself, but just as untouchable
+                return -1 if _name(result) == "CUDA_ERROR_STREAM_CAPTURE_IMPLICIT" else 0
+            if not status:
+                return 0
+            result, _, identity, *_ = self._cu.cuStreamGetCaptureInfo(stream)
+            return -1 if result else int(identity) or -1
+
+    def order(self, first: int, then: int) -> None:
+        if first == then:
+            return
+        cu = self._cu
+        with _current(self.context):
+            event = _checked(cu.cuEventCreate(cu.CUevent_flags.CU_EVENT_DISABLE_TIMING), "cuEventCreate")
+            try:
+                _checked(cu.cuEventRecord(event, first), f"recording on stream {first:#x}")
+                _checked(cu.cuStreamWaitEvent(then, event, 0), f"making stream {then:#x} wait")
+            finally:
+                cu.cuEventDestroy(event)
+
+    # -- kernels --
+
+    def load(self, text: str, spec: KernelSpec) -> CudaKernel:
+        """The kernel of a text: from the modules loaded, the cubin store, or the assembler. Legal while streams are captured.
+
+        Raises AssemblyError for a text the assembler refuses, LaunchError for a cubin the device does not take or whose parameters
+        are not those of `spec`.
+        """
+        with _modules_lock:
+            modules = _modules.setdefault(self.index, OrderedDict())
+            module = modules.get(text)
+            if module is not None:
+                modules.move_to_end(text)
+                origin = "memory"
+            else:
+                assembled, origin = cubin_for(text, self.info.arch, spec.symbol, self._store)
+                if "resources" in _checks() and (assembled.spill_bytes or assembled.registers > spec.max_registers):
+                    raise AssemblyError(f"{spec.symbol}: {assembled.registers} registers and {assembled.spill_bytes} bytes of spills "
+                                        f"(expected at most {spec.max_registers} and none). spec: {spec.describe()}")
+                module = self._load_module(assembled.cubin, spec)
+                modules[text] = module
+                while len(modules) > _MODULES_KEPT:
+                    modules.popitem(last=False)
+            if spec.dynamic_smem > module.dynamic_smem:
+                self._opt_in(module, spec)
+            return CudaKernel(self, module, spec, origin)
+
+    def _load_module(self, cubin: bytes, spec: KernelSpec) -> _Module:
+        from cuda.core import ObjectCode
+
+        cu = self._cu
+        # Everything lazy is forced here, so that a first launch under capture loads nothing.
+        with _current(self.context), _capture_relaxed():
+            code = ObjectCode.from_cubin(cubin, name=spec.symbol)
+            try:
+                kernel = code.get_kernel(spec.symbol)
+            except Exception as error:
+                raise LaunchError(f"loading {spec.symbol} on {self.device} ({self.info.arch}): {error}") from error
+            offsets, _ = param_offsets(spec)
+            declared = [(o, PARAM_LAYOUT[p.type].size) for p, o in zip(spec.params, offsets, strict=True)]
+            found = [(int(a.offset), int(a.size)) for a in kernel.arguments_info]
+            if found != declared:
+                raise LaunchError(f"{spec.symbol}: the kernel's parameters lie at {found} (offset, size), its spec says {declared}.")
+            function = _checked(cu.cuKernelGetFunction(kernel.handle), f"cuKernelGetFunction({spec.symbol})")
+            _checked(cu.cuFuncLoad(function), f"cuFuncLoad({spec.symbol})")
+            if spec.cluster > 8:
+                non_portable = cu.CUfunction_attribute.CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED
+                _checked(cu.cuFuncSetAttribute(function, non_portable, 1), f"{spec.symbol}: cluster of {spec.cluster}")
+        return _Module(code, kernel, function)
+
+    def _opt_in(self, module: _Module, spec: KernelSpec) -> None:
+        if spec.dynamic_smem > self.info.smem_per_cta:
+            raise LaunchError(f"{spec.symbol}: {spec.dynamic_smem} bytes of dynamic shared memory "
+                              f"(expected at most {self.info.smem_per_cta} on {self.info.name}).")
+        attribute = self._cu.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+        with _current(self.context):
+            _checked(self._cu.cuFuncSetAttribute(module.function, attribute, spec.dynamic_smem),
+                     f"{spec.symbol}: opting in to {spec.dynamic_smem} bytes of dynamic shared memory")
+        module.dynamic_smem = spec.dynamic_smem
+
+    # -- timing --
+
+    def time_launches(self, run: Sequence[Callable[[], None]], stream: int, repeats: int, flush_bytes: int) -> list[list[float]]:
+        """Microseconds of device time of each callable, which enqueues its work on `stream`; `repeats` samples, interleaved.
+
+        Before every sample `flush_bytes` bytes are zeroed (256 MB empty the L2 cache of any device; 0 leaves it warm) and a kernel
+        spins for longer than the host takes to enqueue the callable, so that only device time lies between the events.
+        """
+        cu = self._cu
+        spec = spin_spec(self.info.arch)
+        spin = self.load(spin_text(spec), spec).bind((1, 1, 1), (0,))
+        cycles_per_us = self._clock_khz / 1000
+        flush = self.allocate(flush_bytes, stream)
+        events: list[Any] = []
+        times: list[list[float]] = [[] for _ in run]
+        with _current(self.context):
+            try:
+                events = [_checked(cu.cuEventCreate(0), "cuEventCreate") for _ in range(2 * len(run))]
+                host_us = self._warm_up(run, stream, spin, cycles_per_us)
+                for _ in range(repeats):
+                    for index, call in enumerate(run):
+                        self.fill(flush.ptr, 0, flush_bytes, stream)
+                        spin.set(0, int((2 * host_us[index] + 60) * cycles_per_us))
+                        spin.launch(stream)
+                        _checked(cu.cuEventRecord(events[2 * index], stream), "cuEventRecord")
+                        call()
+                        _checked(cu.cuEventRecord(events[2 * index + 1], stream), "cuEventRecord")
+                    self.synchronize(stream)
+                    for index in range(len(run)):
+                        elapsed = _checked(cu.cuEventElapsedTime(events[2 * index], events[2 * index + 1]), "cuEventElapsedTime")
+                        times[index].append(elapsed * 1000)
+            finally:
+                for event in events:
+                    cu.cuEventDestroy(event)
+                flush.free()
+        return times
+
+    def _warm_up(self, run: Sequence[Callable[[], None]], stream: int, spin: CudaLaunch, cycles_per_us: float) -> list[float]:
+        """Raises the clocks, runs every callable, and gives the host's microseconds to enqueue each."""
+        host_us = []
+        spin.set(0, int(3000 * cycles_per_us))
+        spin.launch(stream)
+        for call in run:
+            call()  # whatever is made on first use
+            begin = time.perf_counter()
+            call()
+            host_us.append(min((time.perf_counter() - begin) * 1e6, 5000.0))
+            self.synchronize(stream)
+        return host_us
+
+
+def _checks() -> frozenset[str]:
+    return frozenset(c.strip() for c in switches.get("OXIDNN_CHECK").split(","))
+
+
+def _check_contiguous(host: np.ndarray, what: str) -> None:
+    if not host.flags.c_contiguous:
+        raise InvalidArgument(f"{what}: the host array has strides {host.strides} (expected a C-contiguous array).")
+
+
+def _facts(index: int) -> tuple[DeviceInfo, int, bool]:
+    """(facts, SM clock in kHz, whether memory pools work). Rates scale from the nearest device of the table by what can be asked."""
+    from cuda.core import Device
+
+    device = Device(index)
+    p = device.properties
+    capability = (int(p.compute_capability_major), int(p.compute_capability_minor))
+    near = max((d for d in KNOWN.values() if d.capability <= capability), key=lambda d: d.capability, default=KNOWN["sm_75"])
+    num_sms = int(p.multiprocessor_count)
+    # Two transfers a clock; a copy reaches nine tenths of the data sheet. Some drivers no longer tell the clock.
+    bandwidth = 2 * int(p.memory_clock_rate) * int(p.global_memory_bus_width) / 8 / 1e6 * 0.9
+    info = DeviceInfo(
+        name=device.name, arch=arch_of(capability), capability=capability, num_sms=num_sms,
+        smem_per_cta=int(p.max_shared_memory_per_block_optin), smem_per_sm=int(p.max_shared_memory_per_multiprocessor),
+        l2_bytes=int(p.l2_cache_size), bandwidth_gbs=bandwidth or near.bandwidth_gbs,
+        tensor_tflops=near.tensor_tflops * num_sms / near.num_sms, fma_tflops=near.fma_tflops * num_sms / near.num_sms,
+    )
+    return info, int(p.clock_rate) or 1_500_000, bool(p.memory_pools_supported)
