@@ -1,0 +1,3 @@
+BUILDERS = {}
+class Queue:
+    def __init__(self, n): pass

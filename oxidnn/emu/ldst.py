@@ -1,0 +1,556 @@
+"""ld, st and their address checks: global, const, param, shared, local and generic space, vectors included."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from oxidnn.emu.decode import DTYPE, Core, Decoder, Parameter, Source
+from oxidnn.emu.memory import (
+    LOCAL_WINDOW, RAW, READY, SHARED_BASE, SHARED_WINDOW, SHIFT, Allocation, Array, Fault, Window, all_ready,
+    not_ready,
+)  # fmt: skip
+from oxidnn.ptx import nodes
+
+if TYPE_CHECKING:
+    from oxidnn.emu.machine import State
+
+SPACES = {"global", "shared", "local", "param", "const"}
+# Orderings and cache hints: execution is sequentially consistent and there are no caches.
+IGNORED = {
+    "weak", "relaxed", "acquire", "release", "acq_rel", "volatile", "mmio", "sys", "gpu", "cta", "cluster", "ca", "cg",
+    "cs", "lu", "cv", "wb", "wt", "nc",
+}  # fmt: skip
+SYNCHRONISING = {"relaxed", "acquire", "release", "acq_rel", "volatile", "mmio"}
+
+_SHIFTS = {width: np.array([shift], np.uint64) for width, shift in SHIFT.items()}
+_SHIFTS_SIGNED = {width: np.array([shift], np.int64) for width, shift in SHIFT.items()}
+
+
+class Access:
+    """One memory operand: byte offset and access width, with the allocation it met last."""
+
+    __slots__ = ("offset", "width", "mask", "allocation", "bias", "shift", "kind", "sync", "signed_shift", "window_bias")
+
+    def __init__(self, offset: int, width: int, kind: str, sync: bool = False) -> None:
+        self.offset = offset
+        self.width = width
+        self.mask = width - 1
+        self.kind = kind  # "read", "write", "atomic"
+        self.sync = sync
+        self.shift = _SHIFTS[width]
+        self.signed_shift = _SHIFTS_SIGNED[width]
+        self.allocation: Allocation | None = None
+        self.bias = np.zeros(1, np.uint64)
+        self.window_bias = {
+            (size, base): np.array([(offset - base) & ((1 << 8 * size) - 1)], f"u{size}")
+            for size in (4, 8)
+            for base in (0, SHARED_BASE)
+        }
+
+    def meet(self, allocation: Allocation) -> None:
+        self.allocation = allocation
+        self.bias = np.array([(self.offset - allocation.origin) & ((1 << 64) - 1)], np.uint64)
+
+
+# -- global memory
+
+
+def locate(S: State, a: Array, access: Access) -> Array | None:
+    """Element index of every lane's address in `access.allocation`, or None if the lanes span several allocations.
+
+    A legal access has offset = address - origin in [lead, lead + size - width], checked unsigned.
+    """
+    width = access.width
+    for attempt in (0, 1):
+        allocation = access.allocation
+        if allocation is not None:
+            o = a + access.bias
+            if o.size == 1:
+                low = high = bits = int(o[0])
+            else:
+                high = int(np.maximum.reduce(o))
+                low = 0 if allocation.lead == 0 else int(np.minimum.reduce(o))
+                bits = int(np.bitwise_or.reduce(o)) if width > 1 else 0
+            if high <= allocation.bounds[width] and (allocation.lead == 0 or low >= allocation.lead):
+                if width == 1:
+                    return o.view(np.int64)
+                if bits & access.mask:
+                    misaligned(a + np.array([access.offset & ((1 << 64) - 1)], np.uint64), width, S)
+                return (o >> access.shift).view(np.int64)
+        if attempt == 0:
+            first = (int(a[0]) + access.offset) & ((1 << 64) - 1)
+            found = S.memory.find(first, width)
+            if found is None or found is allocation:
+                return None
+            access.meet(found)
+    return None
+
+
+def misaligned(addresses: Array, width: int, S: State) -> None:
+    lanes = np.flatnonzero(addresses & np.array(width - 1, addresses.dtype))
+    raise Fault("align", f"address {int(addresses[lanes[0]]):#x} is not a multiple of {width} bytes", lanes)
+
+
+def partition(S: State, addresses: Array, width: int) -> Iterator[tuple[Allocation, Array]]:
+    """The lanes per allocation; Fault if one lies in none."""
+    unique, inverse = np.unique(addresses >> np.uint64(4), return_inverse=True)
+    found: dict[int, tuple[Allocation, list[int]]] = {}
+    for position, address in enumerate(addresses.tolist()):
+        allocation = S.memory.find(address, width)
+        if allocation is None:
+            lanes = np.array([i for i, x in enumerate(addresses.tolist()) if S.memory.find(x, width) is None])
+            worst = int(addresses[lanes[0]])
+            window = ""
+            if worst < 1 << 32:
+                window = " (a 32-bit value: perhaps a shared offset used as a generic or global address)"
+            raise Fault(
+                "bounds",
+                f"{width} bytes at {worst:#x} are in no allocation: {S.memory.describe(worst)}{window}",
+                lanes,
+            )
+        found.setdefault(id(allocation), (allocation, []))[1].append(position)
+    for allocation, positions in found.values():
+        yield allocation, np.array(positions)
+
+
+def check_written(S: State, allocation: Allocation, index: Array, width: int) -> None:
+    assert allocation.shadow is not None
+    if not all_ready(allocation.shadow, index, width):
+        lanes, _ = not_ready(allocation.shadow, index, width)
+        address = allocation.origin + int(index[lanes[0]]) * width
+        raise Fault("uninit", f"reads {width} bytes at {address:#x} that nothing wrote: {S.memory.describe(address)}", lanes)
+
+
+def gather_global(S: State, a: Array, access: Access, idx: Array | None) -> Array:
+    """The raw elements at the lanes' addresses (uint64, one per lane or a single uniform one)."""
+    index = locate(S, a, access)
+    width = access.width
+    if index is not None:
+        allocation = access.allocation
+        assert allocation is not None
+        if allocation.shadow is not None and S.uninit:
+            check_written(S, allocation, index, width)
+        if S.global_race is not None:
+            S.global_race.access(S, allocation, index, access, idx)
+        S.counters.global_read += width * (len(index) if idx is None and len(index) > 1 else S.lanes(idx))
+        return allocation.views[width].take(index, mode="wrap")
+    addresses = a + np.array([access.offset & ((1 << 64) - 1)], np.uint64)
+    out = np.empty(len(a), RAW[width])
+    for allocation, lanes in partition(S, addresses, width):
+        index = _checked_index(S, addresses[lanes], allocation, width)
+        if allocation.shadow is not None and S.uninit:
+            _relane(check_written, lanes, S, allocation, index, width)
+        if S.global_race is not None:
+            _relane(S.global_race.access, lanes, S, allocation, index, access, _subset(S, idx, lanes))
+        out[lanes] = allocation.views[width].take(index)
+    S.counters.global_read += width * len(a)
+    return out
+
+
+def _subset(S: State, idx: Array | None, lanes: Array) -> Array:
+    if len(lanes) == 1 and S.lanes(idx) > 1 and lanes[0] == 0:
+        return idx if idx is not None else np.arange(S.N)
+    return lanes if idx is None else idx[lanes]
+
+
+def _relane(fn: Callable[..., None], lanes: Array, *arguments: Any) -> None:
+    try:
+        fn(*arguments)
+    except Fault as fault:
+        if fault.lanes is not None:
+            fault.lanes = lanes[fault.lanes]
+        raise
+
+
+def _checked_index(S: State, addresses: Array, allocation: Allocation, width: int) -> Array:
+    if int(np.bitwise_or.reduce(addresses)) & (width - 1):
+        misaligned(addresses, width, S)
+    return ((addresses - np.uint64(allocation.origin)) >> _SHIFTS[width]).view(np.int64)
+
+
+def scatter_global(S: State, a: Array, values: Array, access: Access, idx: Array | None) -> None:
+    """Store the raw `values`; lanes with equal addresses: the last wins."""
+    index = locate(S, a, access)
+    width = access.width
+    S.counters.global_written += width * S.lanes(idx)
+    if index is not None:
+        allocation = access.allocation
+        assert allocation is not None
+        if not allocation.writable:
+            raise Fault("bounds", f"writes to read-only memory: {S.memory.describe(int(a[0]) + access.offset)}")
+        if S.global_race is not None:
+            S.global_race.access(S, allocation, index, access, idx)
+        store(allocation.views[width], index, values)
+        if allocation.shadow is not None:
+            mark_ready(allocation.shadow, index, width)
+        return
+    addresses = a + np.array([access.offset & ((1 << 64) - 1)], np.uint64)
+    for allocation, lanes in partition(S, addresses, width):
+        index = _checked_index(S, addresses[lanes], allocation, width)
+        if not allocation.writable:
+            raise Fault("bounds", f"writes to read-only memory: {S.memory.describe(int(addresses[lanes[0]]))}", lanes)
+        if S.global_race is not None:
+            _relane(S.global_race.access, lanes, S, allocation, index, access, _subset(S, idx, lanes))
+        store(allocation.views[width], index, values if len(values) == 1 or len(a) == 1 else values[lanes])
+        if allocation.shadow is not None:
+            mark_ready(allocation.shadow, index, width)
+
+
+def store(view: Array, index: Array, values: Array) -> None:
+    if len(index) == 1 and len(values) > 1:
+        values = values[-1:]  # all lanes write one address: the last wins
+    view[index] = values
+
+
+def mark_ready(shadow: dict[int, Array], index: Array, width: int) -> None:
+    if width == 16:
+        shadow[8].reshape(-1, 2)[index] = np.uint64(0xFFFFFFFFFFFFFFFF)
+    else:
+        shadow[width][index] = _READY[width]
+
+
+_READY = {width: RAW[width].type((1 << 8 * width) - 1) for width in (1, 2, 4, 8)}
+
+
+# -- shared and local memory
+
+
+def window_index(S: State, a: Array, access: Access, window: Window, offsets: Array, what: str) -> Array:
+    """Element index of every lane in `window.views[width]`: (address - base + offset of the lane's window) / width."""
+    width = access.width
+    o = a + access.window_bias[a.dtype.itemsize, window.base]
+    if o.size == 1:
+        high = bits = int(o[0])
+    else:
+        high, bits = int(np.maximum.reduce(o)), int(np.bitwise_or.reduce(o))
+    if high > window.size - width:
+        outside(S, a, access, window, what)
+    if bits & access.mask:
+        misaligned(a + np.array([access.offset & ((1 << 32) - 1)], a.dtype), width, S)
+    o = o.astype(np.int64)
+    if window.stride and (offsets.size > 1 or offsets[0]):
+        o = o + offsets
+    return o >> access.signed_shift if width > 1 else o
+
+
+def outside(S: State, a: Array, access: Access, window: Window, what: str) -> None:
+    relative = a.astype(np.int64) + access.offset - window.base
+    lanes = np.flatnonzero((relative < 0) | (relative > window.size - access.width))
+    at = int(relative[lanes[0]])
+    where = f"{at - window.size} bytes past the end" if at >= window.size else f"offset {at}"
+    raise Fault(
+        "bounds",
+        f"{access.width} bytes at {what} address {int(a[lanes[0]]) + access.offset:#x} ({where}) leave the "
+        f"{window.size} bytes of {what} memory",
+        lanes,
+    )
+
+
+def gather_shared(S: State, a: Array, access: Access, idx: Array | None) -> Array:
+    offsets = S.shared_offset
+    index = window_index(S, a, access, S.shared, offsets if idx is None or offsets.size == 1 else offsets.take(idx), "shared")
+    width = access.width
+    if S.shared.shadow is not None and not all_ready(S.shared.shadow, index, width):
+        unwritten_shared(S, index, width)
+    if S.race is not None:
+        S.race.access(S, index, access, idx)
+    if S.bank is not None:
+        S.bank.access(S, index, access, idx)
+    S.counters.shared_read += width * len(index)
+    return S.shared.views[width].take(index, mode="wrap")
+
+
+def unwritten_shared(S: State, index: Array, width: int, lanes_of: Array | None = None) -> None:
+    assert S.shared.shadow is not None
+    lanes, pending = not_ready(S.shared.shadow, index, width)
+    at = int(index[lanes[0]]) * width
+    offset = at % S.shared.stride + SHARED_BASE
+    why = "the target of a cp.async that no wait has completed" if pending else "never written"
+    if lanes_of is not None:
+        lanes = lanes_of[lanes]
+    raise Fault("uninit", f"reads {width} bytes at shared address {offset:#x}{S.shared_name(offset)}, {why}", lanes)
+
+
+def scatter_shared(S: State, a: Array, values: Array, access: Access, idx: Array | None) -> None:
+    offsets = S.shared_offset
+    index = window_index(S, a, access, S.shared, offsets if idx is None or offsets.size == 1 else offsets.take(idx), "shared")
+    width = access.width
+    if S.race is not None:
+        S.race.access(S, index, access, idx)
+    if S.bank is not None:
+        S.bank.access(S, index, access, idx)
+    S.counters.shared_written += width * len(index)
+    store(S.shared.views[width], index, values)
+    if S.shared.shadow is not None:
+        mark_ready(S.shared.shadow, index, width)
+
+
+def _local_index(S: State, a: Array, access: Access, idx: Array | None) -> Array:
+    slots = S.slot if idx is None else S.slot.take(idx)
+    return window_index(S, a, access, S.local, slots * S.local.stride, "local")
+
+
+def gather_local(S: State, a: Array, access: Access, idx: Array | None) -> Array:
+    index = _local_index(S, a, access, idx)
+    if S.local.shadow is not None and not all_ready(S.local.shadow, index, access.width):
+        lanes, _ = not_ready(S.local.shadow, index, access.width)
+        raise Fault("uninit", f"reads {access.width} bytes of local memory that nothing wrote", lanes)
+    return S.local.views[access.width].take(index)
+
+
+def scatter_local(S: State, a: Array, values: Array, access: Access, idx: Array | None) -> None:
+    index = _local_index(S, a, access, idx)
+    S.local.views[access.width][index] = values
+    if S.local.shadow is not None:
+        mark_ready(S.local.shadow, index, access.width)
+
+
+# -- generic addresses
+
+
+def by_window(S: State, a: Array, idx: Array | None) -> Iterator[tuple[str, Array | None, Array, Array | None]]:
+    """(space, lanes or None for all, addresses in that space, thread positions)."""
+    top = int(a.max())
+    if top < SHARED_WINDOW:
+        yield "global", None, a, idx
+        return
+    spaces = np.where(a >= np.uint64(LOCAL_WINDOW), 2, np.where(a >= np.uint64(SHARED_WINDOW), 1, 0))
+    for code, space, window in ((0, "global", 0), (1, "shared", SHARED_WINDOW), (2, "local", LOCAL_WINDOW)):
+        lanes = np.flatnonzero(spaces == code)
+        if len(lanes) == len(a):
+            yield space, None, a - np.uint64(window), idx
+            return
+        if len(lanes):
+            yield space, lanes, a[lanes] - np.uint64(window), lanes if idx is None else idx[lanes]
+
+
+def gather_generic(S: State, a: Array, access: Access, idx: Array | None) -> Array:
+    out = np.empty(len(a), RAW[access.width])
+    for space, lanes, addresses, where in by_window(S, a, idx):
+        if lanes is None:
+            return GATHER[space](S, addresses, access, idx)
+        out[lanes] = GATHER[space](S, addresses, access, where)
+    return out
+
+
+def scatter_generic(S: State, a: Array, values: Array, access: Access, idx: Array | None) -> None:
+    for space, lanes, addresses, where in by_window(S, a, idx):
+        part = values if lanes is None or len(values) == 1 else values[lanes]
+        SCATTER[space](S, addresses, part, access, where)
+
+
+GATHER: dict[str, Callable[..., Array]] = {
+    "global": gather_global, "const": gather_global, "param": gather_global, "shared": gather_shared,
+    "local": gather_local, "generic": gather_generic,
+}  # fmt: skip
+SCATTER: dict[str, Callable[..., None]] = {
+    "global": scatter_global, "shared": scatter_shared, "local": scatter_local, "generic": scatter_generic,
+}  # fmt: skip
+
+
+# -- builders
+
+
+def memory_modifiers(d: Decoder, ins: nodes.Instruction) -> tuple[str, int, str, bool]:
+    """space ("generic" if none is written), vector length, type, whether the access synchronises"""
+    *mods, type_ = ins.modifiers
+    space, length, sync = "generic", 1, False
+    for mod in mods:
+        head = mod.split("::")[0]
+        if head in SPACES:
+            if mod == "shared::cluster":
+                d.refuse("shared::cluster accesses")
+            space = head
+        elif mod in ("v2", "v4", "v8"):
+            length = int(mod[1])
+        elif mod in IGNORED:
+            sync = sync or mod in SYNCHRONISING
+        elif head not in ("L1", "L2"):
+            d.refuse(f"unknown modifier .{mod}")
+    if type_ not in DTYPE or type_ == "pred":
+        d.refuse(f"unknown type .{type_}")
+    return space, length, type_, sync
+
+
+def policy(d: Decoder, operands: tuple[nodes.Operand, ...]) -> None:
+    for operand in operands:  # an L2 cache policy: read and ignored
+        d.src(operand, "b64")
+
+
+def ld(d: Decoder, ins: nodes.Instruction) -> Core:
+    space, length, type_, sync = memory_modifiers(d, ins)
+    dst, memory_operand, *rest = ins.operands
+    policy(d, tuple(rest))
+    each = DTYPE[type_]
+    targets = d.items(dst)
+    if len(targets) != length:
+        d.refuse(f"{len(targets)} destinations for {length} elements")
+    if (
+        space == "param"
+        and isinstance(memory_operand, nodes.Addr)
+        and isinstance(memory_operand.base, nodes.Sym)
+        and isinstance(d.scope.lookup(memory_operand.base.name), Parameter)
+    ):
+        return ld_param(d, targets, memory_operand, type_)
+    base, offset = d.address(memory_operand, space)
+    width = each.itemsize * length
+    sinks = [_sink(d, t, each, type_) for t in targets]
+    gather = GATHER[space]
+    if width == 32:
+        return ld_32_bytes(base, offset, each, sinks, gather)
+    access = Access(offset, width, "read", sync)
+    d.op.info["access"] = access
+    raw = np.dtype(f"u{each.itemsize}") if each.itemsize < 16 else each
+    take = base.take
+
+    if length == 1:
+        slot, convert = sinks[0]
+
+        def run(S: State, idx: Array | None) -> None:
+            value = gather(S, take(S, idx), access, idx)
+            if slot >= 0:
+                S.set(slot, idx, convert(value))
+
+        return run
+
+    def run_vector(S: State, idx: Array | None) -> None:
+        parts = gather(S, take(S, idx), access, idx).view(raw).reshape(-1, length)
+        for i, (slot, convert) in enumerate(sinks):
+            if slot >= 0:
+                S.set(slot, idx, convert(parts[:, i].copy()))
+
+    return run_vector
+
+
+def ld_32_bytes(base: Source, offset: int, each: np.dtype, sinks: list[Any], gather: Callable[..., Array]) -> Core:
+    accesses = [Access(offset, 16, "read"), Access(offset + 16, 16, "read")]
+    raw = np.dtype(f"u{each.itemsize}")
+    half = len(sinks) // 2
+
+    def run(S: State, idx: Array | None) -> None:
+        a = base.take(S, idx)
+        if (a + np.uint64(offset & ((1 << 64) - 1)) & np.uint64(31)).any():
+            misaligned(a + np.uint64(offset & ((1 << 64) - 1)), 32, S)
+        found = [gather(S, a, access, idx).view(raw).reshape(-1, half) for access in accesses]
+        for i, (slot, convert) in enumerate(sinks):
+            if slot >= 0:
+                S.set(slot, idx, convert(found[i // half][:, i % half].copy()))
+
+    return run
+
+
+def _sink(d: Decoder, target: nodes.Operand, each: np.dtype, type_: str) -> tuple[int, Callable[[Array], Array]]:
+    """Slot of a loaded element and the conversion into it: a wider register is extended by sign or zero."""
+    if not isinstance(target, nodes.Reg):
+        d.refuse("the destination is no register")
+    assert isinstance(target, nodes.Reg)
+    if target.name == "_":
+        return -1, lambda x: x
+    stored = DTYPE[d.register(target.name).type]
+    if stored.itemsize > each.itemsize:
+        slot, _ = d.dst(target, None, stored)
+        wide = np.dtype(f"{'i' if type_[0] == 's' else 'u'}{stored.itemsize}")
+        bits = each if type_[0] == "s" else np.dtype(f"u{each.itemsize}")
+        return slot, lambda x: x.view(bits).astype(wide).view(stored)
+    slot, _ = d.dst(target, type_)
+    return slot, lambda x: x.view(stored)
+
+
+def ld_param(d: Decoder, targets: tuple[nodes.Operand, ...], memory_operand: nodes.Addr, type_: str) -> Core:
+    assert isinstance(memory_operand.base, nodes.Sym)
+    entry = d.scope.lookup(memory_operand.base.name)
+    each = DTYPE[type_]
+    moves = []
+    for i, target in enumerate(targets):
+        at = memory_operand.offset + memory_operand.base.offset + i * each.itemsize
+        if not 0 <= at <= entry.decl.size_bytes - each.itemsize:
+            d.refuse(f"reads {each.itemsize} bytes at {at} of parameter {entry.name} ({entry.decl.size_bytes} bytes)")
+        source = d.bound("param", entry.name, entry.offset + at, type_)
+        slot, convert = _sink(d, target, each, type_)
+        moves.append((slot, source, convert))
+    d.op.pure = True
+    if len(moves) == 1:
+        slot, source, convert = moves[0]
+
+        def run(S: State, idx: Array | None) -> None:
+            if slot >= 0:
+                S.set(slot, idx, convert(S.R[source]))
+
+        return run
+
+    def run_vector(S: State, idx: Array | None) -> None:
+        for slot, source, convert in moves:
+            if slot >= 0:
+                S.set(slot, idx, convert(S.R[source]))
+
+    return run_vector
+
+
+def stored_value(d: Decoder, operand: nodes.Operand, type_: str) -> Callable[[State, Any], Array]:
+    """Fetch of a value to store as raw bits; a wider register is truncated."""
+    each = DTYPE[type_]
+    raw = np.dtype(f"u{each.itemsize}") if each.itemsize < 16 else each
+    if isinstance(operand, nodes.Reg) and operand.name != "_":
+        stored = DTYPE[d.register(operand.name).type]
+        if stored.itemsize > each.itemsize:
+            source = d.reg_source(operand, np.dtype(f"u{stored.itemsize}"))
+            return lambda S, idx: source.take(S, idx).astype(raw)
+    source = d.src(operand, type_)
+    return lambda S, idx: source.take(S, idx).view(raw)
+
+
+def st(d: Decoder, ins: nodes.Instruction) -> Core:
+    space, length, type_, sync = memory_modifiers(d, ins)
+    if space in ("param", "const"):
+        d.refuse(f"st.{space}")
+    memory_operand, value, *rest = ins.operands
+    policy(d, tuple(rest))
+    base, offset = d.address(memory_operand, space)
+    each = DTYPE[type_]
+    elements = d.items(value)
+    if len(elements) != length:
+        d.refuse(f"{len(elements)} values for {length} elements")
+    fetches = [stored_value(d, x, type_) for x in elements]
+    scatter = SCATTER[space]
+    width = each.itemsize * length
+    take = base.take
+    raw = np.dtype(f"u{each.itemsize}")
+    if length == 1:
+        access = Access(offset, width, "write", sync)
+        d.op.info["access"] = access
+        fetch = fetches[0]
+
+        def run(S: State, idx: Array | None) -> None:
+            scatter(S, take(S, idx), fetch(S, idx), access, idx)
+
+        return run
+    chunks = [Access(offset + 16 * i, min(width, 16), "write", sync) for i in range(max(1, width // 16))]
+    d.op.info["access"] = chunks[0]
+    per = length // len(chunks)
+
+    def run_vector(S: State, idx: Array | None) -> None:
+        a = take(S, idx)
+        for i, access in enumerate(chunks):
+            parts = [fetch(S, idx) for fetch in fetches[i * per : (i + 1) * per]]
+            out = np.empty((max(len(p) for p in parts), per), raw)
+            for j, part in enumerate(parts):
+                out[:, j] = part
+            scatter(S, a, out.view(RAW[access.width]).reshape(-1), access, idx)
+
+    return run_vector
+
+
+def no_effect(d: Decoder, ins: nodes.Instruction) -> Core:
+    """Hints and fences: execution is sequentially consistent. Operands are decoded, so that mistakes show."""
+    return lambda S, idx: None
+
+
+BUILDERS: dict[str, Callable[[Decoder, nodes.Instruction], Core]] = {
+    "ld": ld, "ldu": ld, "st": st,
+    **dict.fromkeys(
+        ("prefetch", "prefetchu", "applypriority", "discard", "membar", "fence", "nanosleep", "griddepcontrol",
+         "createpolicy", "pmevent", "setmaxnreg"), no_effect),
+}  # fmt: skip

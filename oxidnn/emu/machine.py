@@ -1,0 +1,999 @@
+"""The machine: decodes a ptx.Module entry once and runs grids of it.
+
+A batch of CTAs runs in lock step: a register is one array over all N threads of the batch. Threads stand in groups,
+one per program counter; the group with the lowest pc runs until it reaches the pc of another group, where the two
+merge (reconvergence). `idx` is the sorted int64 positions of a group's threads, or None when it holds all of them.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from oxidnn.emu import alu, asynccopy, atomics, barrier, convert, ldst, mma, shuffle
+from oxidnn.emu.checkers import CHECKERS, expand
+from oxidnn.emu.decode import DTYPE, Core, Decoder, Op, Parameter, Scope, Slot, Source, Variable
+from oxidnn.emu.memory import SHARED_BASE, Array, Fault, GlobalMemory, Window
+from oxidnn.emu.trace import Counters
+from oxidnn.errors import EmulatorFault, PtxError
+from oxidnn.ptx import nodes
+
+BATCH_THREADS = 16384
+BATCH_SHARED_BYTES = 32 << 20
+SPIN_SLICE = 512  # backward branches after which another group gets its turn
+NEVER = 1 << 30
+
+BUILDERS: dict[str, Callable[[Decoder, nodes.Instruction], Core]] = {
+    **alu.BUILDERS, **convert.BUILDERS, **ldst.BUILDERS, **shuffle.BUILDERS, **mma.BUILDERS, **asynccopy.BUILDERS,
+    **atomics.BUILDERS, **barrier.BUILDERS,
+}  # fmt: skip
+
+POISON = {1: 0xCD, 2: 0xFFFF, 4: 0xFFFFFFFF, 8: 0xFFFFFFFFFFFFFFFF}
+
+
+def load(module: nodes.Module, entry: str | None = None) -> Program:
+    """Decode `entry` (the only one if None). PtxError for whatever the emulator does not know, before anything runs."""
+    names = [e.name for e in module.entries]
+    if entry is None:
+        if len(names) != 1:
+            raise PtxError(f"the module has the entries {', '.join(names) or '(none)'}: name one")
+        return Program(module, module.entries[0])
+    for candidate in module.entries:
+        if candidate.name == entry:
+            return Program(module, candidate)
+    raise PtxError(f"no entry {entry!r} in the module (it has {', '.join(names) or 'none'})")
+
+
+def _align(value: int, to: int) -> int:
+    return (value + to - 1) // to * to
+
+
+class Program:
+    """A decoded kernel. `source_map`, if set, maps a PTX line to the text of its origin for fault messages."""
+
+    def __init__(self, module: nodes.Module, entry: nodes.Entry) -> None:
+        self.name = entry.name
+        self.module = module
+        self.entry = entry
+        self.source_map: Callable[[int], str] | None = None
+        self.ops: list[Op] = []
+        self.variables: list[Variable] = []  # .global and .const
+        self.shared_names: list[tuple[int, int, str]] = []  # offset, size, name
+        self.static_shared = 0
+        self.dynamic_align = 16
+        self.local_size = 0
+        self._dynamic: list[nodes.VarDecl] = []
+        self._bound_variables: dict[int, tuple[Any, dict[str, int]]] = {}
+        self._patterns: dict[tuple[Any, ...], Array] = {}
+        d = self.decoder = Decoder()
+        self._declare(module, entry)
+        self._decode(entry)
+        self.slots: list[Slot] = d.slots
+        self.code: list[Core] = [op.core for op in self.ops]
+        self.end_of_block = [0] * (len(self.ops) + 1)
+        end = len(self.ops)
+        self.end_of_block[end] = end
+        for pc in range(len(self.ops) - 1, -1, -1):
+            if self.ops[pc].kind != "op":
+                end = pc
+            self.end_of_block[pc] = end
+        self.template: list[Any] = [slot.value for slot in self.slots]
+        self.touched = [frozenset((*op.reads, *op.writes, *((op.guard.slot,) if op.guard else ()))) for op in self.ops]
+
+    # -- decoding
+
+    def _declare(self, module: nodes.Module, entry: nodes.Entry) -> None:
+        scope = self.decoder.scope
+        for variable in module.variables:
+            self._variable(variable, scope)
+        offset = 0
+        for param in entry.params:
+            offset = _align(offset, max(1, param.align))
+            scope.names[param.name] = Parameter(param.name, offset, param)
+            offset += param.size_bytes
+        self.param_bytes = offset
+
+    def _variable(self, decl: nodes.VarDecl, scope: Scope) -> None:
+        if decl.space == "shared":
+            if decl.is_extern and decl.size_bytes == 0:
+                self._dynamic.append(decl)
+                self.dynamic_align = max(self.dynamic_align, decl.align)
+                scope.names[decl.name] = Variable("dynamic", decl.name, 0, decl)
+                return
+            at = _align(self.static_shared, max(1, decl.align))
+            self.static_shared = at + decl.size_bytes
+            self.shared_names.append((at, decl.size_bytes, decl.name))
+            scope.names[decl.name] = Variable("shared", decl.name, at, decl)
+        elif decl.space == "local":
+            at = _align(self.local_size, max(1, decl.align))
+            self.local_size = at + decl.size_bytes
+            scope.names[decl.name] = Variable("local", decl.name, at, decl)
+        elif decl.space in ("global", "const"):
+            if decl.is_extern:
+                raise PtxError(f"line {decl.line}: extern variable {decl.name} cannot be resolved")
+            variable = Variable(decl.space, decl.name, 0, decl)
+            self.variables.append(variable)
+            scope.names[decl.name] = variable
+        else:
+            raise PtxError(f"line {decl.line}: variables in .{decl.space} are not emulated")
+
+    def _decode(self, entry: nodes.Entry) -> None:
+        flat: list[tuple[nodes.Instruction, Scope]] = []
+        labels: dict[int, int] = {}  # id of a Label node -> pc
+
+        def walk(body: Sequence[nodes.Statement], scope: Scope) -> None:
+            for statement in body:
+                if isinstance(statement, nodes.RegDecl):
+                    self.decoder.scope = scope
+                    self.decoder.declare(statement)
+                elif isinstance(statement, nodes.VarDecl):
+                    self._variable(statement, scope)
+                elif isinstance(statement, nodes.Label):
+                    scope.names[statement.name] = statement
+                    labels[id(statement)] = len(flat)
+                elif isinstance(statement, nodes.Scope):
+                    walk(statement.body, Scope(scope))
+                else:
+                    flat.append((statement, scope))
+
+        top = self.decoder.scope
+        walk(entry.body, top)
+        # The dynamic array follows the static ones. Alignment counts in the window, whose first kilobyte is taken.
+        self.dynamic_offset = _align(SHARED_BASE + self.static_shared, self.dynamic_align) - SHARED_BASE
+        self._place_dynamic(top, entry.body)
+        for pc, (ins, scope) in enumerate(flat):
+            self.ops.append(self._build(pc, ins, scope, labels))
+
+    def _place_dynamic(self, scope: Scope, body: Any) -> None:
+        for decl in self._dynamic:
+            self.shared_names.append((self.dynamic_offset, 1 << 30, decl.name))
+        self._dynamic_placed = {decl.name: Variable("shared", decl.name, self.dynamic_offset, decl) for decl in self._dynamic}
+        for name, variable in self._dynamic_placed.items():
+            scope.names[name] = variable
+
+    def _build(self, pc: int, ins: nodes.Instruction, scope: Scope, labels: dict[int, int]) -> Op:
+        d = self.decoder
+        d.scope = scope
+        op = d.op = Op(ins, pc)
+        if ins.guard is not None:
+            op.guard = d.reg_source(ins.guard, DTYPE["pred"])
+            op.reads.clear()
+        name = ins.opcode
+        if name == "bra":
+            (target,) = ins.operands
+            label = scope.lookup(target.name) if isinstance(target, nodes.Sym) else None
+            if not isinstance(label, nodes.Label):
+                d.refuse(f"no label {getattr(target, 'name', target)}")
+            op.kind, op.target = "branch", labels[id(label)]
+        elif name in ("exit", "ret"):
+            op.kind = "exit"
+        elif name in ("trap", "brkpt"):
+            op.kind = "trap"
+        elif name in BUILDERS:
+            try:
+                op.core = BUILDERS[name](d, ins)
+            except PtxError:
+                raise
+            except (KeyError, ValueError, AttributeError, IndexError, TypeError, StopIteration) as error:
+                raise PtxError(f"line {ins.line}: the emulator cannot run this ({error!r}): {ins.text}") from error
+        else:
+            d.refuse("unknown instruction")
+        if op.kind == "op" and op.guard is not None:
+            op.core = guarded(op)
+        return op
+
+    # -- launching
+
+    def launch(
+        self,
+        memory: GlobalMemory,
+        grid: Sequence[int],
+        threads: Sequence[int],
+        args: Sequence[Any],
+        dynamic_smem: int = 0,
+        cluster: Sequence[int] = (1, 1, 1),
+        checkers: str | Sequence[str] = "basic",
+        schedule: str | tuple[str, int] = "lowest_pc",
+        tensor_core: str = "fast",
+        step_limit: int = 1 << 26,
+    ) -> Counters:
+        """Run the grid to its end.
+
+        grid, threads, cluster: three numbers each (missing ones are 1). args: one Python int, float or bytes per
+        .param in order. dynamic_smem: bytes of the extern shared array.
+        checkers: names out of bounds, align, uninit, race, barrier, bank; "basic" is bounds, align, uninit, barrier;
+        "all" adds race. (bounds and align are always on: they keep this process safe.)
+        schedule: "lowest_pc", or ("random", seed), which interleaves warps at random.
+        tensor_core: "fast" sums products in float64 and rounds once; "exact" truncates as the hardware does, bit for
+        bit. EmulatorFault: a checker fired.
+        """
+        grid3, threads3, cluster3 = _triple(grid, "grid"), _triple(threads, "threads"), _triple(cluster, "cluster")
+        self._check_launch(grid3, threads3, cluster3)
+        enabled = expand(checkers)
+        params = self._params(args)
+        launch = Launch(self, memory, grid3, threads3, cluster3, dynamic_smem, enabled, params, tensor_core, step_limit)
+        random = None
+        if schedule != "lowest_pc":
+            if not isinstance(schedule, tuple) or schedule[0] != "random":
+                raise ValueError(f"launch: schedule is {schedule!r} (expected 'lowest_pc' or ('random', seed))")
+            random = np.random.default_rng(schedule[1])
+        with np.errstate(all="ignore"):
+            launch.run(random)
+        return launch.counters
+
+    def _check_launch(self, grid: tuple[int, ...], threads: tuple[int, ...], cluster: tuple[int, ...]) -> None:
+        count = threads[0] * threads[1] * threads[2]
+        if not 1 <= count <= 1024:
+            raise ValueError(f"launch: threads is {threads} (expected a product of 1 to 1024)")
+        if any(g % c for g, c in zip(grid, cluster, strict=True)):
+            raise ValueError(f"launch: grid {grid} is not a multiple of the cluster {cluster}")
+        for name, values in self.entry.directives:
+            if name == "reqntid" and tuple(values) != threads:
+                raise ValueError(f"launch: threads is {threads} (expected .reqntid {tuple(values)})")
+            if name == "maxntid" and count > values[0] * values[1] * values[2]:
+                raise ValueError(f"launch: threads is {threads} (expected at most .maxntid {tuple(values)})")
+            if name == "reqnctapercluster" and tuple(values) != cluster:
+                raise ValueError(f"launch: cluster is {cluster} (expected .reqnctapercluster {tuple(values)})")
+
+    def _params(self, args: Sequence[Any]) -> bytes:
+        if len(args) != len(self.entry.params):
+            raise ValueError(f"launch: args has {len(args)} values (expected {len(self.entry.params)} for {self.name})")
+        block = bytearray(_align(max(self.param_bytes, 1), 16))
+        at = 0
+        for param, value in zip(self.entry.params, args, strict=True):
+            at = _align(at, max(1, param.align))
+            block[at : at + param.size_bytes] = _pack(param, value)
+            at += param.size_bytes
+        return bytes(block)
+
+    def variable_addresses(self, memory: GlobalMemory) -> dict[str, int]:
+        """Addresses of the .global and .const variables; allocated and set at the first launch on `memory`."""
+        if not self.variables:
+            return {}
+        known = self._bound_variables.get(id(memory))
+        if known is None or known[0] is not memory:
+            addresses: dict[str, int] = {}
+            for variable in self.variables:
+                decl = variable.decl
+                assert decl is not None
+                pointer = memory.alloc(max(decl.size_bytes, 1), f"{decl.space} variable {decl.name}", initialised=True)
+                if decl.initial:
+                    dtype = DTYPE[decl.type]
+                    values = np.array([_initial(v, dtype) for v in decl.initial], dtype)
+                    memory.view(pointer, values.nbytes)[:] = values.view(np.uint8)
+                addresses[decl.name] = pointer
+            known = self._bound_variables[id(memory)] = (memory, addresses)
+        return known[1]
+
+    def pattern(self, key: tuple[Any, ...], make: Callable[[], Array]) -> Array:
+        """A read-only array that depends on the launch shape alone, kept from launch to launch."""
+        found = self._patterns.get(key)
+        if found is None:
+            if len(self._patterns) > 256:
+                self._patterns.clear()
+            found = self._patterns[key] = make()
+        return found
+
+
+def _initial(value: int | float, dtype: np.dtype) -> Any:
+    if dtype.kind in "ui" and isinstance(value, int):
+        return np.array([value & ((1 << 8 * dtype.itemsize) - 1)], np.uint64).astype(f"u{dtype.itemsize}").view(dtype)[0]
+    return value
+
+
+def _triple(values: Sequence[int] | int, name: str) -> tuple[int, int, int]:
+    if isinstance(values, int):
+        values = (values,)
+    full = (*values, 1, 1, 1)[:3]
+    if len(values) > 3 or any(int(v) != v or v < 1 for v in full):
+        raise ValueError(f"launch: {name} is {tuple(values)} (expected up to three positive integers)")
+    return (int(full[0]), int(full[1]), int(full[2]))
+
+
+def _pack(param: nodes.ParamDecl, value: Any) -> bytes:
+    size = param.size_bytes
+    if isinstance(value, (bytes, bytearray, memoryview)):
+        if len(value) != size:
+            raise ValueError(f"launch: argument {param.name} has {len(value)} bytes (expected {size})")
+        return bytes(value)
+    kind = param.type
+    if kind in ("f32", "f64", "f16"):
+        return struct.pack({"f32": "<f", "f64": "<d", "f16": "<e"}[kind], float(value))
+    if isinstance(value, (float, np.floating)):
+        raise ValueError(f"launch: argument {param.name} is {value!r} (expected an int for .{kind})")
+    number = int(value)
+    if not -(1 << 8 * size - 1) <= number < 1 << 8 * size:
+        raise ValueError(f"launch: argument {param.name} is {number} (expected {8 * size} bits)")
+    return (number & ((1 << 8 * size) - 1)).to_bytes(size, "little")
+
+
+@dataclass
+class Launch:
+    """One launch: the grid cut into batches of whole clusters."""
+
+    program: Program
+    memory: GlobalMemory
+    grid: tuple[int, int, int]
+    threads: tuple[int, int, int]
+    cluster: tuple[int, int, int]
+    dynamic_smem: int
+    enabled: frozenset[str]
+    params: bytes
+    tensor_core: str
+    step_limit: int
+    counters: Counters = field(default_factory=Counters)
+    steps_left: int = 0
+    bound: list[tuple[int, Array]] = field(default_factory=list)
+    global_race: Any = None
+
+    def run(self, random: np.random.Generator | None) -> None:
+        program = self.program
+        self.steps_left = self.step_limit
+        addresses = program.variable_addresses(self.memory)
+        block = np.frombuffer(bytearray(self.params), np.uint8)
+        pointer = None
+        if program.decoder.takes_param_address:
+            aligned = np.zeros(len(block) + 128, np.uint8)
+            start = -aligned.ctypes.data % 128
+            block = aligned[start : start + len(block)]
+            block[:] = np.frombuffer(self.params, np.uint8)
+            pointer = self.memory.register(block, f"parameters of {program.name}", writable=False)
+        for slot in program.slots:
+            if slot.kind == "param":
+                dtype = DTYPE[slot.type]
+                value = block[slot.offset : slot.offset + dtype.itemsize].copy().view(dtype)
+                self.bound.append((slot.index, value))
+            elif slot.kind == "param address":
+                assert pointer is not None
+                self.bound.append((slot.index, np.array([pointer + slot.offset], np.uint64)))
+            elif slot.kind == "variable":
+                self.bound.append((slot.index, np.array([addresses[slot.name] + slot.offset], np.uint64)))
+        per_cta = self.threads[0] * self.threads[1] * self.threads[2]
+        cluster_size = self.cluster[0] * self.cluster[1] * self.cluster[2]
+        total = self.grid[0] * self.grid[1] * self.grid[2]
+        shared = program.dynamic_offset + self.dynamic_smem if self.dynamic_smem else program.static_shared
+        wide = max(1, BATCH_THREADS // per_cta)
+        if shared:
+            wide = min(wide, max(1, BATCH_SHARED_BYTES // shared))
+        wide = max(cluster_size, wide // cluster_size * cluster_size)
+        if "race" in self.enabled and total > 1:
+            self.global_race = CHECKERS["global_race"](self)
+        try:
+            for first in range(0, total, wide):
+                count = min(wide, total - first)
+                State(self, first, count, shared).run(random)
+                self.counters.batches += 1
+        finally:
+            if pointer is not None:
+                self.memory.unregister(pointer)
+            self.memory.settle()
+
+
+class State:
+    """One batch of CTAs in execution."""
+
+    def __init__(self, launch: Launch, first: int, count: int, shared: int) -> None:
+        self.launch = launch
+        self.program = program = launch.program
+        self.memory = launch.memory
+        self.counters = launch.counters
+        self.first_cta = first
+        self.ctas = count
+        tx, ty, tz = launch.threads
+        self.T = T = tx * ty * tz
+        self.N = self.N0 = N = T * count
+        self.warps_per_cta = (T + 31) // 32
+        self.uninit = "uninit" in launch.enabled
+        self.strict_barrier = "barrier" in launch.enabled
+        self.exact_mma = launch.tensor_core == "exact"
+        self.pc = 0
+        self.undef: dict[int, Array] = {}
+        self.ready: dict[int, Array | None] = {}
+        self.sync_wait: dict[int, Array] = {}
+        self.barriers: dict[int, barrier.Waiting] = {}
+        self.live = N
+        self.partial = False  # a live CTA has exited threads
+        self.alive = np.ones(N, np.bool_)  # by slot
+        self.whole = T % 32 == 0  # every warp is complete and in order
+        pattern = program.pattern
+        self.slot: Array = pattern(("slot", N), lambda: np.arange(N, dtype=np.int64))
+        self.thread: Array = pattern(("thread", T, count), lambda: np.tile(np.arange(T, dtype=np.int64), count))
+        self.cta: Array = pattern(("cta", T, count), lambda: np.repeat(np.arange(count, dtype=np.int64), T))
+        self.warp: Array = pattern(("warp", T, count), lambda: self.cta * self.warps_per_cta + (self.thread >> 5))
+        self.lane: Array = pattern(("lane", T, count), lambda: self.thread & 31)
+        self.shared = Window(count, shared, SHARED_BASE, self.uninit)
+        stride = self.shared.stride
+        self.shared_offset: Array = (
+            pattern(("offset", T, count, stride), lambda: self.cta * stride) if count > 1 else np.zeros(1, np.int64)
+        )
+        self.local = Window(N, program.local_size, 0, self.uninit) if program.local_size else Window(0, 0, 0, False)
+        self.copies = asynccopy.Queue(N)
+        self.race = CHECKERS["race"](self) if "race" in launch.enabled else None
+        self.bank = CHECKERS["bank"](self) if "bank" in launch.enabled else None
+        self.global_race = launch.global_race
+        self.R: list[Any] = list(program.template)
+        for index, value in launch.bound:
+            self.R[index] = value
+        self.varying: list[int] = []
+        for slot in program.slots:
+            if slot.kind == "special":
+                value = self._special(slot.name, DTYPE[slot.type])
+                self.R[slot.index] = value
+                if value.size > 1:
+                    self.varying.append(slot.index)
+        self.guards: dict[tuple[int, bool], tuple[Any, Array, int, Array | None]] = {}
+        self.checked: set[tuple[int, int]] = set()
+        self.barrier_rounds = 0
+
+    # -- special registers
+
+    def coordinates(self) -> tuple[Array, Array, Array, Array]:
+        """ctaid x, y, z and the rank in the cluster, per CTA of the batch."""
+        gx, gy, _ = self.launch.grid
+        cx, cy, cz = self.launch.cluster
+        size = cx * cy * cz
+        linear = np.arange(self.first_cta, self.first_cta + self.ctas, dtype=np.int64)
+        cluster, rank = linear // size, linear % size
+        nx, ny = gx // cx, gy // cy
+        x = cluster % nx * cx + rank % cx
+        y = cluster // nx % ny * cy + rank // cx % cy
+        z = cluster // (nx * ny) * cz + rank // (cx * cy)
+        return x, y, z, rank
+
+    def _special(self, name: str, dtype: np.dtype) -> Array:
+        launch = self.launch
+        T, count = self.T, self.ctas
+        tx, ty, tz = launch.threads
+        head, _, axis = name[1:].partition(".")
+        which = "xyz".find(axis) if axis else 0
+
+        def uniform(value: int) -> Array:
+            return np.array([value]).astype(dtype)
+
+        def spread(per_cta: Array) -> Array:
+            return uniform(int(per_cta[0])) if count == 1 else np.repeat(per_cta.astype(dtype), T)
+
+        if head == "tid":
+            size = (tx, ty, tz)[which]
+            if size == 1:
+                return uniform(0)
+            below = (1, tx, tx * ty)[which]
+            return self.program.pattern((name, launch.threads, count), lambda: (self.thread // below % size).astype(dtype))
+        if head == "ntid":
+            return uniform(launch.threads[which])
+        if head == "nctaid":
+            return uniform(launch.grid[which])
+        if head == "ctaid":
+            return uniform(0) if launch.grid[which] == 1 else spread(self.coordinates()[which])
+        if head == "clusterid":
+            return spread(self.coordinates()[which] // launch.cluster[which])
+        if head == "nclusterid":
+            return uniform(launch.grid[which] // launch.cluster[which])
+        if head == "cluster_ctaid":
+            return spread(self.coordinates()[which] % launch.cluster[which])
+        if head == "cluster_nctaid":
+            return uniform(launch.cluster[which])
+        if head == "cluster_ctarank":
+            return spread(self.coordinates()[3])
+        if head == "cluster_nctarank":
+            return uniform(launch.cluster[0] * launch.cluster[1] * launch.cluster[2])
+        if head == "is_explicit_cluster":
+            return np.array([launch.cluster != (1, 1, 1)])
+        if head == "laneid":
+            return self.program.pattern((name, T, count), lambda: self.lane.astype(dtype))
+        if head == "warpid":
+            if T <= 32:
+                return uniform(0)
+            return self.program.pattern((name, T, count), lambda: (self.thread >> 5).astype(dtype))
+        if head == "nwarpid":
+            return uniform(self.warps_per_cta)
+        if head.startswith("lanemask_"):
+            one = np.array([1], np.uint64)
+            lane = self.lane.astype(np.uint64)
+            below = (one << lane) - one
+            this = one << lane
+            full = np.array([0xFFFFFFFF], np.uint64)
+            value = {"eq": this, "lt": below, "le": below | this, "gt": full & ~(below | this), "ge": full & ~below}[head[9:]]
+            return value.astype(dtype)
+        if head in ("dynamic_smem_size", "total_smem_size", "aggr_smem_size"):
+            return uniform(launch.dynamic_smem if head[0] == "d" else self.shared.size)
+        if head == "smid":
+            return spread((self.first_cta + np.arange(count)) % 4)
+        if head == "nsmid":
+            return uniform(4)
+        return uniform(0)  # gridid, pm counters
+
+    def ticks(self) -> int:
+        return self.counters.steps * 4
+
+    # -- registers
+
+    def lanes(self, idx: Array | None) -> int:
+        return self.N if idx is None else len(idx)
+
+    def set(self, slot: int, idx: Array | None, value: Array) -> None:
+        if idx is None:
+            self.R[slot] = value
+        else:
+            self.put(slot, idx, value)
+
+    def put(self, slot: int, idx: Array, value: Array) -> None:
+        """Masked write; in place where the register already has an array of its own."""
+        old = self.R[slot]
+        if old is None:
+            new = np.empty(self.N, value.dtype)
+            raw = new.view(np.uint8)
+            raw[:] = 0xFF if value.dtype != np.bool_ and self.uninit else 0
+            if self.uninit:
+                mask = np.ones(self.N, np.bool_)
+                mask[idx] = False
+                self.undef[slot] = mask
+        elif old.size != self.N or self.N == 1:
+            new = np.empty(self.N, old.dtype)
+            new[:] = old
+        elif old.dtype == np.bool_:
+            new = old.copy()  # guards are cached by the identity of their array
+        else:
+            new = old
+        new[idx] = value
+        self.R[slot] = new
+        if self.undef:
+            mask = self.undef.get(slot)
+            if mask is not None:
+                mask[idx] = False
+                if not mask.any():
+                    del self.undef[slot]
+
+    def merge(self, slot: int, mask: Array, old: Any) -> None:
+        """After a full-width computation: keep `old` where `mask` is false."""
+        new = self.R[slot]
+        if old is None:
+            if self.uninit:
+                if new.size != self.N:
+                    new = np.broadcast_to(new, (self.N,)).copy()
+                self.undef[slot] = ~mask
+            self.R[slot] = new
+            return
+        self.R[slot] = np.where(mask, new, old)
+        if self.undef:
+            undefined = self.undef.get(slot)
+            if undefined is not None:
+                undefined &= ~mask
+                if not undefined.any():
+                    del self.undef[slot]
+
+    # -- groups
+
+    def add(self, pc: int, idx: Array | None) -> None:
+        """Put a group at `pc`, merged with the one that stands there."""
+        if pc in self.ready:
+            other = self.ready[pc]
+            assert other is not None and idx is not None
+            idx = np.concatenate((other, idx))
+            idx.sort()
+            if len(idx) == self.N:
+                idx = None
+        elif idx is not None and len(idx) == self.N:
+            idx = None
+        self.ready[pc] = idx
+
+    def compact(self, idx: Array) -> None:
+        """Shrink the register file to the threads `idx`, the only ones left."""
+        R = self.R
+        for slot in self.program.slots:
+            if slot.kind in ("register", "special"):
+                value = R[slot.index]
+                if value is not None and value.size == self.N and self.N > 1:
+                    R[slot.index] = value.take(idx)
+        for slot_index, mask in list(self.undef.items()):
+            left = mask.take(idx)
+            if left.any():
+                self.undef[slot_index] = left
+            else:
+                del self.undef[slot_index]
+        self.slot, self.thread, self.cta = self.slot.take(idx), self.thread.take(idx), self.cta.take(idx)
+        self.warp, self.lane = self.warp.take(idx), self.lane.take(idx)
+        if self.shared_offset.size > 1:
+            self.shared_offset = self.shared_offset.take(idx)
+        self.N = len(idx)
+        if self.N == 1 and self.shared_offset.size != 1:
+            self.shared_offset = self.shared_offset[:1]
+        self.guards.clear()
+        self.whole = self.N % 32 == 0 and bool((self.lane.reshape(-1, 32) == np.arange(32)).all())
+        self.partial = self.N % self.T != 0 or bool((self.thread.reshape(-1, self.T) != np.arange(self.T)).any())
+
+    # -- execution
+
+    def run(self, random: np.random.Generator | None) -> None:
+        ops = self.program.ops
+        if not ops:
+            return
+        self.ready = {0: None}
+        current: Array | None = None
+        try:
+            scheduler = _random_schedule if random is not None else _lowest_pc
+            pick = scheduler(self, random)
+            while True:
+                if not self.ready:
+                    if self.live == 0:
+                        break
+                    self.deadlock()
+                pc, current, budget = pick()
+                if current is not None and len(current) == self.live and self.N > self.live:
+                    self.compact(current)
+                    current = None
+                self._run_group(pc, current, budget)
+        except Fault as fault:
+            raise self.report(fault) from None
+        if self.race is not None:
+            self.race.finish()
+
+    def _run_group(self, pc: int, idx: Array | None, budget: int) -> None:
+        """Run one group until it merges, parks, ends or has used its budget of blocks."""
+        code, ends, ready, counters = self.program.code, self.program.end_of_block, self.ready, self.counters
+        last = len(code)
+        lowest = budget >= NEVER
+        self.group = idx
+        while True:
+            if pc >= last:
+                self._exit(pc, idx)  # running off the end is ret
+                return
+            end = ends[pc]
+            merges = False
+            if ready:
+                for other in ready:
+                    if pc < other <= end:
+                        end, merges = other, True
+            if not lowest and end - pc > budget:
+                end, merges = pc + budget, True
+            count = end - pc
+            if count:
+                counters.steps += count
+                counters.instructions += count * (self.N if idx is None else len(idx))
+                if self.undef or (pc, end) not in self.checked:
+                    self._run_checked(pc, end, idx)
+                else:
+                    for p in range(pc, end):
+                        self.pc = p
+                        code[p](self, idx)
+            pc = end
+            if merges:
+                self.add(pc, idx)
+                return
+            if pc >= last:
+                continue
+            self.pc = pc
+            self.group = idx
+            counters.steps += 1
+            counters.instructions += self.N if idx is None else len(idx)
+            self.launch.steps_left -= 1
+            if self.launch.steps_left < 0:
+                raise Fault("deadlock", f"more than {self.launch.step_limit} control transfers: an endless loop?")
+            went = self._control(pc, idx)
+            if went is None:
+                return
+            new_pc, idx = went
+            self.group = idx
+            if self.ready:
+                if not lowest:
+                    budget -= count + 1
+                    if budget <= 0 or new_pc in self.ready:
+                        self.add(new_pc, idx)
+                        return
+                elif new_pc in self.ready or min(self.ready) < new_pc:
+                    self.add(new_pc, idx)
+                    return
+                elif new_pc <= pc:
+                    self.spins += 1
+                    if self.spins > SPIN_SLICE:
+                        self.spins = 0
+                        self.rotate = True
+                        self.add(new_pc, idx)
+                        return
+            if idx is not None and len(idx) == self.live and self.N > self.live:
+                self.compact(idx)
+                idx = self.group = None
+            pc = new_pc
+
+    spins = 0
+    rotate = False
+    group: Array | None = None
+
+    def _run_checked(self, pc: int, end: int, idx: Array | None) -> None:
+        """The same as the fast loop, looking for reads of registers that nothing wrote."""
+        ops, code, touched = self.program.ops, self.program.code, self.program.touched
+        complete = True
+        for p in range(pc, end):
+            self.pc = p
+            op = ops[p]
+            executes = True
+            if op.guard is not None:
+                self._check_reads((op.guard.slot,), idx, op)
+                if op.reads or op.writes:
+                    active = self.active(op.guard, idx)
+                    executes = active is None or len(active) > 0
+                    if executes and op.reads:
+                        self._check_reads(op.reads, active, op)
+                    elif not executes:
+                        complete = False
+            elif op.reads:
+                self._check_reads(op.reads, idx, op)
+            code[p](self, idx)
+            if self.undef and idx is None and op.guard is None and not touched[p].isdisjoint(self.undef):
+                for slot in op.writes:
+                    self.undef.pop(slot, None)
+        if complete and not self.undef:
+            self.checked.add((pc, end))
+
+    def active(self, guard: Source, idx: Array | None) -> Array | None:
+        """Positions of the threads of `idx` whose guard holds; None for all threads of the batch."""
+        p = guard.take(self, idx)
+        if p.size == 1 and self.lanes(idx) != 1:
+            return (idx if bool(p[0]) else np.zeros(0, np.int64))
+        on = np.flatnonzero(p)
+        if len(on) == len(p):
+            return idx
+        return on if idx is None else idx.take(on)
+
+    def _check_reads(self, reads: Sequence[int], idx: Array | None, op: Op) -> None:
+        for slot in reads:
+            if self.R[slot] is None:
+                name = self.program.slots[slot].name
+                if self.uninit:
+                    raise Fault("uninit", f"register {name} is read before anything wrote it")
+                self.R[slot] = np.zeros(1, DTYPE[self.program.slots[slot].type])
+            elif self.undef and slot in self.undef:
+                mask = self.undef[slot] if idx is None else self.undef[slot].take(idx)
+                if op.lenient and "select" in op.info:
+                    chosen, yes, no = op.info["select"]
+                    if slot != chosen.slot:
+                        p = chosen.take(self, idx)
+                        mask = mask & ((p if slot == yes.slot else np.False_) | (~p if slot == no.slot else np.False_))
+                lanes = np.flatnonzero(mask)
+                if len(lanes):
+                    name = self.program.slots[slot].name
+                    positions = lanes if idx is None else idx.take(lanes)
+                    raise Fault("uninit", f"register {name} is read by a thread that never wrote it", np.array([0]), positions)
+
+    def _control(self, pc: int, idx: Array | None) -> tuple[int, Array | None] | None:
+        op = self.program.ops[pc]
+        guard = op.guard
+        if self.uninit and (op.reads or guard is not None):
+            if guard is not None and (self.R[guard.slot] is None or self.undef):
+                self._check_reads((guard.slot,), idx, op)
+        if op.kind == "branch":
+            if guard is None:
+                return op.target, idx
+            p = guard.get(self)
+            if p.size == 1 and self.N > 1:
+                return (op.target if p[0] else pc + 1), idx
+            if idx is not None:
+                p = p.take(idx)
+            taken = int(np.count_nonzero(p))
+            if taken == len(p):
+                return op.target, idx
+            if taken == 0:
+                return pc + 1, idx
+            on, off = np.flatnonzero(p), np.flatnonzero(~p)
+            if idx is not None:
+                on, off = idx.take(on), idx.take(off)
+            self.add(op.target, on)
+            self.add(pc + 1, off)
+            return None
+        if guard is not None:
+            active = self.active(guard, idx)
+            if active is not idx:
+                assert active is not None
+                if len(active) == 0:
+                    return pc + 1, idx
+                rest = np.setdiff1d(np.arange(self.N) if idx is None else idx, active, assume_unique=True)
+                self.add(pc + 1, rest)
+                idx = active
+                self.group = idx
+        if op.reads and (self.undef or (pc, pc) not in self.checked):
+            self._check_reads(op.reads, idx, op)
+            if not self.undef:
+                self.checked.add((pc, pc))
+        if op.kind == "exit":
+            self._exit(pc, idx)
+            return None
+        if op.kind == "trap":
+            raise Fault("trap", "the kernel executed trap")
+        if op.kind == "warp":
+            chosen = idx
+            if idx is not None or not self.whole or op.info.get("mask") is not None:
+                chosen = shuffle.complete_warps(self, op, pc, idx)
+                if chosen is not None and len(chosen) == 0:
+                    return None
+            self.group = chosen
+            op.core(self, chosen)
+            if self.undef and chosen is None:
+                for slot in op.writes:
+                    self.undef.pop(slot, None)
+            return pc + 1, chosen
+        return op.core(self, idx)
+
+    def _exit(self, pc: int, idx: Array | None) -> None:
+        gone = self.slot if idx is None else self.slot.take(idx)
+        if self.sync_wait:
+            self.alive[gone] = False
+            shuffle.abandoned(self)
+        self.alive[gone] = False
+        self.live -= len(gone)
+        if self.live:
+            self.partial = True
+            if self.barriers and not self.strict_barrier:
+                barrier.recheck(self)
+
+    # -- faults
+
+    def shared_name(self, offset: int) -> str:
+        """' (byte 12 of tile)' for a shared address."""
+        at = offset - SHARED_BASE
+        for start, size, name in reversed(self.program.shared_names):
+            if start <= at < start + size:
+                return f" (byte {at - start} of {name})"
+        return ""
+
+    def deadlock(self) -> None:
+        lines = []
+        for number, waiting in sorted(self.barriers.items()):
+            for text in waiting.describe(self, number):
+                lines.append(text)
+        for pc, idx in sorted(self.sync_wait.items()):
+            ins = self.program.ops[pc].ins
+            where = self.describe_threads(idx)
+            lines.append(f"{where} at line {ins.line} ({ins.text}), for lanes its member mask names")
+        waiting_for = "; ".join(lines[:12]) or "nobody waits, yet nobody can run"
+        pcs = [w.groups[0][0] - 1 for w in self.barriers.values() if w.groups] + list(self.sync_wait)
+        self.pc = pcs[0] if pcs else self.pc
+        gone = self.N0 - self.live
+        note = f" ({gone} threads of this batch have exited)" if gone else ""
+        self.group = None
+        raise Fault("barrier", f"deadlock{note}: waiting are {waiting_for}", None, self._first_waiting())
+
+    def _first_waiting(self) -> Array | None:
+        for waiting in self.barriers.values():
+            if waiting.groups:
+                return waiting.groups[0][1][:1]
+        for idx in self.sync_wait.values():
+            return idx[:1]
+        return None
+
+    def describe_threads(self, positions: Array) -> str:
+        """'CTA (0,0,0) threads 0-31, 64' for some positions (of the first CTA among them)."""
+        cta = self.cta.take(positions)
+        threads = self.thread.take(positions[cta == cta[0]])
+        cuts = np.flatnonzero(np.diff(threads) != 1)
+        starts, ends = threads[np.r_[0, cuts + 1]], threads[np.r_[cuts, len(threads) - 1]]
+        spans = [f"{a}" if a == b else f"{a}-{b}" for a, b in zip(starts.tolist(), ends.tolist(), strict=True)]
+        more = len(np.unique(cta)) - 1
+        tail = f" (and {more} more CTAs)" if more else ""
+        return f"CTA {self.cta_name(int(cta[0]))} threads {', '.join(spans[:6])}{', ...' if len(spans) > 6 else ''}{tail}"
+
+    def cta_name(self, local: int) -> str:
+        x, y, z, _ = self.coordinates()
+        return f"({int(x[local])},{int(y[local])},{int(z[local])})"
+
+    def report(self, fault: Fault) -> EmulatorFault:
+        """The exception of a fault: checker, kernel, PTX line and text, CTA and thread."""
+        op = self.program.ops[min(self.pc, len(self.program.ops) - 1)]
+        positions = fault.positions if fault.positions is not None else self.group
+        lane = int(fault.lanes[0]) if fault.lanes is not None and len(fault.lanes) else 0
+        at = lane if positions is None else int(positions[min(lane, len(positions) - 1)])
+        cta, thread = int(self.cta[at]), int(self.thread[at])
+        tx, ty, _ = self.launch.threads
+        place = f"({thread % tx},{thread // tx % ty},{thread // (tx * ty)})"
+        origin = self.program.source_map(op.ins.line) if self.program.source_map else ""
+        others = f" and {len(fault.lanes) - 1} more threads" if fault.lanes is not None and len(fault.lanes) > 1 else ""
+        text = (
+            f"[{fault.checker}] {fault.message}\n"
+            f"  kernel {self.program.name}, PTX line {op.ins.line}: {op.ins.text}\n"
+            f"  CTA {self.cta_name(cta)}, thread {place}, warp {thread >> 5}, lane {thread & 31}{others}"
+            + (f"\n  from {origin}" if origin else "")
+        )
+        error = EmulatorFault(text)
+        for name, value in {
+            "checker": fault.checker, "kernel": self.program.name, "line": op.ins.line, "text": op.ins.text,
+            "cta": self.cta_name(cta), "thread": thread, "detail": fault.message,
+        }.items():  # fmt: skip
+            setattr(error, name, value)
+        return error
+
+
+def guarded(op: Op) -> Core:
+    """The core of a predicated instruction."""
+    core, guard, writes, pure = op.core, op.guard, tuple(dict.fromkeys(op.writes)), op.pure
+    assert guard is not None
+    slot, inverted = guard.slot, guard.inverted
+    key = (slot, inverted)
+
+    def run(S: State, idx: Array | None) -> None:
+        R = S.R
+        p = R[slot]
+        if p.size == 1 and S.N > 1:
+            if bool(p[0]) != inverted:
+                core(S, idx)
+            return
+        if idx is not None:
+            mask = p.take(idx)
+            sub = idx.take(np.flatnonzero(~mask if inverted else mask))
+            if len(sub):
+                inside(S, idx if len(sub) == len(idx) else sub)
+            return
+        known = S.guards.get(key)
+        if known is None or known[0] is not p:
+            mask = ~p if inverted else p
+            known = (p, mask, int(np.count_nonzero(mask)), None)
+            S.guards[key] = known
+        _, mask, count, sub = known
+        if count == 0:
+            return
+        if count == S.N:
+            core(S, None)
+            return
+        if pure and count * 4 > S.N:
+            olds = [R[w] for w in writes]
+            core(S, None)
+            for w, old in zip(writes, olds, strict=True):
+                S.merge(w, mask, old)
+            return
+        if sub is None:
+            sub = np.flatnonzero(mask)
+            S.guards[key] = (p, mask, count, sub)
+        inside(S, sub)
+
+    def inside(S: State, sub: Array) -> None:
+        try:
+            core(S, sub)
+        except Fault as fault:
+            if fault.positions is None:
+                fault.positions = sub
+            raise
+
+    return run
+
+
+def _lowest_pc(S: State, random: Any) -> Callable[[], tuple[int, Array | None, int]]:
+    """The lowest pc first; after many backward branches with others waiting, another group gets a slice."""
+    turn = 0
+
+    def pick() -> tuple[int, Array | None, int]:
+        nonlocal turn
+        if S.rotate and len(S.ready) > 1:
+            S.rotate = False
+            turn += 1
+            order = sorted(S.ready)
+            pc = order[1:][turn % (len(order) - 1)]
+            return pc, S.ready.pop(pc), SPIN_SLICE
+        pc = min(S.ready)
+        return pc, S.ready.pop(pc), NEVER
+
+    return pick
+
+
+def _random_schedule(S: State, random: np.random.Generator) -> Callable[[], tuple[int, Array | None, int]]:
+    """A random group, or a random part of its warps, for a random number of instructions."""
+
+    def pick() -> tuple[int, Array | None, int]:
+        order = sorted(S.ready)
+        pc = order[int(random.integers(len(order)))]
+        idx = S.ready.pop(pc)
+        budget = int(random.integers(1, 24))
+        if random.random() < 0.5:
+            warps = S.warp if idx is None else S.warp.take(idx)
+            names = np.unique(warps)
+            if len(names) > 1:
+                chosen = random.random(int(names[-1]) + 1) < random.random()
+                picked = chosen.take(warps)
+                if picked.any() and not picked.all():
+                    positions = np.arange(S.N) if idx is None else idx
+                    S.add(pc, positions[~picked])
+                    idx = positions[picked]
+        return pc, idx, budget
+
+    return pick
