@@ -15,6 +15,7 @@ from .affine import AffineMatmul, Source, Target
 from .base import SUPPORTED, Arg, Build, EngineConfig, ScalarArg, Step, Support, TensorArg, refuse
 
 _THREADS = 128
+_CTAS_PER_SM = 4  # asked of the assembler, which otherwise unrolls loops over k into more than 200 registers
 _MAX_UNROLL = 8
 
 
@@ -200,7 +201,8 @@ class DirectAlgorithm:
         args += [pointer(f"operand{i}", t) for i, t in enumerate(am.operands)]
         args += [Arg(f"scalar{i}", "f32", ScalarArg(name)) for i, name in enumerate(consts.scalars)]
         grid = -(-prod((am.batch.size, am.m.size, am.n.size)) // _THREADS)
-        return Build((Step.of("matmul/direct", op, PtxTarget.for_arch(device.arch), _THREADS, args, consts, grid),))
+        return Build((Step.of("matmul/direct", op, PtxTarget.for_arch(device.arch), _THREADS, args, consts, grid,
+                              min_ctas_per_sm=_CTAS_PER_SM, max_registers=65536 // (_THREADS * _CTAS_PER_SM)),))
 
 
 DIRECT = DirectAlgorithm()
