@@ -35,6 +35,9 @@ def random_inputs(problem: Problem, rng: np.random.Generator) -> dict[str, np.nd
             values = rng.integers(0, 2, shape)
         else:
             values = rng.integers(0 if kind.kind == "uint" else -8, 9, shape)
+        for axis, stride in enumerate(operand.desc.strides):
+            if stride == 0 and shape[axis] > 1:  # one element stands for the whole dimension
+                values = np.broadcast_to(values.take([0], axis), shape)
         arrays[operand.name] = to_storage(values, kind)
     return arrays
 
