@@ -1,0 +1,169 @@
+"""The elementwise map: a thread computes `vec` neighbouring elements of the linear index space of the output.
+
+Dimensions are collapsed on the host. Operands whose elements lie as the linear index runs are moved in packs of up to 16 bytes; for the
+others the index is split into digits, once a pack where the innermost extent is a multiple of the pack, else for every element.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+
+from ..codegen.fastdiv import magic
+from ..codegen.pointwise import Expression
+from ..codegen.spec import Target
+from ..device import DeviceInfo
+from ..dtypes import DType
+from ..ops.base import Operand, Problem
+from ..ops.pointwise import PointwiseProblem
+from ..tensor import packed_strides
+from .base import SUPPORTED, Arg, Build, Engine, EngineConfig, ScalarArg, Step, Support, TensorArg, refuse
+from .collapse import by_stride, collapse
+
+THREADS = 256
+
+
+@dataclass(frozen=True)
+class Access:
+    """How an operand is reached. mode: "flat" (its offset is the linear index), "pack" (digits of the pack, then neighbours), "same"
+    (digits of the pack, one element for all of it), "each" (digits of every element)."""
+
+    index: int  # position among the operands, in register and parameter names
+    dtype: DType
+    mode: str
+    is_output: bool
+
+
+@dataclass(frozen=True)
+class MapConsts:
+    """rank: digits of the index space. wide_index: the linear index exceeds 2^31 - 1; wide_offset: a byte offset does."""
+
+    expression: Expression
+    compute: str
+    names: tuple[str, ...]
+    accesses: tuple[Access, ...]
+    vec: int
+    rank: int
+    has_tail: bool
+    wide_index: bool
+    wide_offset: bool
+
+    @property
+    def inputs(self) -> tuple[Access, ...]:
+        return tuple(a for a in self.accesses if not a.is_output)
+
+    @property
+    def outputs(self) -> tuple[Access, ...]:
+        return tuple(a for a in self.accesses if a.is_output)
+
+    @property
+    def has_pack_digits(self) -> bool:
+        return any(a.mode in ("pack", "same") for a in self.accesses)
+
+    @property
+    def has_element_digits(self) -> bool:
+        return any(a.mode == "each" for a in self.accesses)
+
+    def register(self, access: Access, element: int) -> str:
+        return f"%{'out' if access.is_output else 'in'}{access.index}_{0 if access.mode == 'same' else element}"
+
+    def registers(self, access: Access) -> list[str]:
+        return [self.register(access, i) for i in range(1 if access.mode == "same" else self.vec)]
+
+    def body(self, element: int) -> str:
+        """The PTX of the expression for one element of the pack."""
+        registers = {name: self.register(a, element) for name, a in zip(self.names, self.inputs, strict=True)}
+        registers |= {name: f"%scalar{i}" for i, name in enumerate(self.expression.scalars)}
+        return self.expression.lower(registers, [self.register(a, element) for a in self.outputs], self.compute)
+
+
+class PointwiseMap(Engine):
+    """Any pointwise problem, on any architecture from sm_80."""
+
+    id = "pointwise.map"
+
+    def check_support(self, problem: Problem, device: DeviceInfo) -> Support:
+        return SUPPORTED if isinstance(problem, PointwiseProblem) else refuse("not a pointwise problem")
+
+    def configs(self, problem: Problem, device: DeviceInfo) -> tuple[EngineConfig, ...]:
+        assert isinstance(problem, PointwiseProblem)
+        best = max_vec(problem)
+        return tuple(EngineConfig.of(vec=v) for v in (16, 8, 4, 2, 1) if v <= best)
+
+    def estimate(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> float:
+        return 3.0 + problem.num_bytes / 2.5e6 * (1 + 0.5 / config["vec"])
+
+    def build_steps(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> Build:
+        assert isinstance(problem, PointwiseProblem)
+        if problem.is_empty:
+            return Build(())
+        wide = dict(config.knobs).get("index") == 64  # forces the 64-bit path
+        extents, strides = _space(problem)
+        return Build((_map_step(problem, extents, strides, config["vec"], device, wide),))
+
+
+def _space(problem: PointwiseProblem) -> tuple[tuple[int, ...], tuple[tuple[int, ...], ...]]:
+    """The collapsed index space, in the memory order of the first output, and the strides of every operand in it."""
+    strides = [problem.strides(o) for o in problem.operands]
+    order = by_stride(problem.shape, strides[len(problem.inputs)])
+    return collapse([problem.shape[i] for i in order], [[row[i] for i in order] for row in strides])
+
+
+def _pack_align(operand: Operand, vec: int) -> bool:
+    return operand.desc.align % min(16, vec * operand.desc.dtype.num_bytes) == 0
+
+
+def _mode(operand: Operand, row: tuple[int, ...], extents: tuple[int, ...], vec: int) -> str:
+    if not extents:
+        return "flat"
+    if row == packed_strides(extents) and (vec == 1 or _pack_align(operand, vec)):
+        return "flat"
+    if vec == 1 or extents[-1] % vec == 0:
+        if row[-1] == 0:
+            return "same"
+        if row[-1] == 1 and (vec == 1 or _pack_align(operand, vec) and all(s % vec == 0 for s in row[:-1])):
+            return "pack"
+    return "each" if vec > 1 else "pack"
+
+
+def max_vec(problem: PointwiseProblem) -> int:
+    """The largest pack at which most operands still move in packs: their type, alignment and strides decide."""
+    extents, strides = _space(problem)
+    smallest = min(o.desc.dtype.num_bytes for o in problem.operands)
+    vec = min(16 if all(o.desc.dtype.num_bytes == 1 for o in problem.operands) else 8, 16 // smallest)
+    while vec > 1:
+        modes = [_mode(o, row, extents, vec) for o, row in zip(problem.operands, strides, strict=True)]
+        large = [m for m, o in zip(modes, problem.operands, strict=True) if o.desc.numel * 4 >= prod(problem.shape)]
+        if "each" not in large and vec <= prod(extents):
+            return vec
+        vec //= 2
+    return 1
+
+
+def _map_step(problem: PointwiseProblem, extents: tuple[int, ...], strides: tuple[tuple[int, ...], ...], vec: int, device: DeviceInfo,
+              wide: bool) -> Step:
+    count = prod(extents)
+    accesses = tuple(Access(i, o.desc.dtype, _mode(o, row, extents, vec), o.is_output)
+                     for i, (o, row) in enumerate(zip(problem.operands, strides, strict=True)))
+    wide_index = wide or count + THREADS * vec >= 2**31
+    reach = max(max(-low, high) * o.desc.dtype.num_bytes for o in problem.operands for low, high in [o.desc.offset_range])
+    wide_offset = wide_index or reach >= 2**31
+    consts = MapConsts(problem.expression, problem.compute, tuple(o.name for o in problem.inputs), accesses, vec, len(extents),
+                       count % vec != 0, wide_index, wide_offset)
+    args = [Arg(f"ptr{i}", "u64", TensorArg(o.name)) for i, o in enumerate(problem.operands)]
+    args += [Arg(f"scalar{i}", "f32", ScalarArg(name)) for i, name in enumerate(problem.scalars)]
+    args.append(Arg("count", "u64" if wide_index else "u32", count))
+    if consts.has_pack_digits or consts.has_element_digits:
+        for d in range(1, len(extents)):
+            args.append(Arg(f"extent{d}", "u64" if wide_index else "u32", extents[d]))
+            if not wide_index:
+                multiplier, shift = magic(extents[d])
+                args += [Arg(f"multiplier{d}", "u32", multiplier), Arg(f"shift{d}", "u32", shift)]
+        for access, row in zip(accesses, strides, strict=True):
+            if access.mode != "flat":
+                args += [Arg(f"stride{access.index}_{d}", "s64" if wide_offset else "s32", row[d]) for d in range(len(extents))]
+    grid = -(-count // (THREADS * vec))
+    return Step.of("pointwise/map", problem.op, Target.for_arch(device.arch), THREADS, args, consts, grid)
+
+
+ENGINES: dict[str, tuple[Engine, ...]] = {op: (PointwiseMap(),) for op in ("pointwise", "activation", "activation_backward")}

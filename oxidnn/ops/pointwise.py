@@ -1,0 +1,229 @@
+"""Pointwise ops: an expression over broadcast tensors, and activations forward and backward as expressions of the same table.
+
+    pointwise expression="relu(x * scale[c] + bias[c])" x=... scale=... bias=...      y (see output_names_of)
+    activation name="gelu" x=...                 y
+    activation_backward name="gelu" dy=... x=... dx
+
+Operands broadcast as NumPy's; a per-channel operand has shape (C,) and lies along dimension 1. Types mix freely. Arithmetic is f64 if any
+operand is, exact integers if all operands are integers and the expression has an integer form, else f32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from .. import dtypes
+from ..codegen.pointwise import TABLE, Expression, apply, arg, parse
+from ..dtypes import BOOL, DType, dtype
+from ..errors import InvalidArgument, expected
+from ..tensor import TensorDesc, packed_strides
+from .base import OpDef, Operand, Policy, Problem
+
+STORED = ("f64", "f32", "f16", "bf16", "s8", "u8", "s16", "u16", "s32", "u32", "s64", "bool")
+MAX_INPUTS = 8
+MAX_RANK = 8
+
+
+@dataclass(frozen=True)
+class PointwiseProblem(Problem):
+    """expression: over the operands' names. shape: of the outputs. compute: "f32", "f64", "s32" or "s64"."""
+
+    expression: Expression = None  # type: ignore[assignment]
+    shape: tuple[int, ...] = ()
+    compute: str = "f32"
+
+    def strides(self, operand: Operand) -> tuple[int, ...]:
+        """Element strides of `operand` along the output's dimensions; 0 where it is broadcast."""
+        rank = len(self.shape)
+        if not operand.is_output and self.expression.axis(operand.name) == "c":
+            return tuple(operand.desc.strides[0] if i == 1 and operand.desc.shape[0] > 1 else 0 for i in range(rank))
+        lead = rank - operand.desc.rank
+        return (0,) * lead + tuple(0 if n == 1 else s for n, s in zip(operand.desc.shape, operand.desc.strides, strict=True))
+
+    @property
+    def flops(self) -> int:
+        numel = 1
+        for n in self.shape:
+            numel *= n
+        return numel * sum(1 for n in self.expression.nodes() if n.operands)
+
+
+def promote(kinds: list[DType]) -> DType:
+    """The type that float operands combine to (f16 with bf16: f32); integers as NumPy's among themselves, bool last."""
+    floats = {k.name for k in kinds if k.is_float}
+    if floats:
+        return dtypes.F64 if "f64" in floats else dtypes.F32 if len(floats) > 1 else dtype(floats.pop())
+    if not kinds:
+        return dtypes.F32
+    return dtype(np.result_type(*(k.numpy for k in kinds)))
+
+
+def has_integer_form(expression: Expression) -> bool:
+    try:
+        expression.lower({n: "%r" for n in expression.args + expression.scalars}, ["%r"] * expression.num_outputs, "s64")
+    except InvalidArgument:
+        return False
+    return not expression.scalars
+
+
+def like(desc: TensorDesc, kind: DType) -> TensorDesc:
+    """A dense tensor of the shape of `desc` whose dimensions lie in memory in the order of its strides, broadcast ones outermost."""
+    order = tuple(sorted(range(desc.rank), key=lambda i: (desc.strides[i] != 0 and desc.shape[i] > 1, -abs(desc.strides[i]), i)))
+    varying = [i for i in range(desc.rank) if desc.shape[i] > 1]
+    if any(desc.strides[i] == 0 for i in varying):
+        order = tuple(range(desc.rank))
+    else:  # dimensions of size 1 keep their place in the plain order
+        order = tuple(i for i in order if desc.shape[i] <= 1) + tuple(i for i in order if desc.shape[i] > 1)
+    return TensorDesc(kind, desc.shape, packed_strides(desc.shape, order))
+
+
+def output_names_of(expression: Expression) -> tuple[str, ...]:
+    """"y", or "y0", "y1", ... for several; "out" in place of "y" where the expression has operands of these names."""
+    count = expression.num_outputs
+    for stem in ("y", "out"):
+        names = (stem,) if count == 1 else tuple(f"{stem}{i}" for i in range(count))
+        if not set(names) & set(expression.args):
+            return names
+    raise expected("pointwise", "expression", f"one over {', '.join(expression.args)}", "operands not named like the outputs (y or out)")
+
+
+def _broadcast(op: str, expression: Expression, tensors: Mapping[str, TensorDesc]) -> tuple[int, ...]:
+    full = [tensors[n] for n in expression.args if expression.axis(n) is None]
+    try:
+        shape = tuple(int(n) for n in np.broadcast_shapes(*(d.shape for d in full)))
+    except ValueError:
+        shapes = ", ".join(f"{n} {list(tensors[n].shape)}" for n in expression.args)
+        raise InvalidArgument(f"{op}: the operands' shapes do not broadcast together: {shapes}.") from None
+    for name in expression.args:
+        if expression.axis(name) == "c":
+            if len(shape) < 2:
+                raise expected(op, name, "per-channel", "operands of rank 2 or more beside it", f"The output's shape is {list(shape)}.")
+            if tensors[name].shape not in ((shape[1],), (1,)):
+                raise expected(op, f"{name}.shape", list(tensors[name].shape), f"[{shape[1]}], the channels of {list(shape)}")
+    if len(shape) > MAX_RANK:
+        raise expected(op, "rank", len(shape), f"at most {MAX_RANK}")
+    return shape
+
+
+def _make(op: str, expression: Expression, names: tuple[str, ...], tensors: Mapping[str, TensorDesc], attrs: tuple[tuple[str, Any], ...],
+          output_names: tuple[str, ...], kinds: Any, policy: Policy, default: str | None = None) -> PointwiseProblem:
+    for name in names:
+        if name not in tensors:
+            raise expected(op, name, "missing", f"a tensor for each of {', '.join(names)}")
+    for name, desc in tensors.items():
+        if name not in names and name not in output_names:
+            raise expected(op, name, "given", f"operands {', '.join(names)} and outputs {', '.join(output_names)}")
+        if desc.dtype.name not in STORED:
+            raise expected(op, f"{name}.dtype", desc.dtype, ", ".join(STORED))
+    if len(names) > MAX_INPUTS:
+        raise expected(op, "expression", f"one of {len(names)} tensors", f"at most {MAX_INPUTS}")
+    shape = _broadcast(op, expression, tensors)
+    inputs = [tensors[n].dtype for n in names]
+    integers = bool(inputs) and not any(k.is_float for k in inputs) and has_integer_form(expression)
+    chosen: list[DType] = []
+    for i, node in enumerate(expression.outputs):
+        if kinds is not None:
+            chosen.append(dtype(kinds[i]))
+        elif node.is_condition:
+            chosen.append(BOOL)
+        elif node.op == "cast":
+            chosen.append(dtype(node.value))
+        elif default is not None:
+            chosen.append(tensors[default].dtype)
+        else:
+            chosen.append(promote(inputs) if integers or any(k.is_float for k in inputs) else dtypes.F32)
+    model = next((tensors[n] for n in names if tensors[n].shape == shape and expression.axis(n) is None), None)
+    outputs = []
+    for name, kind in zip(output_names, chosen, strict=True):
+        desc = tensors.get(name) or (like(model, kind) if model is not None else TensorDesc.packed(kind, shape))
+        if desc.shape != shape:
+            raise expected(op, f"{name}.shape", list(desc.shape), list(shape))
+        if any(s == 0 and n > 1 for n, s in zip(desc.shape, desc.strides, strict=True)):
+            raise expected(op, f"{name}.strides", desc.strides, "an output whose elements do not overlap")
+        if kinds is not None and desc.dtype != kind:
+            raise expected(op, f"{name}.dtype", desc.dtype, kind)
+        outputs.append(Operand(name, desc, True))
+    every = [*inputs, *(o.desc.dtype for o in outputs)]
+    if any(k.name == "f64" for k in every):
+        compute = "f64"
+    elif integers and not any(o.desc.dtype.is_float for o in outputs):
+        compute = "s64" if any(k.bits == 64 or k.name == "u32" for k in every) else "s32"
+    else:
+        compute = "f32"
+    if compute[0] == "f":  # names what has no form before anything is built
+        expression.lower({n: "%r" for n in expression.args + expression.scalars}, ["%r"] * expression.num_outputs, compute)
+    operands = tuple(Operand(n, tensors[n]) for n in names) + tuple(outputs)
+    return PointwiseProblem(op, operands, attrs, expression.scalars, expression=expression, shape=shape, compute=compute, policy=policy)
+
+
+def _check_attrs(op: str, attrs: Mapping[str, Any], known: tuple[str, ...]) -> None:
+    for name in attrs:
+        if name not in known:
+            raise expected(op, "attribute", repr(name), ", ".join(known))
+
+
+def make_pointwise(tensors: Mapping[str, TensorDesc], attrs: Mapping[str, Any], policy: Policy) -> PointwiseProblem:
+    """expression: text or Expression. dtype: output type, or a tuple of one each; default: the inputs' promoted type, bool for conditions."""
+    _check_attrs("pointwise", attrs, ("expression", "dtype"))
+    if "expression" not in attrs:
+        raise expected("pointwise", "expression", "missing", "an expression such as 'relu(x + y)'")
+    expression = parse(attrs["expression"])
+    count = expression.num_outputs
+    output_names = output_names_of(expression)
+    kinds = attrs.get("dtype")
+    normal: list[tuple[str, Any]] = [("expression", expression)]
+    if kinds is not None:
+        kinds = tuple(dtype(k).name for k in (kinds if isinstance(kinds, (tuple, list)) else (kinds,) * count))
+        if len(kinds) != count:
+            raise expected("pointwise", "dtype", kinds, f"{count} types, one an output")
+        normal.append(("dtype", kinds[0] if count == 1 else kinds))
+    return _make("pointwise", expression, expression.args, tensors, tuple(normal), output_names, kinds, policy)
+
+
+def activation_expression(op: str, attrs: Mapping[str, Any]) -> tuple[Expression, tuple[tuple[str, Any], ...]]:
+    """The expression over "x" of the attributes `name` (a function of one tensor) and `parameters` (its numbers), and the attributes."""
+    _check_attrs(op, attrs, ("name", "parameters"))
+    name = attrs.get("name")
+    row = TABLE.get(name) if isinstance(name, str) else None
+    if row is None or row.is_condition or row.arity - len(row.defaults) > 1 and name not in ("clamp", "threshold"):
+        if row is None and isinstance(name, str):
+            parse(name + "(x)")  # names near matches
+        raise expected(op, "name", repr(name), "a function of one tensor, e.g. 'relu' or 'gelu'")
+    parameters = attrs.get("parameters", ())
+    parameters = tuple(float(p) for p in (parameters if isinstance(parameters, (tuple, list)) else (parameters,)))
+    normal: list[tuple[str, Any]] = [("name", name)]
+    if parameters:
+        normal.append(("parameters", parameters))
+    return apply(row.name, arg("x"), *parameters), tuple(normal)
+
+
+def make_activation(tensors: Mapping[str, TensorDesc], attrs: Mapping[str, Any], policy: Policy) -> PointwiseProblem:
+    """name: a function of the table. parameters: its numbers, e.g. the slope of leaky_relu. y has the type of x unless it is given."""
+    expression, normal = activation_expression("activation", attrs)
+    return _make("activation", expression, ("x",), tensors, normal, ("y",), None, policy, default="x")
+
+
+def make_activation_backward(tensors: Mapping[str, TensorDesc], attrs: Mapping[str, Any], policy: Policy) -> PointwiseProblem:
+    """dx = dy * derivative at x, in the type of x unless dx is given."""
+    expression, normal = activation_expression("activation_backward", attrs)
+    for name in ("dy", "x"):
+        if name not in tensors:
+            raise expected("activation_backward", name, "missing", "tensors dy and x")
+    if tensors["dy"].shape != tensors["x"].shape:
+        raise expected("activation_backward", "dy.shape", list(tensors["dy"].shape), f"{list(tensors['x'].shape)}, the shape of x")
+    gradient = expression.differentiate("x")
+    for name in ("dy", "x"):  # a gradient that does not need x (or dy) still takes the operand
+        if name not in gradient.args:
+            gradient = apply("where", apply("eq", arg(name), arg(name)), gradient, gradient)
+    return _make("activation_backward", gradient, ("dy", "x"), tensors, normal, ("dx",), None, policy, default="x")
+
+
+DEFINITIONS = (
+    OpDef("pointwise", (), ("y",), make_pointwise),  # the expression names the operands
+    OpDef("activation", ("x",), ("y",), make_activation),
+    OpDef("activation_backward", ("dy", "x"), ("dx",), make_activation_backward),
+)

@@ -1,0 +1,94 @@
+"""Expressions in float64 or integers, with a bound of the kernel's error carried through every node of the DAG."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from ...codegen.pointwise import TABLE, Expression, apply, arg, round_to
+from ...dtypes import dtype
+from ...ops.base import Problem
+from ...ops.pointwise import PointwiseProblem
+from . import Expected
+
+
+@cache
+def _partials(name: str) -> tuple[Expression | None, ...]:
+    """The derivatives of a function by its operands, over operand0, operand1, ... and dy."""
+    row = TABLE[name]
+    node = apply(name, *(arg(f"operand{i}") for i in range(row.arity)))
+    return tuple(row.gradients(arg("dy"), node))
+
+
+def error_bound(expression: Expression, arrays: Mapping[str, Any], scalars: Mapping[str, float], compute: str) -> list[np.ndarray]:
+    """Absolute error of each output when every function errs by its row's bound: first-order, in the arithmetic of `compute`."""
+    body = expression.expanded()
+    values = body.node_values(arrays, scalars)
+    epsilon, tiny = dtype(compute).epsilon, 2.0**-149 if compute == "f32" else 2.0**-1074
+    errors: dict[Expression, Any] = {}
+    with np.errstate(all="ignore"):
+        for node in body.nodes():
+            value = np.asarray(values.get(node, 0.0), np.float64)
+            if node.op == "scalar":
+                errors[node] = 2.0**-24 * np.abs(value)
+            elif node.op == "const":
+                errors[node] = epsilon / 2 * np.abs(value) if np.float32(value) != value else 0.0
+            elif node.op == "arg":
+                errors[node] = 0.0
+            elif node.op == "cast":
+                kind, before = dtype(node.value), errors[node.operands[0]]
+                errors[node] = np.where(np.asarray(before) > 0, before + (kind.epsilon * np.abs(value) if kind.is_float else 1.0), 0.0)
+            elif node.op in TABLE:
+                row = TABLE[node.op]
+                if row.is_condition:
+                    errors[node] = 0.0
+                    continue
+                names = {f"operand{i}": values[o] for i, o in enumerate(node.operands)} | {"dy": 1.0}
+                total: Any = (row.ulp if compute == "f32" else row.ulp64) * epsilon * np.abs(value)
+                exact = row.ulp <= 0.5 and node.op in ("neg", "abs", "maximum", "minimum", "fmax", "fmin", "where")
+                total = 0.0 if exact else total + tiny
+                for operand, partial in zip(node.operands, _partials(node.op), strict=True):
+                    if partial is not None and np.any(np.asarray(errors[operand]) > 0):
+                        slope = np.abs(np.asarray(partial.evaluate(names)[0], np.float64))
+                        total = total + np.nan_to_num(slope * errors[operand], nan=0.0)
+                    elif partial is None and node.op in ("floor", "ceil", "round", "trunc"):
+                        total = np.where(np.asarray(errors[operand]) > 0, 1.0, 0.0)
+                errors[node] = total
+    return [np.asarray(errors[o], np.float64) for o in body.outputs]
+
+
+def reference(problem: Problem, inputs: Mapping[str, np.ndarray], scalars: Mapping[str, float]) -> dict[str, Expected]:
+    """The outputs, rounded and saturated where their type is an integer; magnitudes such that the tolerance law allows the bound."""
+    assert isinstance(problem, PointwiseProblem)
+    expression, rank = problem.expression, len(problem.shape)
+    arrays = {}
+    for name in expression.args:
+        values = inputs[name]
+        if problem.compute[0] == "f":
+            values = values.astype(np.float64)
+        elif values.dtype.kind in "ub":
+            values = values.astype(np.int64)
+        if expression.axis(name) == "c":
+            values = values.reshape((1, -1) + (1,) * (rank - 2))
+        arrays[name] = values
+    scalars = {name: float(np.float32(v)) for name, v in scalars.items()}
+    results = expression.evaluate(arrays, scalars)
+    floating = problem.compute[0] == "f"
+    bounds: list[Any] = error_bound(expression, arrays, scalars, problem.compute) if floating else [None] * len(results)
+    expected = {}
+    for operand, result, bound in zip(problem.outputs, results, bounds, strict=True):
+        kind = operand.desc.dtype
+        want = np.broadcast_to(result, problem.shape)
+        if not kind.is_float:
+            expected[operand.name] = Expected(np.asarray(round_to(want, kind.name) if kind.name != "s64" else np.rint(want)))
+            continue
+        accumulate = dtype(problem.compute) if floating else None
+        magnitude = np.broadcast_to(bound, problem.shape) / (2 * accumulate.epsilon) if accumulate is not None else None
+        expected[operand.name] = Expected(want.astype(np.float64), magnitude, accumulate=accumulate)
+    return expected
+
+
+REFERENCES = {"pointwise": reference, "activation": reference, "activation_backward": reference}
