@@ -710,7 +710,7 @@ class State:
         for p in range(pc, end):
             self.pc = p
             op = ops[p]
-            executes = True
+            executes, active = True, idx
             if op.guard is not None:
                 self._check_reads((op.guard.slot,), idx, op)
                 if op.reads or op.writes:
@@ -723,7 +723,7 @@ class State:
             elif op.reads:
                 self._check_reads(op.reads, idx, op)
             code[p](self, idx)
-            if self.undef and idx is None and op.guard is None and not touched[p].isdisjoint(self.undef):
+            if self.undef and active is None and not touched[p].isdisjoint(self.undef):
                 for slot in op.writes:
                     self.undef.pop(slot, None)
         if complete and not self.undef:
