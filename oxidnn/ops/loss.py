@@ -1,0 +1,166 @@
+"""Softmax, log-softmax and softmax cross-entropy over one dimension of a tensor, with gradients.
+
+Cross-entropy follows PyTorch's CrossEntropyLoss: logits (N, C, spatial); target holds class indices (N, spatial), or probabilities of
+logits' shape. "mean" divides by the summed weights of the targets that are not ignored (by the number of rows for probabilities), so the
+mean over nothing is NaN. A target outside [0, C) that is not ignore_index reads no memory: its loss, its gradient, and any sum or mean
+that holds it are NaN.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+from ..dtypes import BF16, F16, F32, F64, S32, S64, DType
+from ..errors import InvalidArgument, expected
+from ..tensor import TensorDesc
+from .base import OpDef, Operand, Policy, Problem
+
+FLOATS = (F64, F32, F16, BF16)
+
+
+@dataclass(frozen=True)
+class SoftmaxProblem(Problem):
+    """axis: the dimension that is normalised, not negative. is_log: log-softmax."""
+
+    axis: int = 0
+    is_log: bool = False
+
+    @property
+    def flops(self) -> int:
+        return 8 * self.outputs[0].desc.numel
+
+
+@dataclass(frozen=True)
+class CrossEntropyProblem(Problem):
+    """The classes are dimension 1 of logits. is_probability: target holds probabilities instead of class indices."""
+
+    reduction: str = "mean"
+    smoothing: float = 0.0
+    ignore_index: int = -100
+    is_probability: bool = False
+
+    @property
+    def rows(self) -> int:
+        shape = self.desc("logits").shape
+        return shape[0] * prod(shape[2:])
+
+    @property
+    def flops(self) -> int:
+        return 8 * self.desc("logits").numel
+
+
+def _known(op: str, attrs: Mapping[str, Any], names: tuple[str, ...]) -> None:
+    for name in attrs:
+        if name not in names:
+            raise InvalidArgument(f"{op}: {name} is no argument (allowed: {', '.join(names)}).")
+
+
+def _operand(op: str, name: str, tensors: Mapping[str, TensorDesc], kinds: tuple[DType, ...],
+             shape: tuple[int, ...] | None = None) -> TensorDesc:
+    desc = tensors.get(name)
+    if desc is None:
+        raise expected(op, name, None, "a tensor")
+    if desc.dtype not in kinds:
+        raise expected(op, f"{name}'s dtype", desc.dtype, " or ".join(k.name for k in kinds))
+    if shape is not None and desc.shape != shape:
+        raise expected(op, f"{name}'s shape", desc.shape, shape)
+    return desc
+
+
+def _output(op: str, name: str, tensors: Mapping[str, TensorDesc], like: TensorDesc) -> TensorDesc:
+    """The given output, checked; or one of `like`'s type, shape and, where `like` is dense, layout."""
+    if name in tensors:
+        return _operand(op, name, tensors, (like.dtype,), like.shape)
+    is_last = like.is_packed("nhwc") and not like.is_packed("nchw")
+    return TensorDesc.packed(like.dtype, like.shape, "nhwc" if is_last else "nchw")
+
+
+def _softmax_attrs(op: str, shape: tuple[int, ...], attrs: Mapping[str, Any]) -> tuple[int, bool, tuple[tuple[str, Any], ...]]:
+    _known(op, attrs, ("axis", "log"))
+    axis, is_log = attrs.get("axis", -1), attrs.get("log", False)
+    rank = len(shape)
+    if isinstance(axis, bool) or not isinstance(axis, int) or not -rank <= axis < rank:
+        raise expected(op, "axis", axis, f"an integer in [{-rank}, {rank})", f"The tensor is {shape}.")
+    if not isinstance(is_log, bool):
+        raise expected(op, "log", is_log, "True or False")
+    axis %= rank
+    normal: tuple[tuple[str, Any], ...] = (("axis", axis),) if axis != rank - 1 else ()
+    return axis, is_log, normal + ((("log", True),) if is_log else ())
+
+
+def _make_softmax(tensors: Mapping[str, TensorDesc], attrs: Mapping[str, Any], policy: Policy) -> SoftmaxProblem:
+    x = _operand("softmax", "x", tensors, FLOATS)
+    axis, is_log, normal = _softmax_attrs("softmax", x.shape, attrs)
+    operands = (Operand("x", x), Operand("y", _output("softmax", "y", tensors, x), True))
+    return SoftmaxProblem("softmax", operands, normal, policy=policy, axis=axis, is_log=is_log)
+
+
+def _make_softmax_backward(tensors: Mapping[str, TensorDesc], attrs: Mapping[str, Any], policy: Policy) -> SoftmaxProblem:
+    op = "softmax_backward"
+    dy = _operand(op, "dy", tensors, FLOATS)
+    axis, is_log, normal = _softmax_attrs(op, dy.shape, attrs)
+    y = _operand(op, "y", tensors, (dy.dtype,), dy.shape)
+    operands = (Operand("dy", dy), Operand("y", y), Operand("dx", _output(op, "dx", tensors, dy), True))
+    return SoftmaxProblem(op, operands, normal, policy=policy, axis=axis, is_log=is_log)
+
+
+_LOSS_ATTRS = ("reduction", "label_smoothing", "ignore_index")
+
+
+def _make_cross_entropy(op: str, tensors: Mapping[str, TensorDesc], attrs: Mapping[str, Any], policy: Policy) -> CrossEntropyProblem:
+    _known(op, attrs, _LOSS_ATTRS)
+    logits = _operand(op, "logits", tensors, FLOATS)
+    if logits.rank < 2 or logits.shape[1] < 1:
+        raise expected(op, "logits' shape", logits.shape, "(N, C, spatial...) with C >= 1")
+    rows = (logits.shape[0], *logits.shape[2:])
+    target = tensors.get("target")
+    is_probability = target is not None and target.dtype.is_float
+    target = _operand(op, "target", tensors, FLOATS if is_probability else (S64, S32), logits.shape if is_probability else rows)
+    reduction = attrs.get("reduction", "mean")
+    if reduction not in ("none", "mean", "sum"):
+        raise expected(op, "reduction", repr(reduction), "'none', 'mean' or 'sum'")
+    smoothing = attrs.get("label_smoothing", 0.0)
+    if not isinstance(smoothing, (int, float)) or not 0.0 <= smoothing <= 1.0:
+        raise expected(op, "label_smoothing", smoothing, "a number in [0, 1]")
+    ignore_index = attrs.get("ignore_index", -100)
+    if isinstance(ignore_index, bool) or not isinstance(ignore_index, int):
+        raise expected(op, "ignore_index", ignore_index, "an integer")
+    normal: list[tuple[str, Any]] = []
+    if reduction != "mean":
+        normal.append(("reduction", reduction))
+    if smoothing:
+        normal.append(("label_smoothing", float(smoothing)))
+    if ignore_index != -100:
+        normal.append(("ignore_index", ignore_index))
+    operands = [Operand("logits", logits), Operand("target", target)]
+    if "weight" in tensors:
+        operands.append(Operand("weight", _operand(op, "weight", tensors, FLOATS, (logits.shape[1],))))
+    loss_shape = rows if reduction == "none" else ()
+    if op == "cross_entropy":
+        operands.append(Operand("loss", _output(op, "loss", tensors, TensorDesc.packed(logits.dtype, loss_shape)), True))
+    else:
+        if "d_loss" in tensors:
+            operands.append(Operand("d_loss", _operand(op, "d_loss", tensors, FLOATS, loss_shape)))
+        operands.append(Operand("d_logits", _output(op, "d_logits", tensors, logits), True))
+    return CrossEntropyProblem(op, tuple(operands), tuple(normal), policy=policy, reduction=reduction, smoothing=float(smoothing),
+                               ignore_index=ignore_index, is_probability=is_probability)
+
+
+def _make_loss(tensors: Mapping[str, TensorDesc], attrs: Mapping[str, Any], policy: Policy) -> CrossEntropyProblem:
+    return _make_cross_entropy("cross_entropy", tensors, attrs, policy)
+
+
+def _make_loss_backward(tensors: Mapping[str, TensorDesc], attrs: Mapping[str, Any], policy: Policy) -> CrossEntropyProblem:
+    return _make_cross_entropy("cross_entropy_backward", tensors, attrs, policy)
+
+
+DEFINITIONS: tuple[OpDef, ...] = (
+    OpDef("softmax", ("x",), ("y",), _make_softmax),
+    OpDef("softmax_backward", ("dy", "y"), ("dx",), _make_softmax_backward),
+    OpDef("cross_entropy", ("logits", "target", "weight"), ("loss",), _make_loss, optional=("weight",)),
+    OpDef("cross_entropy_backward", ("logits", "target", "weight", "d_loss"), ("d_logits",), _make_loss_backward,
+          optional=("weight", "d_loss")),
+)
