@@ -177,6 +177,7 @@ class DeviceArray:
             raise InvalidArgument("__dlpack__: stream is 0, which is ambiguous (expected None, -1, 1, 2 or a raw stream).")
         raw = 0 if consumer in (None, dlpack.LEGACY_STREAM) else int(consumer)  # type: ignore[arg-type]
         if raw != self.stream:
+            self._memory.allocation.share()
             self.backend.order(self.stream, raw)
 
     @property

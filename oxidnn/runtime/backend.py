@@ -38,6 +38,9 @@ class Allocation(Protocol):
     num_bytes: int
 
     def free(self) -> None: ...
+    def share(self) -> None:
+        """Says that other streams than its own may still use it when it is freed."""
+        ...
 
 
 class Backend(Protocol):

@@ -14,7 +14,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +96,7 @@ def driver_version() -> str:
 # ---- calling the driver ----
 
 
+@cache
 def _driver() -> Any:
     from cuda.bindings import driver
 
@@ -133,18 +134,25 @@ def _primary_context(index: int) -> Any:
         return _contexts[index]
 
 
-@contextlib.contextmanager
-def _current(context: Any) -> Iterator[None]:
-    """Makes the context current for the block, and leaves the thread as it was."""
-    cu = _driver()
-    if int(_checked(cu.cuCtxGetCurrent(), "cuCtxGetCurrent")) == int(context):
-        yield
-        return
-    _checked(cu.cuCtxPushCurrent(context), "cuCtxPushCurrent")
-    try:
-        yield
-    finally:
-        cu.cuCtxPopCurrent()
+class _current:
+    """Makes the context current for a block, and leaves the thread as it was. A class, since this stands on warm paths."""
+
+    __slots__ = ("_context", "_is_pushed")
+
+    def __init__(self, context: Any) -> None:
+        self._context = context
+        self._is_pushed = False
+
+    def __enter__(self) -> None:
+        cu = _driver()
+        result, context = cu.cuCtxGetCurrent()
+        if result or int(context) != int(self._context):
+            _checked((*cu.cuCtxPushCurrent(self._context), None), "cuCtxPushCurrent")
+            self._is_pushed = True
+
+    def __exit__(self, *_: object) -> None:
+        if self._is_pushed:
+            _driver().cuCtxPopCurrent()
 
 
 @contextlib.contextmanager
@@ -290,21 +298,47 @@ _modules_lock = threading.RLock()
 
 
 class CudaAllocation:
-    """Memory of the backend's pool, freed in the order of `stream`. It may be used on other streams that are ordered before that."""
+    """Memory of the device's pool, freed in the order of `stream`, or after all work of the device once it was shared."""
 
-    __slots__ = ("_backend", "num_bytes", "ptr", "stream")
+    __slots__ = ("_backend", "_is_shared", "num_bytes", "ptr", "stream")
 
     def __init__(self, backend: CudaBackend, ptr: int, num_bytes: int, stream: int) -> None:
         self._backend = backend
         self.ptr = ptr
         self.num_bytes = num_bytes
         self.stream = stream
+        self._is_shared = False
+
+    def share(self) -> None:
+        self._is_shared = True
 
     def free(self) -> None:
         """Frees it (once; later calls do nothing)."""
         ptr, self.ptr = self.ptr, 0
         if ptr:
-            self._backend._release(ptr, self.stream)
+            self._backend._release(ptr, self.stream, self._is_shared)
+
+
+_pools: dict[int, Any] = {}
+
+
+def _pool_of(index: int) -> Any:
+    """The memory pool of a device: one a process, and not the driver's default one, whose settings belong to others."""
+    with _contexts_lock:
+        if index not in _pools:
+            cu = _driver()
+            props = cu.CUmemPoolProps()
+            props.allocType = cu.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
+            props.handleTypes = cu.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_NONE
+            location = cu.CUmemLocation()
+            location.type = cu.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+            location.id = index
+            props.location = location
+            pool = _checked(cu.cuMemPoolCreate(props), "cuMemPoolCreate")
+            threshold = cu.CUmemPool_attribute.CU_MEMPOOL_ATTR_RELEASE_THRESHOLD
+            _checked(cu.cuMemPoolSetAttribute(pool, threshold, cu.cuuint64_t(_POOL_KEEPS_BYTES)), "cuMemPoolSetAttribute")
+            _pools[index] = pool
+        return _pools[index]
 
 
 class CudaBackend:
@@ -328,29 +362,14 @@ class CudaBackend:
         self.info, self._clock_khz, has_pools = _facts(index)
         self.checks_sync = "sync" in _checks()
         self._store = None if cache_dir is None else CubinStore((Path(cache_dir).expanduser(),))
-        self._deferred: list[tuple[int, int]] = []  # frees that must wait for the end of a capture
+        self._deferred: list[tuple[int, int, bool]] = []  # frees that must wait for the end of a capture
         self._side_stream: int | None = None
-        self._pool = self._create_pool() if has_pools else None
+        self._pool = _pool_of(index) if has_pools else None
 
     def __repr__(self) -> str:
         return f"CudaBackend({self.device!r}: {self.info.name})"
 
     # -- memory --
-
-    def _create_pool(self) -> Any:
-        cu = self._cu
-        props = cu.CUmemPoolProps()
-        props.allocType = cu.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
-        props.handleTypes = cu.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_NONE
-        location = cu.CUmemLocation()
-        location.type = cu.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
-        location.id = self.index
-        props.location = location
-        with _current(self.context):
-            pool = _checked(cu.cuMemPoolCreate(props), "cuMemPoolCreate")
-            threshold = cu.CUmemPool_attribute.CU_MEMPOOL_ATTR_RELEASE_THRESHOLD
-            _checked(cu.cuMemPoolSetAttribute(pool, threshold, cu.cuuint64_t(_POOL_KEEPS_BYTES)), "cuMemPoolSetAttribute")
-        return pool
 
     def allocate(self, num_bytes: int, stream: int) -> CudaAllocation:
         """Memory (256-byte aligned) valid for work enqueued on `stream` from now on; none for 0 bytes.
@@ -364,8 +383,8 @@ class CudaBackend:
             is_captured = self.capture_id(stream) != 0
             if self._deferred and not is_captured:
                 waiting, self._deferred = self._deferred, []
-                for ptr, on in waiting:
-                    self._release(ptr, on)
+                for entry in waiting:
+                    self._release(*entry)
             if not is_captured:
                 return CudaAllocation(self, self._take(num_bytes, stream), num_bytes, stream)
             with _capture_relaxed():
@@ -394,13 +413,14 @@ class CudaBackend:
             self._side_stream = int(_checked(self._cu.cuStreamCreate(flags), "cuStreamCreate"))
         return self._side_stream
 
-    def _release(self, ptr: int, stream: int) -> None:
+    def _release(self, ptr: int, stream: int, is_shared: bool) -> None:
         with _current(self.context):
             if self.capture_id(stream):  # freeing here would become part of the graph
-                self._deferred.append((ptr, stream))
+                self._deferred.append((ptr, stream, is_shared))
                 return
-            if self._pool is None or self._cu.cuMemFreeAsync(ptr, stream)[0]:
-                self._cu.cuMemFree(ptr)  # the stream is gone: this waits for the whole device instead
+            if is_shared or self._pool is None or self._cu.cuMemFreeAsync(ptr, stream)[0]:
+                with _capture_relaxed():
+                    self._cu.cuMemFree(ptr)  # waits for the whole device: the streams of its users are unknown, or its own is gone
 
     def upload(self, ptr: int, host: np.ndarray, stream: int) -> None:
         """Copies the contiguous array `host` to `ptr`. Pageable memory may be reused on return, pinned only after the stream is done."""
@@ -446,14 +466,14 @@ class CudaBackend:
         return self.capture_id(stream) != 0
 
     def capture_id(self, stream: int) -> int:
-        with _current(self.context):
-            result, status = self._cu.cuStreamIsCapturing(stream)
-            if result:  # the legacy stream while some blocking stream is captured: not captured itself, but just as untouchable
-                return -1 if _name(result) == "CUDA_ERROR_STREAM_CAPTURE_IMPLICIT" else 0
-            if not status:
-                return 0
-            result, _, identity, *_ = self._cu.cuStreamGetCaptureInfo(stream)
-            return -1 if result else int(identity) or -1
+        result, status = self._cu.cuStreamIsCapturing(stream)
+        if result:
+            # The legacy stream while some blocking stream is captured: not captured itself, but just as untouchable.
+            return -1 if _name(result) == "CUDA_ERROR_STREAM_CAPTURE_IMPLICIT" else 0
+        if not status:
+            return 0
+        result, _, identity, *_ = self._cu.cuStreamGetCaptureInfo(stream)
+        return -1 if result else int(identity) or -1
 
     def order(self, first: int, then: int) -> None:
         if first == then:

@@ -51,6 +51,9 @@ class EmulatedAllocation:
     ptr: int
     num_bytes: int
 
+    def share(self) -> None:
+        pass
+
     def free(self) -> None:
         """Frees it (once; later calls do nothing). Later accesses by a kernel are reported as use after free."""
         if self.ptr:
