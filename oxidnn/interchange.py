@@ -1,7 +1,8 @@
 """Other people's arrays: what they are (`raw`, `as_view`) and how results go back to their framework (`Frame`).
 
 Nothing is imported for it: torch, cupy and jax arrays are known by the module of their type, anything else by
-__cuda_array_interface__ or __dlpack__. Nothing is copied and nothing synchronised.
+__cuda_array_interface__ or __dlpack__. Nothing is copied. torch, cupy and DeviceArray work runs on their current stream, so nothing
+waits either; jax, which has no stream to join, is waited for, and so is a stream named in __cuda_array_interface__.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from . import dlpack
 from .dtypes import dtype
 from .errors import InvalidArgument
 from .tensor import TensorDesc, TensorView, packed_strides
@@ -43,13 +45,21 @@ def _raw_torch(tensor: Any) -> Raw:
     return pointer, (tensor.dtype, tensor.shape, tensor.stride(), pointer & 15, tensor.get_device())
 
 
-def _raw_numpy(array: np.ndarray) -> Raw:
-    pointer = array.ctypes.data
+def _raw_numpy(array: Any) -> Raw:
+    if not isinstance(array, np.ndarray):
+        raise _no_array(array)
+    pointer = array.__array_interface__["data"][0]
     return pointer, (array.dtype, array.shape, array.strides, pointer & 15, array.flags.writeable)
 
 
+def _raw_cupy(array: Any) -> Raw:
+    pointer = array.data.ptr
+    return pointer, (array.dtype, array.shape, array.strides, pointer & 15, array.device.id)
+
+
 def _raw_device_array(array: Any) -> Raw:
-    return array.ptr, (array.desc, array.device)
+    desc = array.desc
+    return array.ptr, (desc.dtype.name, desc.shape, desc.strides, desc.align, array.device)  # plain values: cheap to hash
 
 
 def _raw_other(array: Any) -> Raw:
@@ -58,7 +68,7 @@ def _raw_other(array: Any) -> Raw:
 
 
 _RAW: dict[type, Callable[[Any], Raw]] = {}
-_RAW_OF = {"torch": _raw_torch, "numpy": _raw_numpy, "oxidnn": _raw_device_array}
+_RAW_OF = {"torch": _raw_torch, "numpy": _raw_numpy, "cupy": _raw_cupy, "oxidnn": _raw_device_array}
 
 
 def raw(array: Any) -> Raw:
@@ -75,58 +85,101 @@ def alignment(pointer: int) -> int:
     return (pointer & -pointer & 15) or 16
 
 
-def as_view(array: Any) -> TensorView:
-    """The TensorView of an array of any framework. Raises InvalidArgument for objects that are none, naming what is accepted."""
+def as_view(array: Any, stream: int = 0) -> TensorView:
+    """The TensorView of an array of any framework; `stream` is the raw stream that will use it, for producers that ask.
+
+    Raises InvalidArgument for objects that are no arrays, naming what is accepted, and for arrays without plain strided memory.
+    """
     framework = framework_of(type(array))
     if framework == "oxidnn" and hasattr(array, "desc"):
         return TensorView(array.desc, array.ptr, "oxidnn", array.device, array)
-    if framework == "torch":
-        pointer = array.data_ptr()
-        device = f"cuda:{array.get_device()}" if array.is_cuda else str(array.device.type)
-        return TensorView(_desc(dtype(array.dtype), tuple(array.shape), tuple(array.stride()), pointer), pointer, "torch", device, array)
+    if framework == "torch" and hasattr(array, "data_ptr"):
+        return _view_of_torch(array)
     if framework == "numpy" and isinstance(array, np.ndarray):
-        pointer = array.ctypes.data
-        size = array.dtype.itemsize
-        if any(s % size for s, n in zip(array.strides, array.shape, strict=True) if n > 1):
-            raise InvalidArgument(f"array: strides {array.strides} are no multiples of the element size {size}.")
-        strides = tuple(s // size for s in array.strides)
-        return TensorView(_desc(dtype(array.dtype), array.shape, strides, pointer), pointer, "numpy", "cpu", array, not array.flags.writeable)
-    interface = getattr(array, "__cuda_array_interface__", None)
-    if interface is not None:
-        kind = dtype(np.dtype(interface["typestr"]) if framework != "cupy" else array.dtype)
-        shape = tuple(interface["shape"])
-        strides = tuple(s // kind.num_bytes for s in interface["strides"]) if interface.get("strides") else packed_strides(shape)
-        pointer, readonly = interface["data"]
-        device = f"cuda:{_device_index(array)}"
-        return TensorView(_desc(kind, shape, strides, pointer), pointer, framework, device, array, readonly or framework == "jax")
-    if hasattr(array, "__dlpack__"):
-        return _view_of_dlpack(array, framework)
-    raise InvalidArgument(
+        strides = _element_strides(array.shape, array.strides, array.dtype.itemsize)
+        pointer = array.__array_interface__["data"][0]
+        desc = _desc(_native(array.dtype), array.shape, strides, pointer)
+        return TensorView(desc, pointer, "numpy", "cpu", array, not array.flags.writeable)
+    if framework == "cupy" and hasattr(array, "data"):
+        strides = _element_strides(array.shape, array.strides, array.dtype.itemsize)
+        pointer = array.data.ptr
+        return TensorView(_desc(_native(array.dtype), array.shape, strides, pointer), pointer, "cupy", f"cuda:{array.device.id}", array)
+    if framework != "jax" and getattr(array, "__cuda_array_interface__", None) is not None:
+        return _view_of_cuda_interface(array, framework)
+    if hasattr(array, "__dlpack__") and hasattr(array, "__dlpack_device__"):
+        return _view_of_dlpack(array, framework, stream)
+    raise _no_array(array)
+
+
+def _no_array(array: Any) -> InvalidArgument:
+    return InvalidArgument(
         f"array: {type(array).__name__} is no array (expected a torch, cupy, jax or NumPy array, an oxidnn.DeviceArray, or anything with "
         f"__dlpack__ or __cuda_array_interface__).")
+
+
+def _view_of_torch(tensor: Any) -> TensorView:
+    try:
+        pointer, strides = tensor.data_ptr(), tuple(tensor.stride())
+    except RuntimeError as error:
+        raise InvalidArgument(f"array: this torch tensor has no strided memory ({str(error).splitlines()[0]}).") from None
+    device = f"cuda:{tensor.get_device()}" if tensor.is_cuda else str(tensor.device.type)
+    return TensorView(_desc(dtype(tensor.dtype), tuple(tensor.shape), strides, pointer), pointer, "torch", device, tensor)
+
+
+def _native(kind: Any) -> Any:
+    if not kind.isnative:
+        raise InvalidArgument(f"array: its type {kind.str!r} has foreign byte order (expected the machine's own).")
+    return dtype(kind)
+
+
+def _element_strides(shape: tuple[int, ...], strides: tuple[int, ...], size: int) -> tuple[int, ...]:
+    if any(s % size for s, n in zip(strides, shape, strict=True) if n > 1):
+        raise InvalidArgument(f"array: strides of {strides} bytes are no multiples of the element size {size}.")
+    return tuple(s // size for s in strides)
 
 
 def _desc(kind: Any, shape: tuple[int, ...], strides: tuple[int, ...], pointer: int) -> TensorDesc:
     return TensorDesc(kind, tuple(int(n) for n in shape), tuple(int(s) for s in strides), alignment(pointer))
 
 
-def _device_index(array: Any) -> int:
-    device = getattr(array, "device", None)
-    index = getattr(device, "id", device)
-    return index if isinstance(index, int) else array.__dlpack_device__()[1] if hasattr(array, "__dlpack_device__") else 0
+def _view_of_cuda_interface(array: Any, framework: str) -> TensorView:
+    from cuda.bindings import driver
+
+    interface = array.__cuda_array_interface__
+    if interface.get("mask") is not None:
+        raise InvalidArgument("array: a masked array was given (expected one without a mask).")
+    kind = np.dtype(interface["typestr"])
+    shape = tuple(interface["shape"])
+    strides = interface.get("strides")
+    steps = packed_strides(shape) if strides is None else _element_strides(shape, tuple(strides), kind.itemsize)
+    pointer, is_readonly = interface["data"]
+    producer = interface.get("stream")
+    if producer is not None:
+        driver.cuStreamSynchronize(0 if producer == dlpack.LEGACY_STREAM else producer)
+    index = 0
+    if pointer:
+        result, found = driver.cuPointerGetAttribute(driver.CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, pointer)
+        if result:
+            raise InvalidArgument(f"array: __cuda_array_interface__ of {type(array).__name__} gives no device address ({result.name}).")
+        index = int(found)
+    return TensorView(_desc(_native(kind), shape, steps, pointer), pointer, framework, f"cuda:{index}", array, bool(is_readonly))
 
 
-def _view_of_dlpack(array: Any, framework: str) -> TensorView:
-    """Through cuda.core's StridedMemoryView, with no stream ordering: the caller's stream is ours."""
-    from cuda.core.utils import StridedMemoryView
-
-    kind_of_device, index = array.__dlpack_device__()
-    view = StridedMemoryView.from_dlpack(array, stream_ptr=-1 if framework != "jax" else 0)
-    shape = tuple(view.shape)
-    strides = tuple(view.strides) if view.strides is not None else packed_strides(shape)
-    device = "cpu" if kind_of_device in (1, 3) else f"cuda:{index}"
-    readonly = bool(view.readonly) or framework == "jax"
-    return TensorView(_desc(dtype(view.dtype), shape, strides, view.ptr), view.ptr, framework, device, (array, view), readonly)
+def _view_of_dlpack(array: Any, framework: str, stream: int) -> TensorView:
+    if framework == "jax":
+        array.block_until_ready()  # and its result likewise: jax may reuse memory as soon as its own stream is done with it
+    kind, index = (int(v) for v in array.__dlpack_device__())
+    is_host = kind in (dlpack.CPU, dlpack.CUDA_HOST)
+    if not is_host and kind not in (dlpack.CUDA, dlpack.CUDA_MANAGED):
+        raise InvalidArgument(f"array: {type(array).__name__} lies on DLPack device type {kind} (expected CUDA or host memory).")
+    try:
+        found = dlpack.read(array, None if is_host else stream)
+    except (BufferError, RuntimeError, TypeError, AttributeError) as error:
+        raise InvalidArgument(f"array: {type(array).__name__} cannot be taken through DLPack ({error}).") from None
+    device = "cpu" if is_host else f"cuda:{index}"
+    readonly = found.is_readonly or framework == "jax"
+    desc = _desc(found.kind, found.shape, found.strides, found.ptr)
+    return TensorView(desc, found.ptr, framework, device, (array, found.capsule), readonly)
 
 
 # ---- how results go back -----------------------------------------------------------------------------------------------------
@@ -140,11 +193,14 @@ class Frame:
     allocator: Callable[[TensorDesc], Callable[[], Any]]
     current_stream: Callable[[], int]
     finish: Callable[[Any], Any] | None = None  # e.g. DeviceArray -> jax array
+    takes_stream: bool = True
 
     def stream(self, explicit: Any) -> int:
         """The raw handle of an explicit stream (an int, or an object of cupy, torch or cuda.core), else of the current one."""
         if explicit is None:
             return self.current_stream()
+        if not self.takes_stream:
+            raise InvalidArgument(f"stream: {explicit!r} was given with jax arrays (expected None: they run on the handle's stream).")
         if isinstance(explicit, int):
             return explicit
         for name in ("cuda_stream", "ptr", "handle"):
@@ -173,11 +229,10 @@ def frame_of(example: Any, backend: Backend, stream: int) -> Frame:
     framework = framework_of(type(example))
     if framework == "torch":
         torch = sys.modules["torch"]
-        names = {d: getattr(torch, d) for d in ("float64", "float32", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool")}
-        names |= {d: getattr(torch, d) for d in ("float8_e4m3fn", "float8_e5m2", "uint16", "uint32", "uint64") if hasattr(torch, d)}
 
         def allocate(desc: TensorDesc) -> Callable[[], Any]:
-            return partial(torch.empty_strided, desc.shape, desc.strides, dtype=names[desc.dtype.long_name], device=example.device)
+            kind = getattr(torch, desc.dtype.long_name)
+            return partial(torch.empty_strided, desc.shape, desc.strides, dtype=kind, device=example.device)
 
         if not example.is_cuda:
             return Frame("torch", allocate, lambda: stream)
@@ -189,10 +244,24 @@ def frame_of(example: Any, backend: Backend, stream: int) -> Frame:
         return Frame("numpy", lambda desc: partial(_dense, np.empty, desc, desc.dtype.numpy), lambda: stream)
     if framework == "cupy":
         cupy = sys.modules["cupy"]
-        return Frame("cupy", lambda desc: partial(_dense, cupy.empty, desc, desc.dtype.numpy), lambda: cupy.cuda.get_current_stream().ptr)
+        place = example.device
+
+        def empty(shape: tuple[int, ...], dtype: Any) -> Any:
+            with place:
+                return cupy.empty(shape, dtype)
+
+        return Frame("cupy", lambda desc: partial(_dense, empty, desc, desc.dtype.numpy), lambda: cupy.cuda.get_current_stream().ptr)
     from . import array
 
-    finish = None
+    def allocate_here(desc: TensorDesc) -> Callable[[], Any]:
+        return partial(array.empty, backend, desc, stream)
+
     if framework == "jax":
-        finish = sys.modules["jax"].dlpack.from_dlpack
-    return Frame("oxidnn", lambda desc: partial(array.empty, backend, desc, stream), lambda: stream, finish)
+        from_dlpack = sys.modules["jax"].dlpack.from_dlpack
+
+        def finish(result: Any) -> Any:
+            backend.synchronize(stream)
+            return from_dlpack(result)
+
+        return Frame("jax", allocate_here, lambda: stream, finish, takes_stream=False)
+    return Frame("oxidnn", allocate_here, lambda: stream)
