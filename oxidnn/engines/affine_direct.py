@@ -184,11 +184,14 @@ class DirectAlgorithm:
         return (EngineConfig(),)
 
     def estimate(self, am: AffineMatmul, config: EngineConfig, device: DeviceInfo) -> float:
-        """A multiply-add costs about ten issue slots (two loads, their addresses, the loop); few threads leave the device idle."""
-        slots = am.flops / 2 * (10 if am.acc.name == "f32" else 20)
+        """A term costs about 12 issue slots (two loads count four each), and a thread waits for some 8 ns of each term's latency."""
         threads = am.batch.size * am.m.size * am.n.size
-        busy = min(1.0, threads / (device.num_sms * 1024))
-        return 3.0 + slots / (device.fma_tflops * 0.5e6 * busy)
+        if device.is_emulated:  # an instruction costs about 4 us per batch of 16384 threads, and 2 ns per thread
+            instructions = 40 + am.k.size * (5 + len(am.a.bounds) + len(am.b.bounds))
+            return instructions * (4.0 * -(-threads // 16384) + 0.002 * threads)
+        slots = threads * (am.k.size + 4) * (12 if am.acc.name == "f32" else 16)
+        in_flight = device.num_sms * _THREADS * _CTAS_PER_SM
+        return 2.0 + max(slots / (device.fma_tflops * 0.5e6), am.k.size * 0.008 * -(-threads // in_flight))
 
     def build(self, op: str, am: AffineMatmul, config: EngineConfig, device: DeviceInfo, workspace_offset: int) -> Build:
         consts = _consts(am)

@@ -19,34 +19,22 @@ from ..ops.epilogue import align_shape, align_strides
 from ..ops.gemm import GemmProblem
 from .affine import AffineMatmul, Bound, IndexSpace, Source, Target
 from .affine_direct import DIRECT
+from .affine_mma_sm80 import MMA_SM80
+from .affine_simt import SIMT
 from .base import SUPPORTED, Build, Engine, EngineConfig, Support
+from .collapse import collapse as collapse_digits
 
 # --- Collapsing: fewer digits, the same matmul ---------------------------------------------------------------------------------
 
 _MAX_DIGIT = 2**31 - 1  # kernels count a digit in 32 bits
 
 
-@dataclass(slots=True)
-class _Digit:
-    """A digit of one index space with its coefficient in every address and bound ("columns", in a fixed order)."""
-
-    extent: int
-    columns: tuple[int, ...]
-
-
-def _collapse_space(extents: Sequence[int], columns: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], list[tuple[int, ...]]]:
-    """Drops digits of extent 1 and merges neighbours that advance every column alike: hi = lo * extent(lo) in all of them."""
+def _collapse_space(extents: tuple[int, ...], columns: Sequence[tuple[int, ...]]) -> tuple[tuple[int, ...], Sequence[tuple[int, ...]]]:
+    """Merges digits that advance every column (a stride or a bound's coefficient) alike."""
     if prod(extents) == 0:
         return (0,), [(0,) for _ in columns]
-    kept: list[_Digit] = []
-    for i, extent in enumerate(extents):
-        if extent == 1:
-            continue
-        digit = _Digit(extent, tuple(column[i] for column in columns))
-        if kept and kept[-1].extent * extent <= _MAX_DIGIT and kept[-1].columns == tuple(c * extent for c in digit.columns):
-            digit.extent *= kept.pop().extent
-        kept.append(digit)
-    return tuple(d.extent for d in kept), [tuple(d.columns[j] for d in kept) for j in range(len(columns))]
+    merged = collapse_digits(extents, columns)
+    return (extents, columns) if max(merged[0], default=1) > _MAX_DIGIT else merged
 
 
 def _always_holds(bound: Bound, rows: IndexSpace, k: IndexSpace) -> bool:
@@ -68,7 +56,7 @@ def collapse(am: AffineMatmul) -> AffineMatmul:
     batch, batch_columns = _collapse_space(am.batch.extents, [*(x.batch_strides for x in sources), *(t.batch_strides for t in targets)])
     na, nb = len(a.bounds), len(b.bounds)
 
-    def source(old: Source, rows: list[tuple[int, ...]], ks: list[tuple[int, ...]], batches: tuple[int, ...]) -> Source:
+    def source(old: Source, rows: Sequence[tuple[int, ...]], ks: Sequence[tuple[int, ...]], batches: tuple[int, ...]) -> Source:
         bounds = tuple(replace(x, row_coefs=r, k_coefs=c) for x, r, c in zip(old.bounds, rows[1:], ks[1:], strict=True))
         return replace(old, row_strides=rows[0], k_strides=ks[0], batch_strides=batches, bounds=bounds)
 
@@ -398,5 +386,5 @@ class MatmulEngine(Engine):
         return Build(tuple(step for b in builds for step in b.steps), max((b.workspace_bytes for b in builds), default=0))
 
 
-ALGORITHMS: tuple[Algorithm, ...] = (DIRECT,)
+ALGORITHMS: tuple[Algorithm, ...] = (MMA_SM80, SIMT, DIRECT)
 ENGINES: dict[str, tuple[Engine, ...]] = {op: tuple(MatmulEngine(op, algorithm) for algorithm in ALGORITHMS) for op in _LOWERINGS}
