@@ -24,7 +24,8 @@ from ..testing import cases
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
-device_option = click.option("--device", metavar="DEVICE", help="cuda:N or emu:sm_XY (default: OXIDNN_DEVICE, else cuda:0, else the emulator).")
+device_option = click.option("--device", metavar="DEVICE",
+                             help="cuda:N or emu:sm_XY (default: OXIDNN_DEVICE, else cuda:0, else the emulator).")
 arch_option = click.option("--arch", metavar="ARCH", help="Plan for this architecture, e.g. sm_90a; needs no device.")
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 seed_option = click.option("--seed", type=int, default=0, show_default=True, help="Of the random inputs.")
@@ -41,11 +42,11 @@ def problem_options(command: Command) -> Command:
         click.argument("words", metavar="[CASES]...", nargs=-1),
         click.option("--shapes", type=click.Path(path_type=Path), help="A JSON file of benchmark shapes."),
         click.option("--network", metavar="NAME", help="The convolutions of a network, e.g. resnet50."),
-        click.option("--batch", type=click.IntRange(min=0), help="Batch size of a network or shapes file (default 128, or the file's)."),
-        click.option("--dtype", "kind", metavar="TYPE", default="bf16", show_default=True, help="Type of a network's or shapes file's tensors."),
+        click.option("--batch", type=click.IntRange(min=0), help="Their batch size (default 128, or the shapes file's)."),
+        click.option("--dtype", "kind", metavar="TYPE", default="bf16", show_default=True, help="Type of their tensors."),
         click.option("--layout", type=click.Choice(cases.LAYOUTS), default="nhwc", show_default=True),
         click.option("--direction", metavar="LIST", default="fprop", show_default=True, help="Comma list of fprop, dgrad, wgrad."),
-        click.option("--math", metavar="MATH", help="f32 arithmetic of a network or shapes file: ieee, tf32, ..."),
+        click.option("--math", metavar="MATH", help="Their f32 arithmetic: ieee, tf32, ..."),
         click.option("--deterministic", is_flag=True, help="Only engines that give the same bits run to run."),
     )):
         command = option(command)
@@ -102,7 +103,7 @@ def line_of(words: Sequence[str]) -> tuple[str, str | None, str | None]:
     """
     if not words:
         raise InvalidArgument("no case given (expected a line such as 'gemm a=f32[4,8] b=f32[8,4]').")
-    line = words[0].strip() if len(words) == 1 else " ".join(words[:1] + tuple(_quoted(w) for w in words[1:]))
+    line = words[0].strip() if len(words) == 1 else " ".join((words[0], *(_quoted(w) for w in words[1:])))
     if not line.startswith("oxidnn,"):
         return line, None, None
     match = re.search(rf",({'|'.join(map(re.escape, sorted(OPS, key=len, reverse=True)))}) \w+=", line)

@@ -33,7 +33,8 @@ def list_entries(tuning: bool, as_json: bool) -> None:
                          "reason": r.reason, "version": r.version, "measured_at": r.measured_at} for r in rows])
         else:
             print_table(("gpu", "case", "engine and config", "us", ""), [
-                (r.gpu, r.problem, f"{r.engine} {r.config}", "-" if r.us is None else f"{r.us:.2f}", (r.reason.splitlines() or [""])[0]) for r in rows])
+                (r.gpu, r.problem, f"{r.engine} {r.config}", "-" if r.us is None else f"{r.us:.2f}", r.reason.partition("\n")[0])
+                for r in rows])
         return
     store = CubinStore()
     entries = store.entries()

@@ -33,8 +33,9 @@ def info(device: str | None, as_json: bool) -> None:
     except OxidnnError as error:
         assembler = f"none ({error})"
     facts: dict[str, Any] = {
-        "device": {"name": d.name, "as": backend.device, "arch": d.arch, "SMs": d.num_sms, "shared memory per CTA": d.smem_per_cta,
-                   "L2 bytes": d.l2_bytes, "bandwidth GB/s": d.bandwidth_gbs, "tensor TFLOP/s": d.tensor_tflops, "FMA TFLOP/s": d.fma_tflops},
+        "device": {"name": d.name, "as": backend.device, "arch": d.arch, "SMs": d.num_sms, "shared bytes per CTA": d.smem_per_cta,
+                   "L2 bytes": d.l2_bytes, "bandwidth GB/s": d.bandwidth_gbs, "tensor TFLOP/s": d.tensor_tflops,
+                   "FMA TFLOP/s": d.fma_tflops},
         "driver": {"CUDA": f"none: {reason}" if reason else driver_version(), "assembler": assembler},
         "versions": {"oxidnn": __version__, "python": platform.python_version()} | {p: _version(p) for p in (
             "numpy", "jinja2", "ml_dtypes", "cuda-bindings", "cuda-core", "nvidia-nvjitlink", "nvidia-cuda-nvdisasm", "torch")},
@@ -52,7 +53,8 @@ def info(device: str | None, as_json: bool) -> None:
         click.echo()
     print_table(("op", "engines"), list(facts["ops"].items()))
     click.echo()
-    print_table(("switch", "value", "from", "meaning"), [(n, s["value"] or "-", s["source"], s["meaning"]) for n, s in facts["switches"].items()])
+    print_table(("switch", "value", "from", "meaning"),
+                [(name, s["value"] or "-", s["source"], s["meaning"]) for name, s in facts["switches"].items()])
 
 
 def _version(package: str) -> str:
@@ -100,13 +102,15 @@ def dump(words: tuple[str, ...], ptx: bool, sass: bool, spec: bool, out: Path | 
     problem, target = problem_of(words), planning_info(device, arch)
     chosen, chosen_config, why = pick(problem, target, engine, config)
     build = chosen.build_steps(problem, chosen_config, target)
-    click.echo(f"// {chosen.id} {chosen_config.name} ({why}), {len(build.steps)} kernels, {build.workspace_bytes} bytes of workspace", err=True)
+    head = f"// {chosen.id} {chosen_config.name} ({why}): {len(build.steps)} kernels, {build.workspace_bytes} bytes of workspace"
+    click.echo(head, err=True)
     for number, step in enumerate(build.steps):
         text = render(step.spec)
         parts = []
         if spec:
             args = "\n".join(f"//   {p.type} {p.name} = {a}" for p, a in zip(step.spec.params, step.args, strict=True))
-            parts.append(("spec", f"// {step.spec.symbol}: grid {step.grid}, {step.spec.threads} threads\n// {step.spec.describe()}\n{args}\n"))
+            head = f"// {step.spec.symbol}: grid {step.grid}, {step.spec.threads} threads\n// {step.spec.describe()}"
+            parts.append(("spec", f"{head}\n{args}\n"))
         if ptx or not (sass or spec):
             parts.append(("ptx", text))
         if sass:
@@ -114,7 +118,7 @@ def dump(words: tuple[str, ...], ptx: bool, sass: bool, spec: bool, out: Path | 
             code = disassemble(made.cubin)
             if code is None:
                 raise InvalidArgument("dump --sass: nvdisasm is not installed or refuses the cubin (pip install 'oxidnn[inspect]').")
-            head = f"// {step.spec.symbol}: {made.registers} registers, {made.spill_bytes} bytes spilled, {made.smem_bytes} bytes of static shared memory"
+            head = f"// {step.spec.symbol}: {made.registers} registers, {made.spill_bytes} bytes spilled, {made.smem_bytes} of smem"
             parts.append(("sass", f"{head}\n{code}"))
         for kind, body in parts:
             if out is None:

@@ -36,7 +36,8 @@ class _Group(click.Group):
                 ctx.exit(2)
 
 
-def _show_warning(message: Warning | str, category: type[Warning], filename: str, lineno: int, file: Any = None, line: str | None = None) -> None:
+def _show_warning(message: Warning | str, category: type[Warning], filename: str, lineno: int, file: Any = None,
+                  line: str | None = None) -> None:
     click.echo(f"oxidnn: warning: {message}" if issubclass(category, OxidnnWarning) else f"{filename}:{lineno}: {message}", err=True)
 
 

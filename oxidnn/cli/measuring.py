@@ -8,17 +8,18 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import click
 import numpy as np
 
 from ..device import DeviceInfo
+from ..dispatch.tuning_db import TuningDb
 from ..errors import InvalidArgument, Unsupported
 from ..handle import open_backend
 from ..ops.base import Problem
 from ..ops.case import format_case
+from ..runtime.backend import Backend
 from .arguments import device_option, engine_options, json_option, pick, print_json, print_table, problem_options, problems_of, seed_option
 
 
@@ -29,8 +30,9 @@ def _progress(total: int) -> Iterator[Callable[[float, str], None]]:
         from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-        with Progress(BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn(), TextColumn("{task.description}", markup=False),
-                      console=Console(stderr=True)) as bar:
+        text = TextColumn("{task.description}", markup=False)
+        columns = BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn(), text
+        with Progress(*columns, console=Console(stderr=True)) as bar:
             task = bar.add_task("", total=total)
             yield lambda done, what: bar.update(task, completed=done, description=what)
         return
@@ -48,7 +50,7 @@ def _progress(total: int) -> Iterator[Callable[[float, str], None]]:
 
 @click.command()
 @problem_options
-@click.option("--configs", type=click.IntRange(min=1), default=8, show_default=True, help="Configs tried per engine, cheapest estimate first.")
+@click.option("--configs", type=click.IntRange(min=1), default=8, show_default=True, help="Configs tried per engine.")
 @click.option("--force", is_flag=True, help="Measure again what the database holds already.")
 @seed_option
 @device_option
@@ -58,64 +60,66 @@ def tune(configs: int, force: bool, seed: int, device: str | None, as_json: bool
 
     The cubins of all candidates are in the cache afterwards.
     """
-    from ..dispatch.search import tune_problem
-    from ..dispatch.select import choose
-    from ..dispatch.tuning_db import TuningDb
-
     problems, backend, db = problems_of(**chosen), open_backend(device), TuningDb.open()
-    rows, records, regrets, failed = [], [], [], 0
+    records: list[dict[str, Any]] = []
     with _progress(len(problems)) as progress:
         for number, problem in enumerate(problems):
-            case = format_case(problem)
-            held = None if force or problem.is_empty else db.lookup(problem, backend.info)
-            if problem.is_empty or held is not None:
-                why = "empty: nothing to launch" if held is None else "held already"
-                name, us = (f"{held.engine} {held.config}", held.us) if held is not None else ("-", None)
-                rows.append((case, name, _us(us), "", why))
-                records.append({"case": case, "status": why, "engine": held and held.engine, "config": held and held.config, "us": us})
-                continue
-            progress(number, case)
 
             def within(done: int, total: int, what: str, number: int = number) -> None:
                 progress(number + done / total, what)
 
-            try:
-                untuned, untuned_config, _ = choose(problem, backend.info, None)
-                results = tune_problem(problem, backend, db, progress=within, configs_per_engine=configs, seed=seed)
-            except Unsupported as error:
-                failed += 1
-                rows.append((case, "-", "-", "", "no engine takes it"))
-                records.append({"case": case, "status": "unsupported", "reason": str(error)})
-                continue
-            regret = None
-            by_name = {(m.engine, m.config): m.us for m in results}
-            best = results[0] if results and results[0].us is not None else None
-            first = by_name.get((untuned.id, untuned_config.name))
-            if best is not None and best.us and first:
-                regret = first / best.us
-                regrets.append(regret)
-            failed += best is None
-            records.append({"case": case, "status": "tuned" if best else "no candidate passed", "untuned_regret": regret, "measurements": [
-                {"engine": m.engine, "config": m.config, "us": m.us, "reason": m.reason} for m in results]})
-            for place, m in enumerate(results):
-                verdict = m.reason.splitlines()[0] if m.us is None else "winner" if place == 0 else ""
-                rows.append((case if place == 0 else "", f"{m.engine} {m.config}", _us(m.us), f"{m.us / best.us:.2f}x" if m.us and best and best.us else "",
-                             verdict))
+            progress(number, format_case(problem))
+            records.append(_tune_one(problem, backend, db, within, force=force, configs=configs, seed=seed))
         progress(len(problems), "done")
+    regrets = [r["untuned_regret"] for r in records if r["untuned_regret"]]
     mean = math.exp(statistics.fmean(math.log(r) for r in regrets)) if regrets else None
+    where = str(db.user_path or "memory")
     if as_json:
-        print_json({"device": backend.info.name, "database": str(db.user_path or "memory"), "untuned_regret_geomean": mean, "problems": records})
+        print_json({"device": backend.info.name, "database": where, "untuned_regret_geomean": mean, "problems": records})
     else:
+        rows = []
+        for record in records:
+            best = next((m["us"] for m in record["measurements"] if m["us"]), None)
+            for place, m in enumerate(record["measurements"] or [{"engine": "-", "config": "", "us": None, "reason": ""}]):
+                what = m["reason"].partition("\n")[0] or (record["status"] if place == 0 else "")
+                us, ratio = (f"{m['us']:.2f}", f"{m['us'] / best:.2f}x") if m["us"] and best else ("-", "")
+                rows.append(("" if place else record["case"], f"{m['engine']} {m['config']}", us, ratio, what))
         print_table(("case", "engine and config", "us", "of best", ""), rows)
         if mean is not None:
             click.echo(f"untuned choice: {mean:.3f}x the tuned time (geometric mean of {len(regrets)} problems)")
-        click.echo(f"recorded in {db.user_path or 'memory'} for {backend.info.name}")
-    if failed:
+        click.echo(f"recorded in {where} for {backend.info.name}")
+    if any(r["status"] in (_NO_ENGINE, _NONE_PASSED) for r in records):
         raise SystemExit(1)
 
 
-def _us(us: float | None) -> str:
-    return "-" if us is None else f"{us:.2f}"
+_NO_ENGINE, _NONE_PASSED = "no engine takes it", "no candidate passed"
+
+
+def _tune_one(problem: Problem, backend: Backend, db: TuningDb, progress: Callable[[int, int, str], None], *, force: bool, configs: int,
+              seed: int) -> dict[str, Any]:
+    """Tunes one problem: its case, a status, the measurements, and how much slower the untuned choice is than the best."""
+    from ..dispatch.search import tune_problem
+    from ..dispatch.select import choose
+
+    record: dict[str, Any] = {"case": format_case(problem), "status": "winner", "untuned_regret": None, "measurements": []}
+    held = [] if force or problem.is_empty else db.rows(problem, backend.info)
+    if held:
+        return record | {"status": "held already", "measurements": [
+            {"engine": r.engine, "config": r.config, "us": r.us, "reason": ""} for r in held[:1]]}
+    if problem.is_empty:
+        return record | {"status": "empty: nothing to launch"}
+    try:
+        untuned, untuned_config, _ = choose(problem, backend.info, None)
+        results = tune_problem(problem, backend, db, progress=progress, configs_per_engine=configs, seed=seed)
+    except Unsupported as error:
+        return record | {"status": _NO_ENGINE, "reason": str(error)}
+    record["measurements"] = [{"engine": m.engine, "config": m.config, "us": m.us, "reason": m.reason} for m in results]
+    first = next((m.us for m in results if (m.engine, m.config) == (untuned.id, untuned_config.name)), None)
+    if not results or results[0].us is None:
+        record["status"] = _NONE_PASSED
+    elif first and results[0].us:
+        record["untuned_regret"] = first / results[0].us
+    return record
 
 
 def bound_us(problem: Problem, info: DeviceInfo) -> float:
@@ -134,7 +138,8 @@ def bound_us(problem: Problem, info: DeviceInfo) -> float:
 @seed_option
 @device_option
 @json_option
-def bench(engine: str | None, config: str | None, repeats: int, check: bool, seed: int, device: str | None, as_json: bool, **chosen: Any) -> None:
+def bench(engine: str | None, config: str | None, repeats: int, check: bool, seed: int, device: str | None, as_json: bool,
+          **chosen: Any) -> None:
     """Times CASES: median of L2-cold device times, and the part of the hardware's bound it reaches."""
     from ..dispatch.search import Contender, Judge, Stage, stage_inputs
     from ..dispatch.select import build_plan
@@ -158,8 +163,8 @@ def bench(engine: str | None, config: str | None, repeats: int, check: bool, see
             us = statistics.median(times)
             low, high = times[len(times) // 4], times[-1 - len(times) // 4]
             records.append({
-                "case": case, "engine": picked.id, "config": picked_config.name, "why": why, "us": us, "iqr_us": high - low, "checked": check,
-                "tflops": problem.flops / us / 1e6, "tbps": problem.num_bytes / us / 1e6,
+                "case": case, "engine": picked.id, "config": picked_config.name, "why": why, "us": us, "iqr_us": high - low,
+                "checked": check, "tflops": problem.flops / us / 1e6, "tbps": problem.num_bytes / us / 1e6,
                 "of_bound": None if backend.info.is_emulated else bound_us(problem, backend.info) / us})
         progress(len(problems), "done")
     if as_json:

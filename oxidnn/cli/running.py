@@ -30,8 +30,8 @@ def repro(words: tuple[str, ...], engine: str | None, config: str | None, seed: 
     chosen, chosen_config, why = pick(problem, backend.info, engine, config)
     worst = run_problem(backend, problem, chosen, chosen_config, seed).worst
     if as_json:
-        print_json({"case": format_case(problem), "device": backend.info.name, "engine": chosen.id, "config": chosen_config.name, "why": why,
-                    "seed": seed, "worst_error_over_tolerance": worst})
+        print_json({"case": format_case(problem), "device": backend.info.name, "engine": chosen.id, "config": chosen_config.name,
+                    "why": why, "seed": seed, "worst_error_over_tolerance": worst})
     else:
         click.echo(f"{format_case(problem)}\n{chosen.id} {chosen_config.name} ({why}) on {backend.info.name}: "
                    f"agrees, the worst error is {worst:.3f} of the tolerance")
@@ -78,8 +78,8 @@ def emu(words: tuple[str, ...], checkers: str, schedule: str, profile: bool, eng
     worst = run_problem(backend, problem, chosen, chosen_config, seed).worst
     counters = [_plain(c) for c in backend.launches]
     if as_json:
-        print_json({"case": format_case(problem), "arch": backend.info.arch, "engine": chosen.id, "config": chosen_config.name, "why": why,
-                    "seed": seed, "checkers": checkers, "worst_error_over_tolerance": worst, "launches": counters})
+        print_json({"case": format_case(problem), "arch": backend.info.arch, "engine": chosen.id, "config": chosen_config.name,
+                    "why": why, "seed": seed, "checkers": checkers, "worst_error_over_tolerance": worst, "launches": counters})
         return
     click.echo(f"{format_case(problem)}\n{chosen.id} {chosen_config.name} ({why}) on {backend.info.name}: "
                f"agrees, the worst error is {worst:.3f} of the tolerance; no checker of {checkers} fired")

@@ -1,7 +1,7 @@
 """Search: which engine config is fastest for a problem, by running them. A candidate is held against a reference before it is timed.
 
-Up to EXACT_FLOPS every candidate is compared with the float64 reference. Above, the most general engine's result is held against the
-reference in excerpts, and every other candidate in the same excerpts and against that result everywhere.
+Up to EXACT_FLOPS every candidate is compared with the float64 reference. Above, in excerpts; beyond them its result has to agree with
+another engine's, the most general one's first, and where two results differ the reference says which is wrong.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from ..ops.case import format_case
 from ..runtime.backend import Allocation, Backend
 from ..testing.compare import tolerance_for
 from ..testing.data import POISON, Buffer, random_inputs, to_storage
-from ..testing.excerpt import excerpts, has_excerpts
+from ..testing.excerpt import Excerpt, excerpt_at, excerpts, has_excerpts
 from ..testing.harness import compare
-from ..testing.reference import REFERENCES
+from ..testing.reference import REFERENCES, Expected
 from ..testing.sample import FILLS
 from .plan import Plan
 from .select import build_plan, candidates_for, unsupported
@@ -165,61 +165,84 @@ def stage_inputs(problem: Problem, rng: np.random.Generator) -> dict[str, np.nda
 
 @dataclass(frozen=True, slots=True)
 class _Witness:
-    """A checked result of one engine that results of other engines of a large problem have to agree with."""
+    """A result of a large problem that passed its excerpts; results of other engines have to agree with it."""
 
     engine: str
     name: str
-    outputs: Mapping[str, np.ndarray]
+    output: np.ndarray
+    backers: list[str]  # who agreed with it, itself included
 
 
 class Judge:
-    """Decides whether outputs are right. witnesses: the first checked result of up to two engines; filled on the large route only.
+    """Decides whether outputs are right.
 
-    No engine is a witness for itself, so two are needed.
+    Small problems: by the reference. Large ones: by the reference in excerpts, and everywhere by agreement with another engine's result;
+    where two results differ, the reference decides which of them is wrong. No engine is a witness for itself, so two are kept.
+    rejected: name of a contender that passed at first -> why it turned out to be wrong.
     """
 
     def __init__(self, problem: Problem, inputs: Mapping[str, np.ndarray], scalars: Sequence[float], rng: np.random.Generator) -> None:
         self.problem = problem
         self.is_exact = problem.flops <= EXACT_FLOPS or not has_excerpts(problem)
-        self.witnesses: list[_Witness] = []
-        reference, named = REFERENCES[problem.op], dict(zip(problem.scalars, scalars, strict=True))
+        self.rejected: dict[str, str] = {}
+        self._inputs = inputs
+        self._scalars = dict(zip(problem.scalars, scalars, strict=True))
+        self._witnesses: list[_Witness] = []
         if self.is_exact:
-            self._want = reference(problem, _exact(problem, inputs), named)
+            self._want = REFERENCES[problem.op](problem, _exact(problem, inputs), self._scalars)
         else:
-            self._parts = [(part, reference(part.problem, _exact(part.problem, part.of(inputs)), named))
-                           for part in excerpts(problem, rng, EXCERPT_FLOPS)]
+            self._parts = [self._part(excerpt) for excerpt in excerpts(problem, rng, EXCERPT_FLOPS)]
+
+    def _part(self, excerpt: Excerpt) -> tuple[Excerpt, dict[str, Expected]]:
+        small = excerpt.problem
+        return excerpt, REFERENCES[small.op](small, _exact(small, excerpt.of(self._inputs)), self._scalars)
 
     def check(self, contender: Contender, outputs: Mapping[str, np.ndarray]) -> None:
-        """Raises NumericsError unless the outputs agree with the reference and, on the large route, with another engine's result."""
+        """Raises NumericsError if the outputs are wrong. May add to `rejected`."""
         if self.is_exact:
             compare(self.problem, outputs, self._want, contender.name)
             return
-        for part, want in self._parts:
-            compare(part.problem, part.of(outputs), want, f"{contender.name}, excerpt")
-        for operand in self.problem.outputs:
-            if not np.isfinite(outputs[operand.name]).all():
-                raise NumericsError(f"{operand.name}: not finite everywhere: parts were not written, or the sums overflow.")
-            witness = next((w for w in self.witnesses if w.engine != contender.engine.id), None)
-            if witness is not None:
-                self._agree(operand.name, outputs[operand.name], witness)
-        if len(self.witnesses) < 2 and all(w.engine != contender.engine.id for w in self.witnesses):
-            self.witnesses.append(_Witness(contender.engine.id, contender.name, outputs))
+        name = self.problem.outputs[0].name  # convolution and GEMM have one output
+        output = outputs[name]
+        for part in self._parts:
+            self._check_part(part, output, contender.name)
+        if not np.isfinite(output).all():
+            raise NumericsError(f"{contender.name}: {name} is not finite everywhere: parts were not written, or the sums overflow.")
+        for witness in [w for w in self._witnesses if w.engine != contender.engine.id]:
+            place = self._disagreement(output, witness.output)
+            if place is not None:
+                part = self._part(excerpt_at(self.problem, place, EXCERPT_FLOPS))
+                self._check_part(part, output, contender.name)
+                try:
+                    self._check_part(part, witness.output, witness.name)
+                except NumericsError as error:  # the witness is wrong, and so is who agreed with it
+                    self._witnesses.remove(witness)
+                    self.rejected.update(dict.fromkeys(witness.backers, f"NumericsError: {error}"))
+                    continue
+            witness.backers.append(contender.name)
+            break
+        if len(self._witnesses) < 2 and all(w.engine != contender.engine.id for w in self._witnesses):
+            self._witnesses.append(_Witness(contender.engine.id, contender.name, output, [contender.name]))
 
-    def _agree(self, name: str, got: np.ndarray, witness: _Witness) -> None:
-        """Elementwise agreement of two results, each allowed the error of the tolerance law at the excerpts' largest magnitude."""
-        expected = [want[name] for _, want in self._parts]
-        law = tolerance_for(self.problem.desc(name).dtype, accumulate=expected[0].accumulate, terms=expected[0].terms,
-                            approximate=expected[0].approximate)
+    def _check_part(self, part: tuple[Excerpt, dict[str, Expected]], output: np.ndarray, name: str) -> None:
+        excerpt, want = part
+        compare(excerpt.problem, excerpt.of({self.problem.outputs[0].name: output}), want, f"{name}, excerpt")
+
+    def _disagreement(self, output: np.ndarray, other: np.ndarray) -> tuple[int, ...] | None:
+        """A place where the results differ by more than two errors allowed at the excerpts' largest magnitude; None if there is none."""
+        operand = self.problem.outputs[0]
+        expected = [want[operand.name] for _, want in self._parts]
+        law = tolerance_for(operand.desc.dtype, accumulate=expected[0].accumulate, terms=expected[0].terms, approximate=expected[0].approximate)
         magnitude = max(float(np.max(np.abs(e.want if e.magnitude is None else e.magnitude), initial=0.0)) for e in expected)
         fixed = 2 * (law.absolute + law.accumulated * 2 * magnitude)
-        flat, other, step = got.reshape(-1), witness.outputs[name].reshape(-1), 1 << 22
+        flat, against, step = output.reshape(-1), other.reshape(-1), 1 << 22
         for start in range(0, flat.size, step):  # in pieces: a float64 copy of the whole may not fit
-            a, b = flat[start:start + step].astype(np.float64), other[start:start + step].astype(np.float64)
-            wrong = ~(np.abs(a - b) <= fixed + 2 * law.relative * np.abs(b))
-            if wrong.any():
-                worst = int(np.argmax(wrong))
-                at = [int(i) for i in np.unravel_index(start + worst, got.shape)]
-                raise NumericsError(f"{name}{at}: {a[worst]!r}, but {witness.name} says {b[worst]!r}.")
+            a, b = flat[start:start + step].astype(np.float64), against[start:start + step].astype(np.float64)
+            excess = np.abs(a - b) - 2 * law.relative * np.abs(b)
+            worst = int(np.argmax(excess))
+            if excess[worst] > fixed:
+                return tuple(int(i) for i in np.unravel_index(start + worst, output.shape))
+        return None
 
 
 def _exact(problem: Problem, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -302,6 +325,8 @@ def tune_problem(problem: Problem, backend: Backend, db: TuningDb | None, *, pro
             plan = passes(contender)
             if plan is not None:
                 survivors.append((contender, plan))
+        results += [c.result(None, judge.rejected[c.name]) for c, _ in survivors if c.name in judge.rejected]
+        survivors = [(c, plan) for c, plan in survivors if c.name not in judge.rejected]
         if progress is not None:
             progress(len(tried), len(tried) + 1, "timing")
         results += _time(stage, survivors, fail)

@@ -105,36 +105,48 @@ class _Unreadable(Exception):
     """A file that is no tuning database, or one of a newer schema."""
 
 
-def _connect(path: Path | None, *, readonly: bool) -> sqlite3.Connection:
-    """A connection on a checked schema; path None is a private database in memory. Raises sqlite3.Error, OSError or _Unreadable."""
-    options: dict[str, Any] = {"timeout": BUSY_TIMEOUT_S, "check_same_thread": False, "isolation_level": None}
-    if path is None:
-        connection = sqlite3.connect(":memory:", **options)
-    elif readonly:
-        connection = sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro&immutable=1", uri=True, **options)
-    else:
+def _connect(path: Path | None) -> sqlite3.Connection:
+    """A writable connection on a checked schema; path None is a private database in memory. Raises sqlite3.Error, OSError, _Unreadable."""
+    if path is not None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        connection = sqlite3.connect(path, **options)
+    connection = sqlite3.connect(path or ":memory:", timeout=BUSY_TIMEOUT_S, check_same_thread=False, isolation_level=None)
     try:
-        found = connection.execute("PRAGMA user_version").fetchone()[0]
-        if found > SCHEMA_VERSION:
-            raise _Unreadable(f"is of schema version {found}, newer than {SCHEMA_VERSION} of this oxidnn")
-        if readonly:
-            connection.execute("SELECT 1 FROM measurement LIMIT 1").fetchone()
-        elif found < SCHEMA_VERSION:
+        if _checked_version(connection) < SCHEMA_VERSION:
             if path is not None and not _is_on_network(path):
                 connection.execute("PRAGMA journal_mode = WAL")  # needs shared memory, which network file systems do not give
             connection.execute("BEGIN IMMEDIATE")  # two processes may create the file at once
             connection.execute(_CREATE)
             connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
             connection.execute("COMMIT")
-        else:
-            connection.execute("SELECT 1 FROM measurement LIMIT 1").fetchone()
+        connection.execute("SELECT 1 FROM measurement LIMIT 1").fetchone()
         connection.execute("PRAGMA synchronous = NORMAL")
     except BaseException:
         connection.close()
         raise
     return connection
+
+
+def _connect_readonly(path: Path) -> sqlite3.Connection:
+    """A read-only connection on a checked schema, also where the directory cannot be written. Raises sqlite3.Error, _Unreadable."""
+    for mode in ("mode=ro", "mode=ro&immutable=1"):  # a file in WAL mode needs files beside it unless nobody can change it
+        connection = sqlite3.connect(f"{path.resolve().as_uri()}?{mode}", uri=True, timeout=BUSY_TIMEOUT_S, check_same_thread=False,
+                                     isolation_level=None)
+        try:
+            _checked_version(connection)
+            connection.execute("SELECT 1 FROM measurement LIMIT 1").fetchone()
+            return connection
+        except BaseException as error:
+            connection.close()
+            if "immutable" in mode or not isinstance(error, sqlite3.OperationalError):
+                raise
+    raise AssertionError("unreachable")
+
+
+def _checked_version(connection: sqlite3.Connection) -> int:
+    found = int(connection.execute("PRAGMA user_version").fetchone()[0])
+    if found > SCHEMA_VERSION:
+        raise _Unreadable(f"is of schema version {found}, newer than {SCHEMA_VERSION} of this oxidnn")
+    return found
 
 
 def _is_on_network(path: Path) -> bool:
@@ -191,23 +203,23 @@ class TuningDb:
 
     def _open_user(self) -> Iterator[sqlite3.Connection]:
         if self.user_path is None:
-            yield _connect(None, readonly=False)
+            yield _connect(None)
             return
         try:
-            yield _connect(self.user_path, readonly=False)
+            yield _connect(self.user_path)
         except (sqlite3.Error, OSError, _Unreadable) as error:
             self._warn(self.user_path, error)
-            yield _connect(None, readonly=False)
+            yield _connect(None)
             if isinstance(error, (sqlite3.OperationalError, OSError)):  # not writable, maybe still readable
                 try:
-                    yield _connect(self.user_path, readonly=True)
+                    yield _connect_readonly(self.user_path)
                 except (sqlite3.Error, OSError, _Unreadable):
                     pass
 
     def _open_shipped(self) -> Iterator[sqlite3.Connection]:
         for path in self._shipped if self._shipped is not None else _shipped():
             try:
-                yield _connect(path, readonly=True)
+                yield _connect_readonly(path)
             except (sqlite3.Error, OSError, _Unreadable) as error:
                 self._warn(path, error)
 
@@ -234,7 +246,7 @@ class TuningDb:
         """Goes on without a layer that fails; a memory layer takes the place of the written one."""
         self._warn(self.user_path or Path("memory"), error)
         at = self._layers.index(layer)
-        self._layers[at:at + 1] = [_connect(None, readonly=False)] if at == 0 else []
+        self._layers[at:at + 1] = [_connect(None)] if at == 0 else []
         layer.close()
 
     def _write(self, statements: Sequence[tuple[str, Sequence[Any]]]) -> int:
@@ -255,7 +267,7 @@ class TuningDb:
                     except sqlite3.Error:
                         pass
                     self._warn(self.user_path or Path("memory"), error)
-                    self._layers.insert(0, _connect(None, readonly=False))
+                    self._layers.insert(0, _connect(None))
         raise AssertionError("unreachable")
 
     def close(self) -> None:
@@ -326,7 +338,7 @@ class TuningDb:
             if path.suffix == ".json":
                 rows = [Row(**r) for r in json.loads(path.read_text(encoding="utf-8"))]
             else:
-                connection = _connect(path, readonly=True)
+                connection = _connect_readonly(path)
                 try:
                     rows = [Row(*r) for r in connection.execute(f"SELECT {_COLUMNS} FROM measurement")]
                 finally:

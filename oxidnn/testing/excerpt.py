@@ -37,49 +37,58 @@ def has_excerpts(problem: Problem) -> bool:
 
 
 def excerpts(problem: Problem, rng: np.random.Generator, max_flops: float, count: int = 3) -> Iterator[Excerpt]:
-    """`count` excerpts of at most about max_flops each: at the low end of every axis, at the high end, and at random."""
-    places = [0.0, 1.0, *rng.random(max(0, count - 2))][:count]
-    for place in places:
-        width = 16
-        while True:
-            made = _conv(problem, place, width) if isinstance(problem, ConvProblem) else _gemm(problem, place, width)
-            if made.problem.flops <= max_flops or width == 1:
-                break
-            width //= 2
-        yield made
+    """`count` excerpts of at most about max_flops each: around the first output element, the last, and random ones."""
+    shape = problem.outputs[0].desc.shape
+    places = [tuple(0 for _ in shape), tuple(n - 1 for n in shape)]
+    while len(places) < count:
+        places.append(tuple(int(rng.integers(n)) for n in shape))
+    for place in places[:count]:
+        yield excerpt_at(problem, place, max_flops)
 
 
-def _window(extent: int, width: int, place: float) -> np.ndarray:
-    """`width` neighbouring positions of 0..extent-1, lying at `place` of the way from the low end to the high end."""
+def excerpt_at(problem: Problem, place: Sequence[int], max_flops: float) -> Excerpt:
+    """An excerpt of at most about max_flops that holds the output element at `place`."""
+    width = 16
+    while True:
+        made = _conv(problem, place, width) if isinstance(problem, ConvProblem) else _gemm(problem, place, width)
+        if made.problem.flops <= max_flops or width == 1:
+            return made
+        width //= 2
+
+
+def _window(extent: int, width: int, place: int) -> np.ndarray:
+    """At most `width` neighbouring positions of 0..extent-1 with `place` among them."""
     width = min(width, extent)
-    return np.arange(width) + round(place * (extent - width))
+    return np.arange(width) + min(max(place - width // 2, 0), extent - width)
 
 
-def _conv(problem: Problem, place: float, width: int) -> Excerpt:
+def _conv(problem: Problem, place: Sequence[int], width: int) -> Excerpt:
     assert isinstance(problem, ConvProblem)
     image, filters = problem.desc(problem.image).shape, problem.desc(problem.filter).shape
-    group = round(place * (problem.groups - 1))
     k_per_group, c_per_group = filters[0] // problem.groups, filters[1]
     names = problem.image, problem.filter, problem.result
-    pixels, taps, places = ([np.arange(n) for n in problem.desc(name).shape[2:]] for name in names)
+    pixels, taps, positions = ([np.arange(n) for n in problem.desc(name).shape[2:]] for name in names)
     n, k, c = np.arange(image[0]), np.arange(k_per_group), np.arange(c_per_group)
-    if problem.direction != "wgrad":
-        n = _window(image[0], 1, place)
-    if problem.direction != "dgrad":
-        k = _window(k_per_group, width, place)
-    if problem.direction != "fprop":
-        c = _window(c_per_group, width, place)
+    if problem.direction == "fprop":  # place is (n, k, ...)
+        group, inner = divmod(place[1], k_per_group)
+        n, k = _window(image[0], 1, place[0]), _window(k_per_group, width, inner)
+    elif problem.direction == "dgrad":  # (n, c over all groups, ...)
+        group, inner = divmod(place[1], c_per_group)
+        n, c = _window(image[0], 1, place[0]), _window(c_per_group, width, inner)
+    else:  # (k over all groups, c within the group, ...)
+        group, inner = divmod(place[0], k_per_group)
+        k, c = _window(k_per_group, width, inner), _window(c_per_group, width, place[1])
     k_all, c_all = k + group * k_per_group, c + group * c_per_group
     taken: dict[str, Indices] = {
-        problem.image: (n, c_all, *pixels), problem.filter: (k_all, c, *taps), problem.result: (n, k_all, *places),
+        problem.image: (n, c_all, *pixels), problem.filter: (k_all, c, *taps), problem.result: (n, k_all, *positions),
     }
     return _made(problem, taken, 1, dropped=("groups",))
 
 
-def _gemm(problem: Problem, place: float, width: int) -> Excerpt:
+def _gemm(problem: Problem, place: Sequence[int], width: int) -> Excerpt:
     assert isinstance(problem, GemmProblem)
-    batch = [_window(n, 1, place) for n in problem.desc("d").shape[:-2]]
-    m, n, k = _window(problem.m, 4 * width, place), _window(problem.n, 4 * width, place), np.arange(problem.k)
+    batch = [np.array([p]) for p in place[:-2]]
+    m, n, k = _window(problem.m, 4 * width, place[-2]), _window(problem.n, 4 * width, place[-1]), np.arange(problem.k)
     taken: dict[str, Indices] = {"d": (*batch, m, n)}
     for name, rows, cols, is_transposed in (("a", m, k, problem.transpose_a), ("b", k, n, problem.transpose_b)):
         shape = problem.desc(name).shape
