@@ -13,6 +13,7 @@ import numpy as np
 from .. import emu, report, switches
 from ..codegen.spec import KernelSpec
 from ..device import emulated_device
+from ..emu.checkers import NAMES, expand
 from ..emu.memory import GlobalMemory, host_view
 from ..errors import InvalidArgument
 from ..ptx.parser import parse
@@ -22,9 +23,6 @@ from .kernel import check_launch, check_value
 
 _PROGRAMS_KEPT = 512
 _programs: OrderedDict[str, Any] = OrderedDict()  # by text, for all devices: a Program knows no memory
-
-_CHECKERS = ("race", "uninit", "bounds", "align", "barrier")
-
 
 def _program(text: str) -> tuple[Any, bool]:
     program = _programs.get(text)
@@ -37,10 +35,10 @@ def _program(text: str) -> tuple[Any, bool]:
     return program, False
 
 
-def _checkers_of_switch() -> str:
-    """"all" if OXIDNN_CHECK names a checker of the emulator that is not always on, else "basic"."""
+def _checkers_of_switch() -> str | tuple[str, ...]:
+    """"basic", and what OXIDNN_CHECK names beyond."""
     chosen = {c.strip() for c in switches.get("OXIDNN_CHECK").split(",")}
-    return "all" if chosen & {"all", "race", "barrier"} else "basic"
+    return "all" if "all" in chosen else tuple(sorted(set(expand("basic")) | (chosen & set(NAMES))))
 
 
 @dataclass(slots=True, eq=False)
@@ -78,8 +76,8 @@ class EmulatedLaunch:
         """Runs it. Raises EmulatorFault when a checker fires; what it wrote up to then stays written."""
         spec, backend = self.kernel.spec, self.kernel.backend
         backend.counters = self.kernel.program.launch(
-            backend.memory, grid=self.grid, threads=spec.threads, args=self.args, dynamic_smem=spec.dynamic_smem,
-            cluster=spec.cluster, checkers=backend.checkers, schedule=backend.schedule)
+            backend.memory, grid=self.grid, threads=(spec.threads, 1, 1), args=self.args, dynamic_smem=spec.dynamic_smem,
+            cluster=(spec.cluster, 1, 1), checkers=backend.checkers, schedule=backend.schedule)
 
 
 class EmulatedKernel:
@@ -96,8 +94,8 @@ class EmulatedKernel:
 class EmulatedBackend:
     """A device of `arch` run on the CPU. Streams mean nothing: every call returns when its work is done.
 
-    checkers: "basic" (bounds, alignment, uninitialised data), "all" (also races and barriers), "none", or whatever oxidnn.emu takes;
-    None means what OXIDNN_CHECK says. schedule: the order in which the emulator runs warps.
+    checkers: "basic" (bounds, alignment, uninitialised data, barriers), "all" (also races), or names; None: basic and what OXIDNN_CHECK
+    names beyond. schedule: "lowest_pc", or ("random", seed), which interleaves warps at random.
     """
 
     device = "emu"
