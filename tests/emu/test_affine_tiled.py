@@ -1,0 +1,169 @@
+"""The tiled matmul loops in the emulator, all checkers on: every type and major-ness, tails, strides, groups, splits, epilogues."""
+
+from __future__ import annotations
+
+import pytest
+
+from oxidnn.engines.affine_mma_sm80 import MMA_SM80
+from oxidnn.engines.affine_simt import SIMT
+from oxidnn.engines.base import EngineConfig
+from oxidnn.engines.matmul import MatmulEngine
+from oxidnn.ops.case import parse_case
+from oxidnn.runtime.emu_backend import EmulatedBackend
+from oxidnn.testing.harness import run_problem
+
+
+def simt(threads_m: int, threads_n: int, reg_m: int, reg_n: int, tile_k: int, stages: int, split_k: int) -> EngineConfig:
+    return EngineConfig.of(threads_m=threads_m, threads_n=threads_n, reg_m=reg_m, reg_n=reg_n, tile_k=tile_k, stages=stages, split_k=split_k)
+
+
+def mma(tile_m: int, tile_n: int, tile_k: int, warps_m: int, warps_n: int, stages: int, split_k: int) -> EngineConfig:
+    return EngineConfig.of(tile_m=tile_m, tile_n=tile_n, tile_k=tile_k, warps_m=warps_m, warps_n=warps_n, stages=stages, split_k=split_k)
+
+
+class Fixed(MatmulEngine):
+    """The engine with one config for all matmuls of a problem, whether its own heuristics would choose it or not."""
+
+    def _config_for(self, algorithm, am, config, device):  # type: ignore[no-untyped-def]
+        return config if algorithm is self.algorithm else EngineConfig()
+
+
+def run(line: str, algorithm, config: EngineConfig, arch: str = "sm_80", schedule=("random", 3)) -> None:  # type: ignore[no-untyped-def]
+    problem = parse_case(line)
+    engine = Fixed(problem.op, algorithm)
+    backend = EmulatedBackend(arch, checkers="all", schedule=schedule)
+    support = engine.check_support(problem, backend.info)
+    assert support, support.reason
+    run_problem(backend, problem, engine, config, seed=len(line))
+
+
+GEMMS = [
+    f"gemm a={{t}}[{m},{k}]{'' if a == 'n' else f'(1,{m + pad})' if pad else f'(1,{m})'} b={{t}}[{k},{n}]{'' if b == 'n' else f'(1,{k + pad})'}"
+    f" d={{t}}[{m},{n}]{f'(1,{m + pad})' if d == 't' else ''}"
+    for a in "nt" for b in "nt" for d, m, n, k, pad in (("n", 72, 40, 104, 0), ("t", 33, 35, 37, 3), ("n", 50, 33, 40, 1))
+]
+CONVS = (
+    # NHWC and NCHW, channels that vectorise and not, all directions; strides, dilation, groups, 1 and 3 dimensions.
+    "conv_fprop x={t}[2,16,7,6]nhwc w={t}[24,16,3,3]nhwc y={t}[2,24,7,6]nhwc padding=1",
+    "conv_fprop x={t}[2,5,7,6]nhwc w={t}[9,5,3,3]nhwc y={t}[2,9,7,6]nhwc padding=1",
+    "conv_fprop x={t}[2,8,7,6] w={t}[24,8,3,3] padding=1 stride=2",
+    "conv_fprop x={t}[2,16,9,8]nhwc w={t}[16,8,3,3]nhwc padding=2 dilation=2 stride=(1,2) groups=2",
+    "conv_fprop x={t}[3,8,50]nhwc w={t}[12,8,5]nhwc padding=2",
+    "conv_fprop x={t}[2,4,5,6,4]nhwc w={t}[8,4,3,2,3]nhwc padding=1",
+    "conv_fprop x={t}[2,64,5,5]nhwc w={t}[40,64,1,1]nhwc y={t}[2,40,5,5]nhwc",
+    "conv_fprop x={t}[2,16,7,6]nhwc w={t}[24,16,3,3]nhwc y={t}[2,24,7,6]nhwc@4 padding=1",
+    "conv_dgrad dy={t}[2,24,7,6]nhwc w={t}[24,16,3,3]nhwc dx={t}[2,16,7,6]nhwc padding=1",
+    "conv_dgrad dy={t}[2,16,4,3]nhwc w={t}[16,8,3,3]nhwc x_shape=(2,8,7,6) padding=1 stride=2",
+    "conv_wgrad x={t}[3,16,9,8]nhwc dy={t}[3,24,9,8]nhwc dw={t}[24,16,3,3]nhwc padding=1",
+    "conv_wgrad x={t}[3,5,9,8] dy={t}[3,9,5,4] w_shape=(9,5,3,3) padding=1 stride=2",
+    "conv_wgrad x={t}[2,16,9,8]nhwc dy={t}[2,16,9,8]nhwc dw=f32[16,8,3,3]nhwc padding=1 groups=2",
+)
+EPILOGUES = (
+    "conv_fprop x={t}[2,16,7,6]nhwc w={t}[24,16,3,3]nhwc y={t}[2,24,7,6]nhwc bias=f32[24] residual={t}[2,24,7,6]nhwc padding=1 "
+    "epilogue=bias_residual_relu",
+    "conv_fprop x={t}[2,16,6,6]nhwc w={t}[24,16,3,3]nhwc y=f32[2,24,6,6] bias={t}[24] residual={t}[2,24,6,6]nhwc padding=1 "
+    "epilogue=bias_residual_relu",
+    "conv_fprop x={t}[2,5,7,6] w={t}[9,5,3,3] y=f16[2,9,7,6] bias=f32[9] scale=f32[9] padding=1 epilogue='relu(acc * scale + bias)'",
+    "gemm a={t}[2,33,40] b={t}[40,24] bias=f32[24] d=bf16[2,33,24] epilogue=bias_relu",
+)
+SIMT_SMALL = simt(8, 4, 4, 4, 16, 3, 1)
+
+
+@pytest.mark.parametrize("line", [*GEMMS, *CONVS])
+@pytest.mark.parametrize("kind", ["f32", "f64"])
+def test_simt(line: str, kind: str) -> None:
+    config = SIMT_SMALL if kind == "f32" else simt(8, 8, 4, 4, 8, 2, 1)
+    run(line.format(t=kind), SIMT, config)
+
+
+@pytest.mark.parametrize("line", [*GEMMS, *CONVS])
+@pytest.mark.parametrize("kind", ["f16", "bf16"])
+def test_mma_16_bit(line: str, kind: str) -> None:
+    run(line.format(t=kind), MMA_SM80, mma(64, 32, 32, 2, 1, 3, 1))
+
+
+@pytest.mark.parametrize("line", [*GEMMS, *CONVS])
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
+def test_mma_tf32(line: str, arch: str) -> None:
+    """Against a reference of operands rounded to tf32, which the tolerance of 10-bit products contains."""
+    problem = parse_case(line.format(t="f32") + " math=tf32")
+    engine = Fixed(problem.op, MMA_SM80)
+    backend = EmulatedBackend(arch, checkers="all")
+    config = mma(64, 32, 16, 2, 1, 3, 1)
+    assert engine.check_support(problem, backend.info)
+    run_tf32(backend, problem, engine, config)
+
+
+def run_tf32(backend, problem, engine, config) -> None:  # type: ignore[no-untyped-def]
+    """As run_problem on inputs that tf32 holds exactly, so that f32's own tolerance applies."""
+    import numpy as np
+
+    from oxidnn.testing.data import random_inputs
+    from oxidnn.testing.harness import compare, execute
+    from oxidnn.testing.reference import REFERENCES
+
+    inputs = random_inputs(problem, np.random.default_rng(5))
+    for array in inputs.values():
+        array.view(np.uint32)[...] &= 0xFFFFE000
+    outputs = execute(backend, problem, engine, config, inputs, {})
+    want = REFERENCES[problem.op](problem, {n: a.astype(np.float64) for n, a in inputs.items()}, {})
+    compare(problem, outputs, want, engine.id)
+
+
+@pytest.mark.parametrize("line", EPILOGUES)
+@pytest.mark.parametrize("split_k", [1, 3])
+def test_epilogues(line: str, split_k: int) -> None:
+    run(line.format(t="bf16"), MMA_SM80, mma(32, 32, 32, 1, 1, 2, split_k))
+    run(line.format(t="f32"), SIMT, simt(8, 4, 4, 2, 16, 2, split_k))
+
+
+@pytest.mark.parametrize("line", [CONVS[0], CONVS[1], CONVS[2], CONVS[10], CONVS[11], CONVS[12], GEMMS[0], GEMMS[4]])
+@pytest.mark.parametrize("split_k", [2, 5])
+def test_split_k(line: str, split_k: int) -> None:
+    run(line.format(t="bf16"), MMA_SM80, mma(64, 32, 32, 2, 1, 3, split_k))
+    run(line.format(t="f32"), SIMT, simt(8, 4, 4, 4, 16, 2, split_k))
+    run(line.format(t="f64"), SIMT, simt(8, 4, 4, 4, 8, 2, split_k))
+
+
+@pytest.mark.parametrize("tile", [(128, 128, 32, 2, 4, 4, 1), (128, 64, 64, 2, 2, 3, 2), (64, 128, 32, 2, 2, 4, 1), (128, 32, 32, 4, 1, 4, 1),
+                                  (128, 16, 32, 4, 1, 4, 1), (32, 64, 32, 1, 2, 4, 1), (256, 64, 32, 4, 1, 4, 1)])
+@pytest.mark.parametrize("line", [CONVS[0], CONVS[10]])
+def test_mma_tiles(line: str, tile: tuple[int, ...]) -> None:
+    run(line.format(t="bf16"), MMA_SM80, mma(*tile))
+
+
+def test_many_tiles_in_groups() -> None:
+    """More m tiles than one group of the raster, a last group that is smaller, several n tiles and batches."""
+    run("gemm a=bf16[2,340,40] b=bf16[2,40,70]", MMA_SM80, mma(32, 32, 32, 1, 1, 2, 1))
+
+
+@pytest.mark.parametrize("line", ["conv_fprop x={t}[2,16,7,6]nhwc w={t}[24,16,3,3]nhwc y={t}[2,24,7,6]nhwc padding=1",
+                                  "gemm a={t}[33,40] b={t}[40,24] bias=f32[24] epilogue=bias_relu"])
+def test_wide_offsets(line: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """64-bit offsets compute the same; a tensor beyond 2^31 elements does not fit the emulator, so the choice is forced."""
+    from oxidnn.engines import affine_mma_sm80, affine_simt, affine_tiling
+
+    monkeypatch.setattr(affine_tiling, "needs_wide", lambda digits: True)
+    for module in (affine_mma_sm80, affine_simt):
+        module._plan.cache_clear()
+    try:
+        run(line.format(t="bf16"), MMA_SM80, mma(64, 32, 32, 2, 1, 3, 2))
+        run(line.format(t="f32"), SIMT, SIMT_SMALL)
+    finally:
+        for module in (affine_mma_sm80, affine_simt):
+            module._plan.cache_clear()
+
+
+def test_nan_and_infinity_reach_the_result() -> None:
+    import numpy as np
+
+    from oxidnn.testing.harness import execute
+
+    problem = parse_case("gemm a=f32[32,32] b=f32[32,32] math=tf32")
+    for arch in ("sm_80", "sm_90a"):
+        backend = EmulatedBackend(arch, checkers="all")
+        a, b = np.ones((32, 32), np.float32), np.ones((32, 32), np.float32)
+        a.view(np.uint32)[3, 4] = 0x7FFFFFFF
+        a[5, 6] = np.inf
+        d = execute(backend, problem, Fixed("gemm", MMA_SM80), mma(32, 32, 16, 1, 1, 2, 1), {"a": a, "b": b})["d"]
+        assert np.isnan(d[3]).all() and np.isposinf(d[5]).all() and (np.delete(d, (3, 5), 0) == 32).all()
