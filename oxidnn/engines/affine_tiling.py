@@ -141,7 +141,7 @@ def widest_vector(x: Operand, k: Sequence[int], batch: Sequence[int], major: str
         return Vector(major, 1, f"a bound depends on the innermost {major} digit")
     size = x.source.dtype.num_bytes
     facts = [(inner_extents[-1], f"innermost {major} extent {inner_extents[-1]}"), (x.source.base, f"base {x.source.base}"),
-             (x.source.align // size, f"alignment of {x.source.align} bytes")]
+             (max(1, x.source.align // size), f"alignment of {x.source.align} bytes")]
     for extents, strides, what in ((k, x.k_strides, "k"), (x.rows, x.row_strides, "row"), (batch, x.batch_strides, "batch")):
         last = len(strides) - 1
         facts += [(s, f"{what} stride {s}") for i, (e, s) in enumerate(zip(extents, strides, strict=True))
@@ -310,7 +310,7 @@ def target_vector(t: Target, d: Digits, inner: str) -> int:
     extents, strides = (d.out_n, t.n_strides) if inner == "n" else (d.out_m, t.m_strides)
     if strides[-1] != 1:
         return 1
-    facts = [(extents[-1], "extent"), (t.base, "base"), (t.align // t.dtype.num_bytes, "alignment")]
+    facts = [(extents[-1], "extent"), (t.base, "base"), (max(1, t.align // t.dtype.num_bytes), "alignment")]
     facts += [(s, "stride") for e, s in zip(extents[:-1], strides[:-1], strict=True) if e > 1]
     outer = zip((*(d.out_m if inner == "n" else d.out_n), *d.batch), (*(t.m_strides if inner == "n" else t.n_strides), *t.batch_strides), strict=True)
     facts += [(s, "stride") for e, s in outer if e > 1]

@@ -51,7 +51,7 @@ CONVS = (
     "conv_fprop x={t}[3,8,50]nhwc w={t}[12,8,5]nhwc padding=2",
     "conv_fprop x={t}[2,4,5,6,4]nhwc w={t}[8,4,3,2,3]nhwc padding=1",
     "conv_fprop x={t}[2,64,5,5]nhwc w={t}[40,64,1,1]nhwc y={t}[2,40,5,5]nhwc",
-    "conv_fprop x={t}[2,16,7,6]nhwc w={t}[24,16,3,3]nhwc y={t}[2,24,7,6]nhwc@4 padding=1",
+    "conv_fprop x={t}[2,16,7,6]nhwc w={t}[24,16,3,3]nhwc y={t}[2,24,7,6]nhwc@8 padding=1",
     "conv_dgrad dy={t}[2,24,7,6]nhwc w={t}[24,16,3,3]nhwc dx={t}[2,16,7,6]nhwc padding=1",
     "conv_dgrad dy={t}[2,16,4,3]nhwc w={t}[16,8,3,3]nhwc x_shape=(2,8,7,6) padding=1 stride=2",
     "conv_wgrad x={t}[3,16,9,8]nhwc dy={t}[3,24,9,8]nhwc dw={t}[24,16,3,3]nhwc padding=1",
