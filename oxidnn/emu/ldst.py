@@ -548,9 +548,14 @@ def no_effect(d: Decoder, ins: nodes.Instruction) -> Core:
     return lambda S, idx: None
 
 
+def createpolicy(d: Decoder, ins: nodes.Instruction) -> Core:
+    """A cache policy is an opaque value without effect."""
+    return d.emit(lambda x: x, ins.operands[0], np.dtype(np.uint64), [Source(d.constant(np.zeros(1, np.uint64)))])
+
+
 BUILDERS: dict[str, Callable[[Decoder, nodes.Instruction], Core]] = {
-    "ld": ld, "ldu": ld, "st": st,
+    "ld": ld, "ldu": ld, "st": st, "createpolicy": createpolicy,
     **dict.fromkeys(
         ("prefetch", "prefetchu", "applypriority", "discard", "membar", "fence", "nanosleep", "griddepcontrol",
-         "createpolicy", "pmevent", "setmaxnreg"), no_effect),
+         "pmevent", "setmaxnreg"), no_effect),
 }  # fmt: skip
