@@ -232,7 +232,8 @@ class Judge:
         """A place where the results differ by more than two errors allowed at the excerpts' largest magnitude; None if there is none."""
         operand = self.problem.outputs[0]
         expected = [want[operand.name] for _, want in self._parts]
-        law = tolerance_for(operand.desc.dtype, accumulate=expected[0].accumulate, terms=expected[0].terms, approximate=expected[0].approximate)
+        first = expected[0]
+        law = tolerance_for(operand.desc.dtype, accumulate=first.accumulate, terms=first.terms, approximate=first.approximate)
         magnitude = max(float(np.max(np.abs(e.want if e.magnitude is None else e.magnitude), initial=0.0)) for e in expected)
         fixed = 2 * (law.absolute + law.accumulated * 2 * magnitude)
         flat, against, step = output.reshape(-1), other.reshape(-1), 1 << 22

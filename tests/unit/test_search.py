@@ -29,8 +29,9 @@ def db() -> TuningDb:
 
 def test_the_fastest_right_engine_wins_and_the_others_say_why(double_op, db) -> None:  # type: ignore[no-untyped-def]
     double_op(FakeEngine("double.wrong", "wrong", 1.0), FakeEngine("double.lazy", "lazy", 0.5), FakeEngine("double.short", "short", 0.5),
-              FakeEngine("double.overrun", "overrun", 0.5), FakeEngine("double.clobber", "clobber", 0.5), FakeEngine("double.refuse", "refuse", 0.5),
-              FakeEngine("double.slow", "right", 9.0), FakeEngine("double.fast", "right", 4.0, estimates=(1.0, 2.0)))
+              FakeEngine("double.overrun", "overrun", 0.5), FakeEngine("double.clobber", "clobber", 0.5),
+              FakeEngine("double.refuse", "refuse", 0.5), FakeEngine("double.slow", "right", 9.0),
+              FakeEngine("double.fast", "right", 4.0, estimates=(1.0, 2.0)))
     backend = FakeBackend()
     results = tune_problem(double(), backend, db)
     assert [(m.engine, m.config, m.us) for m in results[:3]] == [
@@ -70,7 +71,8 @@ def test_programming_errors_propagate(double_op, db) -> None:  # type: ignore[no
 
 
 def test_a_fault_that_kills_the_context_stops_and_is_not_tried_again(double_op, db) -> None:  # type: ignore[no-untyped-def]
-    double_op(FakeEngine("double.lazy", "lazy", estimates=(0.5,)), FakeEngine("double.die", "die"), FakeEngine("double.right", "right", estimates=(2.0,)))
+    double_op(FakeEngine("double.lazy", "lazy", estimates=(0.5,)), FakeEngine("double.die", "die"),
+              FakeEngine("double.right", "right", estimates=(2.0,)))
     with pytest.raises(LaunchError, match="tuning stopped: double.die variant0 left the device unusable"):
         tune_problem(double(), FakeBackend(), db)
     assert {(r.engine, r.us) for r in db.entries()} == {("double.lazy", None), ("double.die", None)}
@@ -101,7 +103,8 @@ def test_pruning_keeps_the_near_and_always_two_engines(double_op) -> None:  # ty
     backend = FakeBackend()
     double_op(FakeEngine("double.a", "right", estimates=(10.0, 39.0, 41.0)), FakeEngine("double.b", "right", estimates=(400.0, 500.0)),
               FakeEngine("double.c", "right", estimates=(900.0,)))
-    assert [(c.engine.id, c.estimate_us) for c in contenders(double(), backend.info)] == [("double.a", 10.0), ("double.a", 39.0), ("double.b", 400.0)]
+    kept = [(c.engine.id, c.estimate_us) for c in contenders(double(), backend.info)]
+    assert kept == [("double.a", 10.0), ("double.a", 39.0), ("double.b", 400.0)]
     double_op(FakeEngine("double.a", "right", estimates=(1.0, 1.1, 1.2, 1.3)), FakeEngine("double.no", "right", reason="not today"))
     assert [c.config.name for c in contenders(double(), backend.info, configs_per_engine=2)] == ["variant0", "variant1"]
 
@@ -252,7 +255,8 @@ def test_large_results_are_checked_everywhere(large_gemm, db, spoil, bad: str) -
 
 def test_two_engines_wrong_alike_lose_to_a_third(large_gemm, db) -> None:  # type: ignore[no-untyped-def]
     """Agreement with a wrong witness does not help: the reference decides at the place of the disagreement."""
-    large_gemm(Product("gemm.right", 3.0, _right), Product("gemm.copy", 1.0, _wrong_in_the_middle), Product("gemm.direct", 2.0, _wrong_in_the_middle))
+    large_gemm(Product("gemm.right", 3.0, _right), Product("gemm.copy", 1.0, _wrong_in_the_middle),
+               Product("gemm.direct", 2.0, _wrong_in_the_middle))
     results = tune_problem(parse_case(GEMM), FakeBackend(), db)
     assert [m.engine for m in results if m.us] == ["gemm.right"] and len(results) == 3
 
