@@ -12,7 +12,7 @@ from ...errors import InvalidArgument
 from ...ops import OPS
 from ...ops.base import Policy, Problem
 from ...ops.pool import PoolProblem
-from ...tensor import TensorDesc, packed_strides
+from ...tensor import TensorDesc, layout_order, packed_strides
 from . import Fill, Sampler
 
 
@@ -21,7 +21,7 @@ def view(rng: np.random.Generator, dtype: DType, shape: tuple[int, ...]) -> Tens
     kind = rng.choice(["nchw", "nhwc", "gaps", "permuted", "misaligned"], p=[0.3, 0.35, 0.12, 0.12, 0.11])
     if kind in ("nchw", "nhwc"):
         return TensorDesc.packed(dtype, shape, str(kind))
-    order = (0, *range(2, len(shape)), 1) if rng.random() < 0.5 else tuple(range(len(shape)))
+    order = layout_order("nhwc" if rng.random() < 0.5 else "nchw", len(shape))
     if kind == "permuted":
         order = tuple(int(i) for i in rng.permutation(len(shape)))
     if kind == "gaps":
