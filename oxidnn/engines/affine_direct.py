@@ -53,10 +53,12 @@ class Coordinate:
 
 @dataclass(frozen=True, slots=True)
 class DirectConsts:
-    """loops: counts of the loops over k, outermost first; unroll: steps of the innermost k digit in the body, 0 if k is empty."""
+    """is_wide: the linear index needs 64 bits. loops: counts of the loops over k, outermost first; unroll: steps of the innermost
+    k digit in the body, 0 if k is empty."""
 
     acc: str
     total: int
+    is_wide: bool
     digits: tuple[OutputDigit, ...]
     loops: tuple[int, ...]
     unroll: int
@@ -68,11 +70,6 @@ class DirectConsts:
     scalars: tuple[str, ...]
     bounds: tuple[Coordinate, ...]
     epilogue: Any = None
-
-    @property
-    def is_wide(self) -> bool:
-        """Whether the linear index needs 64 bits."""
-        return self.total >= 2**31
 
     @property
     def registers(self) -> dict[str, str]:
@@ -141,8 +138,9 @@ def _consts(am: AffineMatmul) -> DirectConsts:
             rows = ((), bound.row_coefs, ()) if is_a else ((), (), bound.row_coefs)
             bounds.append(Coordinate(bound.extent, bound.offset, over_outputs(1, *rows), over_loops(1, bound.k_coefs), unit, level))
     names = tuple(t.name for t in am.operands)
+    total = am.batch.size * am.m.size * am.n.size
     return DirectConsts(
-        acc=am.acc.name, total=am.batch.size * am.m.size * am.n.size, digits=tuple(OutputDigit(e, *magic(e)) for *_, e in spaces),
+        acc=am.acc.name, total=total, is_wide=total >= 2**31, digits=tuple(OutputDigit(e, *magic(e)) for *_, e in spaces),
         loops=tuple(counts[i] for i in looped), unroll=unroll,
         a=walk_source(am.a, am.a.batch_strides, am.a.row_strides, ()), b=walk_source(am.b, am.b.batch_strides, (), am.b.row_strides),
         d=walk_target(am.d), operands=tuple(walk_target(t) for t in am.operands), operand_names=names,

@@ -90,8 +90,8 @@ def test_outputs_are_inferred_in_type_shape_and_layout() -> None:
 def test_attributes_are_normalised() -> None:
     """Different ways to write one problem make one problem (one key, one line)."""
     line = "conv_fprop x=f32[2,3,8,8] w=f32[4,3,3,3] bias=f32[4]"
-    ways = [f"{line} padding=1", f"{line} padding=(1,1)", f"{line} padding=((1,1),(1,1)) stride=(1,1)", f"{line} padding=same_upper groups=1",
-            f"{line} padding=1 epilogue='acc + bias'"]
+    ways = [f"{line} padding=1", f"{line} padding=(1,1)", f"{line} padding=((1,1),(1,1)) stride=(1,1)",
+            f"{line} padding=same_upper groups=1", f"{line} padding=1 epilogue='acc + bias'"]
     problems = {parse_case(way) for way in ways}
     assert len(problems) == 1
     (p,) = problems
@@ -130,7 +130,8 @@ def test_reference_on_values_known_by_hand() -> None:
 
 
 GEOMETRIES = [dict(stride=s, padding=p, dilation=d, groups=g, flip=f) for s, p, d, g, f in (
-    ((1, 1), ((0, 0), (0, 0)), (1, 1), 1, False), ((2, 1), ((1, 0), (2, 1)), (1, 2), 1, False), ((3, 2), ((2, 2), (1, 1)), (2, 1), 2, True))]
+    ((1, 1), ((0, 0), (0, 0)), (1, 1), 1, False), ((2, 1), ((1, 0), (2, 1)), (1, 2), 1, False),
+    ((3, 2), ((2, 2), (1, 1)), (2, 1), 2, True))]
 
 
 @pytest.mark.parametrize("geometry", GEOMETRIES, ids=str)
