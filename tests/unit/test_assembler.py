@@ -188,7 +188,8 @@ def test_a_forked_child_assembles(tmp_path: Path, empty_memory: None) -> None:
         assembler._locks.clear()
 
 
-@pytest.mark.parametrize(("request_text", "kinds"), [("{}", {"ptx", "cubin", "sass", "log"}), ("{}:ptx", {"ptx"}), ("{}:ptx,log", {"ptx", "log"})])
+@pytest.mark.parametrize(("request_text", "kinds"),
+                         [("{}", {"ptx", "cubin", "sass", "log"}), ("{}:ptx", {"ptx"}), ("{}:ptx,log", {"ptx", "log"})])
 def test_dump(request_text: str, kinds: set[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OXIDNN_DUMP", request_text.format(tmp_path / "dump"))
     done = assemble(TEXT, "sm_80")
