@@ -1,0 +1,354 @@
+"""Tree reductions: every thread reduces some elements, then lanes, warps and, if the reduction was split, CTAs combine in a fixed order.
+
+The index space is outputs x reduced elements, both with digits and strides, so any layout and any axes will do. Two arrangements:
+"row": the lanes of a warp lie along the reduction (contiguous reductions, 16-byte loads along it);
+"column": they lie along the outputs (a contiguous kept axis, 16-byte loads across outputs).
+What is reduced is a table of expressions: map an element, combine two states, finish.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+
+from ..codegen.elementary import Emitter, literal
+from ..codegen.fastdiv import magic
+from ..codegen.pointwise import Expression, parse
+from ..codegen.spec import Target
+from ..device import DeviceInfo
+from ..dtypes import DType
+from ..ops.base import Problem
+from ..ops.reduce import COUNTED, FRACTIONAL, ReduceProblem
+from ..tensor import TensorDesc
+from .base import SUPPORTED, Arg, ArgValue, Build, Engine, EngineConfig, Step, Support, TensorArg, WorkspaceArg, refuse
+from .collapse import by_stride, collapse
+
+THREADS = 256
+UNROLL = 4
+
+
+@dataclass(frozen=True)
+class Reduction:
+    """map: of "x" to a state. combine: of two states a0, a1, ... and b0, b1, ... finish: of a state s0, s1, ... (and the scalar
+    `divisor`). neutral: the element whose state changes nothing; "low" and "high" are the ends of the type's range."""
+
+    map: str
+    combine: str
+    finish: str = "s0"
+    neutral: float | str = 0.0
+
+
+_LOGSUMEXP = "(m := maximum(a0, b0)), a1 * exp(where(a0 == m, 0, a0 - m)) + b1 * exp(where(b0 == m, 0, b0 - m))"
+_VARIANCE = "maximum(s1 - s0 * s0 / scalar(count), 0) / scalar(divisor)"
+REDUCTIONS = {
+    "sum": Reduction("x", "a0 + b0"),
+    "mean": Reduction("x", "a0 + b0", "s0 / scalar(divisor)"),
+    "max": Reduction("x", "maximum(a0, b0)", neutral="low"),
+    "min": Reduction("x", "minimum(a0, b0)", neutral="high"),
+    "prod": Reduction("x", "a0 * b0", neutral=1.0),
+    "amax": Reduction("abs(x)", "maximum(a0, b0)"),
+    "norm1": Reduction("abs(x)", "a0 + b0"),
+    "norm2": Reduction("x * x", "a0 + b0", "sqrt(s0)"),
+    "mul_no_zeros": Reduction("where(x == 0, 1, x)", "a0 * b0", neutral=1.0),
+    "any": Reduction("where(x != 0, 1, 0)", "maximum(a0, b0)"),
+    "all": Reduction("where(x != 0, 1, 0)", "minimum(a0, b0)", neutral=1.0),
+    "logsumexp": Reduction("x, 1", _LOGSUMEXP, "s0 + log(s1)", neutral="low"),
+    "var": Reduction("x, x * x", "a0 + b0, a1 + b1", _VARIANCE),
+    "std": Reduction("x, x * x", "a0 + b0, a1 + b1", f"sqrt({_VARIANCE})"),
+    "argmax": Reduction("x", "", "s1", neutral="low"),
+    "argmin": Reduction("x", "", "s1", neutral="high"),
+}
+
+
+@dataclass(frozen=True)
+class TreeConsts:
+    """One launch of the tree.
+
+    states: the types of a state's components. along: threads along the reduction; outputs: threads along the outputs. vec: elements a
+    load takes, along the reduction ("row") or across outputs ("column"). from_partials: the source is the workspace's states, to_partials:
+    so is the target. kept, reduced: digits of the two index spaces. wide_index: 64-bit linear indices; wide_offset: 64-bit byte offsets.
+    """
+
+    kind: str
+    path: str
+    compute: str
+    states: tuple[str, ...]
+    source: DType
+    target: DType
+    along: int
+    outputs: int
+    vec: int
+    kept: int
+    reduced: int
+    from_partials: bool
+    to_partials: bool
+    has_tail: bool
+    packs_target: bool
+    wide_index: bool
+    wide_offset: bool
+
+    @property
+    def width(self) -> int:
+        """Outputs of a thread."""
+        return self.vec if self.path == "column" else 1
+
+    @property
+    def is_arg(self) -> bool:
+        return self.kind in ("argmax", "argmin")
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Bytes of the state's components."""
+        return tuple(8 if t in ("f64", "s64") else 4 for t in self.states)
+
+    @property
+    def unroll(self) -> int:
+        return UNROLL
+
+    def neutral(self) -> str:
+        value = REDUCTIONS[self.kind].neutral
+        if isinstance(value, str):
+            low = value == "low"
+            if self.compute[0] == "s":
+                bits = int(self.compute[1:])
+                return str(-(2 ** (bits - 1)) if low else 2 ** (bits - 1) - 1)
+            value = float("-inf" if low else "inf")
+        return literal(value, self.compute)
+
+    def expression(self, part: str) -> Expression:
+        row = REDUCTIONS[self.kind]
+        return parse({"map": row.map, "combine": row.combine, "finish": row.finish}[part])
+
+    def map(self, x: str, state: Sequence[str]) -> str:
+        """PTX: state = map(x); the index component of argmax is set by the template."""
+        return self.expression("map").lower({"x": x}, state[:1] if self.is_arg else state, self.compute)
+
+    def combine(self, a: Sequence[str], b: Sequence[str]) -> str:
+        """PTX: a = combine(a, b)."""
+        if self.is_arg:
+            return self._take_better(a, b)
+        names = {f"a{i}": r for i, r in enumerate(a)} | {f"b{i}": r for i, r in enumerate(b)}
+        return self.expression("combine").lower(names, a, self.compute)
+
+    def _take_better(self, a: Sequence[str], b: Sequence[str]) -> str:
+        """The larger (smaller) value, NaN above all, and among equals the smaller index."""
+        e, t, index = Emitter(), self.compute, self.states[1]
+        better = e(f"setp.{'gt' if self.kind == 'argmax' else 'lt'}.{t}", b[0], a[0])
+        tie = e(f"setp.eq.{t}", b[0], a[0])
+        if t[0] == "f":
+            a_nan, b_nan = e(f"setp.nan.{t}", a[0], a[0]), e(f"setp.nan.{t}", b[0], b[0])
+            better = e("or.pred", better, e("and.pred", b_nan, e("not.pred", a_nan)))
+            tie = e("or.pred", tie, e("and.pred", a_nan, b_nan))
+        take = e("or.pred", better, e("and.pred", tie, e(f"setp.lt.{index}", b[1], a[1])))
+        moves = [f"@{take} mov.{t if t[0] == 'f' else 'b' + t[1:]} {a[0]}, {b[0]};", f"@{take} mov.b{index[1:]} {a[1]}, {b[1]};"]
+        return "\n".join(["    {", *(f"        {line}" for line in (*e.declarations(), *e.lines, *moves)), "    }", ""])
+
+    def finish(self, state: Sequence[str], result: str) -> str:
+        """PTX: result = finish(state), in the compute type."""
+        expression = self.expression("finish")
+        names = {f"s{i}": r for i, r in enumerate(state)} | {s: f"%{s}" for s in expression.scalars}
+        return expression.lower(names, [result], self.compute)
+
+    @property
+    def scalars(self) -> tuple[str, ...]:
+        return () if self.to_partials else self.expression("finish").scalars
+
+
+@dataclass(frozen=True)
+class _Space:
+    """The collapsed index spaces. kept: extents, strides in x and in y; reduced: extents, strides in x, weights in the logical index."""
+
+    kept: tuple[int, ...]
+    kept_x: tuple[int, ...]
+    kept_y: tuple[int, ...]
+    reduced: tuple[int, ...]
+    reduced_x: tuple[int, ...]
+    weights: tuple[int, ...]
+
+    @property
+    def num_outputs(self) -> int:
+        return prod(self.kept)
+
+    @property
+    def num_reduced(self) -> int:
+        return prod(self.reduced)
+
+
+def _space(x: TensorDesc, y: TensorDesc, axes: Sequence[int], is_arg: bool) -> _Space:
+    kept = [i for i in range(x.rank) if i not in axes]
+    y_axes = kept if y.rank == x.rank else range(len(kept))  # keepdims or not
+    y_strides = {k: y.strides[j] for k, j in zip(kept, y_axes, strict=True)}
+    kept = [kept[i] for i in by_stride([x.shape[k] for k in kept], [x.strides[k] if x.shape[k] > 1 else 0 for k in kept])]
+    shape, rows = collapse([x.shape[i] for i in kept], [[x.strides[i] for i in kept], [y_strides[i] for i in kept]])
+    weights, step = {}, 1
+    for i in sorted(axes, reverse=True):
+        weights[i] = step if is_arg else 0
+        step *= x.shape[i]
+    gone = [list(axes)[i] for i in by_stride([x.shape[a] for a in axes], [x.strides[a] if x.shape[a] > 1 else 0 for a in axes])]
+    if not is_arg:
+        reduced, rest = collapse([x.shape[i] for i in gone], [[x.strides[i] for i in gone]])
+        return _Space(shape, *rows, reduced, rest[0], (0,) * len(reduced))
+    reduced, rest = collapse([x.shape[i] for i in gone], [[x.strides[i] for i in gone], [weights[i] for i in gone]])
+    return _Space(shape, *rows, reduced, *rest)
+
+
+def _vec(space: _Space, x: TensorDesc, path: str) -> int:
+    """Elements of a load: up to 16 bytes where the path's innermost dimension is contiguous and everything stays aligned."""
+    extents, strides = (space.reduced, space.reduced_x) if path == "row" else (space.kept, space.kept_x)
+    others = (space.kept_x if path == "row" else space.reduced_x) + strides[:-1]
+    if not extents or strides[-1] != 1:
+        return 1
+    vec = min(8, 16 // x.dtype.num_bytes)
+    # A row's last part pack is handled apart where the reduction is one run.
+    whole = path == "row" and len(extents) == 1
+    while vec > 1 and ((extents[-1] % vec and not whole) or extents[-1] < vec or any(s % vec for s in others)
+                       or x.align % (vec * x.dtype.num_bytes)):
+        vec //= 2
+    return vec
+
+
+def _power_of_two(n: int) -> int:
+    return 1 << max(0, n - 1).bit_length()
+
+
+def compute_type(kind: str, x: DType, y: DType) -> str:
+    if kind in ("var", "std"):
+        return "f64"
+    if x.is_float:
+        return "f64" if "f64" in (x.name, y.name) else "f32"
+    if kind in FRACTIONAL:
+        return "f64"
+    return "s64" if kind in COUNTED or x.bits == 64 or x.name == "u32" else "s32"
+
+
+def reduction_configs(x: TensorDesc, y: TensorDesc, axes: Sequence[int], kind: str, device: DeviceInfo) -> tuple[EngineConfig, ...]:
+    """Arrangements for one reduction, most promising first: path, vec, threads along the reduction, splits over CTAs."""
+    space = _space(x, y, axes, kind in ("argmax", "argmin"))
+    steps = [abs(s) for s, n in zip(space.reduced_x, space.reduced, strict=True) if s and n > 1]
+    along_reduction = bool(steps) and min(steps) <= min((abs(s) for s in space.kept_x if s), default=2**62)
+    found: list[EngineConfig] = []
+    for path in ("row", "column") if along_reduction or not space.kept else ("column", "row"):
+        vec = _vec(space, x, path)
+        if path == "row":
+            along = min(32, _power_of_two(-(-space.num_reduced // (vec * 2))))
+            if space.num_reduced > 32 * vec * UNROLL * 2:
+                along = THREADS
+            outputs = THREADS // along
+        else:
+            outputs = min(32, _power_of_two(-(-space.num_outputs // vec)))
+            along = THREADS // outputs
+        tiles = -(-space.num_outputs // (outputs * (vec if path == "column" else 1)))
+        per_cta = along * (vec if path == "row" else 1) * UNROLL
+        splits = max(1, min(4 * device.num_sms // max(1, tiles), space.num_reduced // (2 * per_cta), 1024))
+        for s in dict.fromkeys((splits, 1, 3)):
+            if s == 1 or space.num_reduced > s:
+                found.append(EngineConfig.of(path=path, vec=vec, along=along, splits=s))
+    return tuple(found)
+
+
+def reduction_steps(op: str, source: str, x: TensorDesc, target: str, y: TensorDesc, axes: Sequence[int], kind: str, config: EngineConfig,
+                    device: DeviceInfo, correction: int = 0, source_arg: ArgValue | None = None, workspace_offset: int = 0) -> Build:
+    """The launches that reduce operand `source` (described by x) over `axes` into `target`; kind is a key of REDUCTIONS.
+
+    source_arg: where the source lies instead, e.g. a WorkspaceArg. Scratch memory begins at workspace_offset.
+    """
+    is_arg = kind in ("argmax", "argmin")
+    space = _space(x, y, axes, is_arg)
+    compute = compute_type(kind, x.dtype, y.dtype)
+    path, vec, along, splits = config["path"], config["vec"], config["along"], config["splits"]
+    outputs = THREADS // along
+    wide = max(space.num_outputs, space.num_reduced) + THREADS * 64 >= 2**31 or dict(config.knobs).get("index") == 64
+    reach = max(max(-low, high) * d.dtype.num_bytes for d in (x, y) for low, high in [d.offset_range])
+    states = (compute, "s64" if wide else "s32") if is_arg else (compute,) * parse(REDUCTIONS[kind].map).num_outputs
+    width = vec if path == "column" else 1
+    step = vec if path == "row" else 1
+    main = space.num_reduced - space.num_reduced % step
+    chunk = -(-main // (splits * step)) * step
+    packs = (width > 1 and space.kept_y[-1] == 1 and all(s % width == 0 for s in space.kept_y[:-1])
+             and y.align % min(16, width * y.dtype.num_bytes) == 0)
+    consts = TreeConsts(kind, path, compute, states, x.dtype, y.dtype, along, outputs, vec, len(space.kept), len(space.reduced), False,
+                        splits > 1, main != space.num_reduced, packs, wide, wide or reach >= 2**31)
+    index = "u64" if wide else "u32"
+    target_arch = Target.for_arch(device.arch)
+    scalars = [Arg("divisor", "f32", float(max(0, space.num_reduced - correction))), Arg("count", "f32", float(space.num_reduced))]
+    if compute == "f64":
+        scalars = [Arg(a.name, "f64", a.value) for a in scalars]
+
+    def digits(stem: str, extents: Sequence[int], rows: dict[str, Sequence[int]], is_wide: bool) -> list[Arg]:
+        args = []
+        for d in range(1, len(extents)):
+            args.append(Arg(f"{stem}_extent{d}", index, extents[d]))
+            if not wide:
+                multiplier, shift = magic(max(1, extents[d]))
+                args += [Arg(f"{stem}_multiplier{d}", "u32", multiplier), Arg(f"{stem}_shift{d}", "u32", shift)]
+        for name, row in rows.items():
+            args += [Arg(f"{stem}_{name}{d}", "s64" if is_wide else "s32", s) for d, s in enumerate(row)]
+        return args
+
+    sizes = consts.sizes
+    offsets, total = [], 0
+    for size in sizes:
+        offsets.append(workspace_offset + total)
+        total += -(-splits * space.num_outputs * size // 256) * 256
+    partials = [Arg(f"partial{i}", "u64", WorkspaceArg(o)) for i, o in enumerate(offsets)]
+    sizes_args = [Arg("num_outputs", index, space.num_outputs), Arg("num_reduced", index, space.num_reduced)]
+    kept_y = digits("kept", space.kept, {"y": space.kept_y}, consts.wide_offset)
+
+    args = [Arg("x", "u64", source_arg or TensorArg(source)), *sizes_args, Arg("main", index, main), Arg("chunk", index, max(chunk, step))]
+    args += digits("kept", space.kept, {"x": space.kept_x} | ({} if splits > 1 else {"y": space.kept_y}), consts.wide_offset)
+    args += digits("reduced", space.reduced, {"x": space.reduced_x} | ({"weight": space.weights} if is_arg else {}), consts.wide_offset)
+    args += partials if splits > 1 else [Arg("y", "u64", TensorArg(target))]
+    args += [a for a in scalars if a.name in consts.scalars]
+    tiles = -(-space.num_outputs // (outputs * width))
+    first = Step.of("reduce/tree", op, target_arch, THREADS, args, consts, (tiles, splits, 1))
+    if splits == 1:
+        return Build((first,))
+    # The second tree reduces the splits' states: they are its reduced axis, outputs lie side by side.
+    lanes = min(32, _power_of_two(space.num_outputs))
+    second = TreeConsts(kind, "column", compute, states, x.dtype, y.dtype, THREADS // lanes, lanes, 1, len(space.kept), 1, True, False, False,
+                        False, wide, consts.wide_offset)
+    args = [*partials, Arg("num_outputs", index, space.num_outputs), Arg("num_reduced", index, splits), Arg("main", index, splits),
+            Arg("chunk", index, splits), *kept_y, Arg("y", "u64", TensorArg(target)), *(a for a in scalars if a.name in second.scalars)]
+    last = Step.of("reduce/tree", op, target_arch, THREADS, args, second, -(-space.num_outputs // lanes), suffix="partials")
+    return Build((first, last), workspace_offset + total)
+
+
+class ReduceTree(Engine):
+    """Any reduction, and the bias gradient of a convolution, on any architecture from sm_80."""
+
+    id = "reduce.tree"
+
+    def _parts(self, problem: Problem) -> tuple[str, str, tuple[int, ...], str, int]:
+        """Source, target, axes, kind and correction."""
+        if isinstance(problem, ReduceProblem):
+            return "x", "y", problem.axes, problem.kind, problem.correction
+        rank = problem.desc("dy").rank
+        return "dy", "db", (0, *range(2, rank)), "sum", 0
+
+    def check_support(self, problem: Problem, device: DeviceInfo) -> Support:
+        if not isinstance(problem, ReduceProblem) and problem.op != "conv_bgrad":
+            return refuse("not a reduction")
+        return SUPPORTED
+
+    def configs(self, problem: Problem, device: DeviceInfo) -> tuple[EngineConfig, ...]:
+        source, target, axes, kind, _ = self._parts(problem)
+        found = reduction_configs(problem.desc(source), problem.desc(target), axes, kind, device)
+        limit = problem.policy.workspace_limit
+        kept = tuple(c for c in found if limit is None or c["splits"] == 1 or self.build_steps(problem, c, device).workspace_bytes <= limit)
+        return kept
+
+    def estimate(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> float:
+        source, target, axes, kind, _ = self._parts(problem)
+        preferred = reduction_configs(problem.desc(source), problem.desc(target), axes, kind, device)[0]
+        slower = 1.0 if config == preferred else 1.5
+        return (3.0 if config["splits"] == 1 else 6.0) + problem.num_bytes / (device.bandwidth_gbs * 1e3) * slower
+
+    def build_steps(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> Build:
+        if problem.is_empty:
+            return Build(())
+        source, target, axes, kind, correction = self._parts(problem)
+        return reduction_steps(problem.op, source, problem.desc(source), target, problem.desc(target), axes, kind, config, device, correction)
+
+
+ENGINES: dict[str, tuple[Engine, ...]] = {"reduce": (ReduceTree(),), "conv_bgrad": (ReduceTree(),)}

@@ -1,0 +1,119 @@
+"""Reductions over any axes.
+
+    reduce x=f16[8,64,7,7]nhwc op=sum axes=(0,2,3) keepdims=False       y
+
+NaN propagates in max and min (NumPy's rule); argmax and argmin give the first of equals, the first NaN before all, as an index over the
+reduced axes taken in the order of the tensor. Over no elements sum is 0, prod 1, any False, all True, mean and var NaN, logsumexp -inf;
+max, min, amax, argmax and argmin raise. f16 and bf16 accumulate in f32, integers exactly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+from .. import dtypes
+from ..dtypes import DType, dtype
+from ..errors import expected
+from ..tensor import TensorDesc
+from .base import OpDef, Operand, Policy, Problem
+
+STORED = ("f64", "f32", "f16", "bf16", "s8", "u8", "s16", "u16", "s32", "u32", "s64", "bool")
+MAX_RANK = 8
+KINDS = ("sum", "mean", "max", "min", "prod", "amax", "norm1", "norm2", "mul_no_zeros", "any", "all", "argmax", "argmin", "logsumexp",
+         "var", "std")
+NEED_ELEMENTS = ("max", "min", "amax", "argmax", "argmin")
+FRACTIONAL = ("mean", "norm2", "logsumexp", "var", "std")  # of integers: a float
+COUNTED = ("sum", "prod", "norm1", "mul_no_zeros")  # of integers: s64
+
+
+@dataclass(frozen=True)
+class ReduceProblem(Problem):
+    """kind: one of KINDS. axes: the reduced ones, ascending. correction: what var and std take from the number of elements."""
+
+    kind: str = "sum"
+    axes: tuple[int, ...] = ()
+    keepdims: bool = False
+    correction: int = 0
+
+    @property
+    def num_reduced(self) -> int:
+        """Elements behind each output."""
+        return prod(self.desc("x").shape[a] for a in self.axes)
+
+
+def default_dtype(kind: str, x: DType) -> DType:
+    if kind in ("any", "all"):
+        return dtypes.BOOL
+    if kind in ("argmax", "argmin"):
+        return dtypes.S64
+    if x.is_float:
+        return x
+    return dtypes.F32 if kind in FRACTIONAL else dtypes.S64 if kind in COUNTED else x
+
+
+def normalize_axes(op: str, axes: Any, rank: int) -> tuple[int, ...]:
+    """Ascending, non-negative axes; None means all. Raises InvalidArgument for one out of range or given twice."""
+    if axes is None:
+        return tuple(range(rank))
+    given = tuple(axes) if isinstance(axes, (tuple, list)) else (axes,)
+    found = []
+    for a in given:
+        if not isinstance(a, int) or not -rank <= a < rank:
+            raise expected(op, "axes", axes, f"integers in [{-rank}, {rank}) or None")
+        found.append(a % rank)
+    if len(set(found)) != len(found):
+        raise expected(op, "axes", axes, "different axes")
+    return tuple(sorted(found))
+
+
+def make_reduce(tensors: Mapping[str, TensorDesc], attrs: Mapping[str, Any], policy: Policy) -> ReduceProblem:
+    """op: one of KINDS. axes: an int, a tuple or None (all). keepdims: reduced axes stay with size 1. correction: of var and std."""
+    for name in attrs:
+        if name not in ("op", "axes", "keepdims", "correction"):
+            raise expected("reduce", "attribute", repr(name), "op, axes, keepdims, correction")
+    for name in tensors:
+        if name not in ("x", "y"):
+            raise expected("reduce", name, "given", "x and y")
+    if "x" not in tensors:
+        raise expected("reduce", "x", "missing", "a tensor")
+    x = tensors["x"]
+    kind = attrs.get("op", "sum")
+    if kind not in KINDS:
+        raise expected("reduce", "op", repr(kind), ", ".join(KINDS))
+    if x.rank > MAX_RANK:
+        raise expected("reduce", "rank of x", x.rank, f"at most {MAX_RANK}")
+    axes = normalize_axes("reduce", attrs.get("axes"), x.rank)
+    keepdims = bool(attrs.get("keepdims", False))
+    correction = int(attrs.get("correction", 0))
+    if "correction" in attrs and kind not in ("var", "std"):
+        raise expected("reduce", "correction", correction, f"none for {kind}")
+    shape = tuple(1 if i in axes else n for i, n in enumerate(x.shape) if keepdims or i not in axes)
+    y = tensors.get("y", TensorDesc.packed(default_dtype(kind, x.dtype), shape))
+    for name, desc in (("x", x), ("y", y)):
+        if desc.dtype.name not in STORED:
+            raise expected("reduce", f"{name}.dtype", desc.dtype, ", ".join(STORED))
+    if y.shape != shape:
+        raise expected("reduce", "y.shape", list(y.shape), list(shape), f"x has {list(x.shape)}, axes are {axes}.")
+    if any(s == 0 and n > 1 for n, s in zip(y.shape, y.strides, strict=True)):
+        raise expected("reduce", "y.strides", y.strides, "an output whose elements do not overlap")
+    if kind in ("any", "all") and y.dtype.name != "bool":
+        raise expected("reduce", "y.dtype", y.dtype, f"bool for {kind}")
+    if kind in ("argmax", "argmin") and y.dtype.name not in ("s32", "s64"):
+        raise expected("reduce", "y.dtype", y.dtype, f"s32 or s64 for {kind}")
+    if kind in FRACTIONAL and not y.dtype.is_float:
+        raise expected("reduce", "y.dtype", y.dtype, f"a float type for {kind}")
+    if kind in NEED_ELEMENTS and y.numel and x.numel == 0:
+        raise expected("reduce", "x.shape", list(x.shape), f"at least one element behind each output of {kind}")
+    normal: list[tuple[str, Any]] = [("op", kind), ("axes", axes)]
+    if keepdims:
+        normal.append(("keepdims", True))
+    if correction:
+        normal.append(("correction", correction))
+    operands = (Operand("x", x), Operand("y", y, True))
+    return ReduceProblem("reduce", operands, tuple(normal), policy=policy, kind=kind, axes=axes, keepdims=keepdims, correction=correction)
+
+
+DEFINITIONS = (OpDef("reduce", ("x",), ("y",), make_reduce),)

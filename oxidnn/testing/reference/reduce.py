@@ -1,0 +1,85 @@
+"""Reductions in float64 or exact integers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from ...codegen.pointwise import round_to
+from ...dtypes import F32, F64
+from ...ops.base import Problem
+from ...ops.reduce import FRACTIONAL, ReduceProblem
+from . import Expected
+
+
+def _arg(x: np.ndarray, axes: tuple[int, ...], largest: bool) -> np.ndarray:
+    """NumPy's argmax over several axes: they are moved last and flattened."""
+    kept = [i for i in range(x.ndim) if i not in axes]
+    flat = x.transpose(*kept, *axes).reshape(*(x.shape[i] for i in kept), -1)
+    return np.asarray((np.argmax if largest else np.argmin)(flat, axis=-1))
+
+
+def _logsumexp(x: np.ndarray, axes: tuple[int, ...]) -> np.ndarray:
+    top = np.max(x, axis=axes, keepdims=True, initial=-np.inf)
+    held = np.where(np.isfinite(top), top, 0.0)
+    return np.log(np.sum(np.exp(x - held), axis=axes)) + held.reshape(np.sum(x, axis=axes).shape)
+
+
+def reference(problem: Problem, inputs: Mapping[str, np.ndarray], scalars: Mapping[str, float]) -> dict[str, Expected]:
+    assert isinstance(problem, ReduceProblem)
+    kind, axes, y = problem.kind, problem.axes, problem.desc("y")
+    x: Any = inputs["x"]
+    x = x.astype(np.float64) if x.dtype.kind == "f" or kind in FRACTIONAL else x.astype(np.int64)
+    floating, count = x.dtype.kind == "f", problem.num_reduced
+    accumulate = F64 if kind in ("var", "std") or "f64" in (problem.desc("x").dtype.name, y.dtype.name) or not problem.desc("x").dtype.is_float else F32
+    magnitude: Any = None
+    approximate = 0.0
+    a = np.abs(x)
+    with np.errstate(all="ignore"):
+        if kind in ("sum", "mean"):
+            divisor = np.float64(count if kind == "mean" else 1)
+            want, magnitude = np.sum(x, axis=axes), np.sum(a, axis=axes)
+            if kind == "mean":
+                want, magnitude = want / divisor, magnitude / divisor
+        elif kind in ("max", "min"):
+            want = (np.max if kind == "max" else np.min)(x, axis=axes)
+        elif kind == "amax":
+            want = np.max(a, axis=axes)
+        elif kind == "norm1":
+            want = np.sum(a, axis=axes)
+        elif kind == "norm2":
+            want = np.sqrt(np.sum(x * x, axis=axes))
+        elif kind in ("prod", "mul_no_zeros"):
+            want = np.prod(np.where(x == 0, 1, x) if kind == "mul_no_zeros" else x, axis=axes)
+            magnitude = np.abs(want) * max(1.0, count) ** 0.5  # every factor's rounding is relative to the product
+        elif kind in ("any", "all"):
+            want = (np.any if kind == "any" else np.all)(x, axis=axes)
+        elif kind in ("argmax", "argmin"):
+            want = _arg(x, axes, kind == "argmax")
+        elif kind == "logsumexp":
+            want = np.asarray(_logsumexp(x, axes))
+            # The sum's relative error is the logarithm's absolute one; the maximum is added back and rounded.
+            magnitude = np.abs(want) + 4.0
+            approximate = 2.0**-22 if accumulate is F32 else 0.0
+        else:
+            mean = np.mean(x, axis=axes, keepdims=True)
+            divisor = np.float64(max(0, count - problem.correction))
+            want = np.sum((x - mean) ** 2, axis=axes) / divisor
+            magnitude = np.sum(x * x, axis=axes) / divisor
+            if kind == "std":
+                want = np.sqrt(want)
+                magnitude = np.where(want > 0, magnitude / np.maximum(want, 1e-300), np.sqrt(magnitude))
+    want = np.asarray(want).reshape(y.shape)
+    if not y.dtype.is_float:
+        exact = want if y.dtype.name == "s64" else np.asarray(round_to(want, y.dtype.name))
+        return {"y": Expected(exact)}
+    if not floating:
+        return {"y": Expected(want.astype(np.float64), accumulate=F64)}
+    if magnitude is not None:
+        magnitude = np.asarray(magnitude, np.float64).reshape(y.shape)
+    return {"y": Expected(want, magnitude, max(1, count), accumulate, approximate)}
+
+
+REFERENCES = {"reduce": reference}

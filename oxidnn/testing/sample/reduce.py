@@ -1,0 +1,90 @@
+"""Reduction problems: every kind and type, any axes, any layout, and sizes that need one thread, one warp, a CTA or several."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ...dtypes import dtype
+from ...ops.base import Policy, Problem
+from ...ops.reduce import KINDS, NEED_ELEMENTS, ReduceProblem, default_dtype, make_reduce
+from . import Fill, Sampler
+from .pointwise import view
+
+TYPES = ("f32", "f16", "bf16", "f64", "f32", "f16", "bf16", "s8", "u8", "s16", "u16", "s32", "u32", "s64", "bool")
+
+
+def sample_reduce(rng: np.random.Generator, size: str) -> Problem:
+    kind, x_type = str(rng.choice(KINDS)), dtype(str(rng.choice(TYPES)))
+    rank = int(rng.integers(1, 6))
+    budget = 30_000 if size == "tiny" else 1_000_000
+    shape = [1] * rank
+    for i in rng.permutation(rank):
+        room = budget // int(np.prod(shape))
+        draw = rng.random()
+        shape[i] = int(min(room, rng.integers(1, 10) if draw < 0.6 else 8 * rng.integers(1, 10) if draw < 0.8 else rng.integers(1, 3000)))
+    if rng.random() < 0.04 and kind not in NEED_ELEMENTS:
+        shape[int(rng.integers(rank))] = 0
+    axes = tuple(int(a) for a in np.flatnonzero(rng.random(rank) < 0.5))
+    attrs: dict[str, Any] = {"op": kind, "axes": None if rng.random() < 0.15 else axes, "keepdims": bool(rng.random() < 0.3)}
+    if kind in ("var", "std") and rng.random() < 0.5:
+        attrs["correction"] = 1
+    x = view(rng, x_type, tuple(shape))
+    problem = make_reduce({"x": x}, attrs, Policy())
+    if rng.random() < 0.3:
+        y = problem.desc("y")
+        chosen = y.dtype
+        if kind in ("argmax", "argmin"):
+            chosen = dtype("s32")
+        elif y.dtype.is_float and default_dtype(kind, x_type).is_float and rng.random() < 0.5:
+            chosen = dtype(str(rng.choice(["f32", "f64"])))
+        problem = make_reduce({"x": x, "y": view(rng, chosen, y.shape, True)}, attrs, Policy())
+    return problem
+
+
+def _fill(rng: np.random.Generator, problem: Problem) -> np.ndarray:
+    """Ties for argmax, some NaN and infinities where the rule for them matters, factors near 1 for products."""
+    assert isinstance(problem, ReduceProblem)
+    x = problem.desc("x")
+    if not x.dtype.is_float:
+        if x.dtype.kind == "bool":
+            return rng.integers(0, 2, x.shape)
+        if problem.kind in ("prod", "mul_no_zeros"):  # stays within 64 bits for any number of factors
+            return np.where(rng.random(x.shape) < min(1.0, 20 / max(1, problem.num_reduced)), 2, 1)
+        return rng.integers(0 if x.dtype.kind == "uint" else -8, 9, x.shape)
+    values = rng.standard_normal(x.shape)
+    if problem.kind in ("prod", "mul_no_zeros"):
+        values = np.sign(values) * np.exp2(rng.uniform(-1, 1, x.shape) / np.sqrt(max(1, problem.num_reduced)))
+        if problem.kind == "mul_no_zeros":
+            values = np.where(rng.random(x.shape) < 0.3, 0, values)
+    elif problem.kind in ("argmax", "argmin", "max", "min"):
+        values = np.round(values * 2) if rng.random() < 0.5 else values
+        if rng.random() < 0.4:
+            odd = rng.random(x.shape) < 2 / max(1, problem.num_reduced)
+            values = np.where(odd, rng.choice([np.nan, np.inf, -np.inf]), values)
+    elif problem.kind in ("any", "all"):
+        values = np.where(rng.random(x.shape) < 1 / max(1, problem.num_reduced), 0.0, 1.0)
+        values = 1 - values if problem.kind == "any" else values
+    elif problem.kind == "logsumexp":
+        values = values * float(rng.choice([1, 30, 1000])) if x.dtype.name != "f16" else values * 20
+    return values
+
+
+SAMPLES: dict[str, Sampler] = {"reduce": sample_reduce}
+CASES: dict[str, tuple[str, ...]] = {
+    "reduce": (
+        "reduce x=f32[4,6,5,7]nchw op=sum axes=(0,2,3)",
+        "reduce x=bf16[4,64,3,5]nhwc op=sum axes=(0,2,3)",
+        "reduce x=f16[3,1024]nchw op=max axes=(1,)",
+        "reduce x=f32[20003]nchw op=norm2",
+        "reduce x=f32[17,33]nchw op=argmax axes=(0,) keepdims=True",
+        "reduce x=s8[5,300]nchw op=sum axes=(1,)",
+        "reduce x=f32[3,0]nchw op=mean axes=(1,)",
+        "reduce x=f32[0,3]nchw op=sum axes=(1,)",
+        "reduce x=f32[2,3,4]nchw op=logsumexp axes=()",
+        "reduce x=bool[9,40]nchw op=any axes=(1,)",
+        "reduce x=f64[100,9]nchw op=var axes=(0,) correction=1",
+    ),
+}
+FILLS: dict[tuple[str, str], Fill] = {("reduce", "x"): _fill}
