@@ -6,6 +6,9 @@ from typing import Any
 
 import click
 
+from ..device import parse_device
+from ..emu.checkers import NAMES, expand
+from ..errors import expected
 from ..handle import open_backend
 from ..ops.case import format_case, parse_case
 from ..testing.harness import run_problem
@@ -39,8 +42,8 @@ def repro(words: tuple[str, ...], engine: str | None, config: str | None, seed: 
 
 @click.command()
 @click.argument("words", metavar="CASE", nargs=-1, required=True)
-@click.option("--checkers", default="all", show_default=True, metavar="LIST", help="none, basic, all, or a comma list of checkers.")
-@click.option("--schedule", default="lowest_pc", show_default=True, metavar="NAME", help="The order in which warps run.")
+@click.option("--checkers", default="all", show_default=True, metavar="LIST", help="none, basic, all, or a comma list of names.")
+@click.option("--schedule", default="lowest_pc", show_default=True, metavar="NAME", help="How warps interleave: lowest_pc or random:SEED.")
 @click.option("--profile", is_flag=True, help="Print the emulator's counters of every launch.")
 @engine_options
 @seed_option
@@ -50,8 +53,6 @@ def repro(words: tuple[str, ...], engine: str | None, config: str | None, seed: 
 def emu(words: tuple[str, ...], checkers: str, schedule: str, profile: bool, engine: str | None, config: str | None, seed: int,
         arch: str | None, device: str | None, as_json: bool) -> None:
     """Runs CASE in the emulator with checkers on, on fresh random inputs, and compares with the float64 reference."""
-    from ..device import parse_device
-    from ..errors import expected
     from ..runtime.emu_backend import EmulatedBackend
 
     class Recording(EmulatedBackend):
@@ -72,8 +73,8 @@ def emu(words: tuple[str, ...], checkers: str, schedule: str, profile: bool, eng
             raise expected("emu", "--device", device, "emu or emu:sm_XY")
         arch = arch or str(which)
     problem = problem_of(words)
-    watched: Any = tuple(c.strip() for c in checkers.split(",")) if "," in checkers else checkers
-    backend = Recording(arch or "sm_90a", watched, schedule)
+    watched = _checkers(checkers) | ({"bank"} if profile else set())
+    backend = Recording(arch or "sm_90a", tuple(sorted(watched)), _schedule(schedule))
     chosen, chosen_config, why = pick(problem, backend.info, engine, config)
     worst = run_problem(backend, problem, chosen, chosen_config, seed).worst
     counters = [_plain(c) for c in backend.launches]
@@ -88,6 +89,26 @@ def emu(words: tuple[str, ...], checkers: str, schedule: str, profile: bool, eng
             click.echo(f"launch {number}:")
             for name, value in counter.items():
                 click.echo(f"  {name}: {value}")
+
+
+def _checkers(text: str) -> frozenset[str]:
+    if text == "none":
+        return frozenset()
+    if text in ("basic", "all"):
+        return expand(text)
+    names = frozenset(n.strip() for n in text.split(",") if n.strip())
+    if not names or not names <= set(NAMES):
+        raise expected("emu", "--checkers", repr(text), f"none, basic, all, or names out of {', '.join(NAMES)}")
+    return names
+
+
+def _schedule(text: str) -> str | tuple[str, int]:
+    kind, _, seed = text.partition(":")
+    if text == "lowest_pc":
+        return text
+    if kind == "random" and (seed or "0").isdigit():
+        return "random", int(seed or "0")
+    raise expected("emu", "--schedule", repr(text), "lowest_pc, random or random:SEED")
 
 
 def _plain(counters: Any) -> dict[str, Any]:

@@ -70,8 +70,8 @@ class FakeEngine(Engine):
 
     def build_steps(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> Build:
         n = problem.desc("y").numel
-        args = [Arg("x", "u64", TensorArg("x")), Arg("y", "u64", TensorArg("y")), Arg("workspace", "u64", WorkspaceArg() if self.workspace else 0),
-                Arg("n", "u32", n)]
+        args = [Arg("x", "u64", TensorArg("x")), Arg("y", "u64", TensorArg("y")),
+                Arg("workspace", "u64", WorkspaceArg() if self.workspace else 0), Arg("n", "u32", n)]
         template = f"{self.body}/{self.us * (1 + config['variant'])}"
         step = Step.of(template, problem.op, Target("sm_80"), 32, args, Consts(n), grid=1)
         return Build((step,), self.workspace)

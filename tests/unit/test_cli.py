@@ -323,6 +323,20 @@ def test_emu_with_checkers_and_profile() -> None:
     assert "agrees" in text and "launch 0:" in text
 
 
+@pytest.mark.parametrize("schedule", ["random", "random:7"])
+def test_emu_with_other_schedules_and_checkers(schedule: str) -> None:
+    run("emu", CASE, "--engine", "gemm.direct", "--schedule", schedule, "--checkers", "bounds,uninit")
+
+
+@pytest.mark.parametrize("words, said", [
+    (("--checkers", "races"), "--checkers is 'races' (expected none, basic, all, or names out of bounds"),
+    (("--checkers", ","), "expected none"),
+    (("--schedule", "fifo"), "--schedule is 'fifo'"), (("--schedule", "random:x"), "random:SEED"), (("--arch", "sm_1"), "sm_1"),
+])
+def test_emu_with_wrong_options(words: tuple[str, ...], said: str) -> None:
+    assert said in fails("emu", CASE, *words)
+
+
 def test_emu_refuses_a_gpu() -> None:
     assert "expected emu" in fails("emu", CASE, "--device", "cuda:0")
 
