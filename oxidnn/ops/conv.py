@@ -73,8 +73,12 @@ class _Kind:
         names: tuple[str, ...] = _ATTRIBUTES
         names += ("output_padding",) if self.is_transposed else ()
         names += () if self.direction == "wgrad" else ("epilogue",)
-        names += ("w_shape",) if self.direction == "wgrad" else ("x_shape",) if self.op == "conv_dgrad" else ()
-        return names
+        return (*names, self.shape_attribute) if self.shape_attribute else names
+
+    @property
+    def shape_attribute(self) -> str:
+        """The attribute that names the output's shape, "" if the inputs decide it; only a transposed dgrad may leave it out."""
+        return {"conv_fprop": "", "conv_transpose": ""}.get(self.op, "w_shape" if self.direction == "wgrad" else "x_shape")
 
 
 _KINDS = (
@@ -157,13 +161,13 @@ def _make(kind: _Kind, tensors: Mapping[str, TensorDesc], attrs: Mapping[str, An
 
     # Shapes of image, filter and result: two are given, the third is inferred, or named by an attribute or the output itself.
     shapes = {name: tensors[name].shape for name in kind.inputs}
-    shape_attr = {"conv_dgrad": "x_shape", "conv_wgrad": "w_shape", "conv_transpose_wgrad": "w_shape"}.get(op)
+    shape_attr = kind.shape_attribute
     if shape_attr:
         if shape_attr in attrs:
             shapes[kind.output] = _shape_attribute(op, shape_attr, attrs[shape_attr], rank, context)
         elif kind.output in tensors and tensors[kind.output].rank == rank:
             shapes[kind.output] = tensors[kind.output].shape
-        else:
+        elif kind.direction != "fprop":
             raise expected(op, shape_attr, "missing", f"the shape of {kind.output}, {rank} integers", context)
 
     taps = shapes[kind.filter][2:]

@@ -51,6 +51,7 @@ REFUSED = (
     ("conv_wgrad x=f32[2,3,8,8] dy=f32[2,4,6,6] w_shape=(4,3,3,3) epilogue=relu", ("'epilogue' is no attribute",)),
     ("conv_transpose x=f32[1,4,3,3] w=f32[4,2,3,3] stride=2 output_padding=2", ("output_padding is [2, 2]", "less than stride")),
     ("conv_transpose x=f32[1,4,3,3] w=f32[5,2,3,3]", ("shape of x is [1, 4, 3, 3]", "[1, 5, 3, 3]")),
+    ("conv_transpose_dgrad dy=f32[1,2,7] w=f32[3,2,3] stride=2 x_shape=(1,3,4)", ("shape of dx is [1, 3, 4]", "[1, 3, 3]")),
     ("conv_transpose x=f32[1,4,1,1] w=f32[4,2,3,3] padding=2", ("padding is",)),
     ("conv_bgrad dy=f32[3,4]", ("rank of dy is 2",)),
     ("gemm a=f32[3] b=f32[3,4]", ("rank of a is 1",)),
