@@ -19,7 +19,7 @@ from .base import SUPPORTED, Arg, Build, Engine, EngineConfig, Step, Support, Te
 from .digits import DigitConsts, Digits
 
 _LIMIT = 2**31
-_RESIDENT = 32  # most elements of a row a thread holds in registers
+_RESIDENT_BYTES = 128  # most a thread holds of rows in registers, in the compute type
 _SUM_CHUNK = 4096  # values a CTA sums
 
 
@@ -152,6 +152,10 @@ class _RowEngine(Engine):
     def rows(self, problem: Problem) -> _Rows:
         raise NotImplementedError
 
+    def resident(self, kind: DType) -> int:
+        """The most elements of a row a thread holds in registers."""
+        return _RESIDENT_BYTES // (8 if _compute(kind) == "f64" else 4) // self.held
+
     def check_support(self, problem: Problem, device: DeviceInfo) -> Support:
         rows = self.rows(problem)
         if rows.digits.size >= _LIMIT or rows.columns >= _LIMIT:
@@ -164,7 +168,7 @@ class _RowEngine(Engine):
         first = rows.descs[rows.full[0]]
         vector = rows.vector()
         packs = -(-rows.columns // vector)
-        resident = _RESIDENT // self.held
+        resident = self.resident(first.dtype)
         within_warp = EngineConfig.of(lanes=min(32, _power_of_two(packs)), vec=vector, threads=128)
         if first.strides[rows.axis] != 1 and rows.columns > 1 and rows.digits.size >= 32:
             return (EngineConfig.of(lanes=1, vec=1, threads=128), within_warp)
@@ -184,7 +188,7 @@ class _RowEngine(Engine):
         kind = rows.descs[rows.full[0]].dtype
         lanes, vector, threads = config["lanes"], config["vec"], config["threads"]
         per_thread = -(-rows.columns // (lanes * vector))
-        chunks = per_thread if per_thread * vector * self.held <= _RESIDENT else 0
+        chunks = per_thread if per_thread * vector <= self.resident(kind) else 0
         digits = rows.digits.ordered_for(rows.full[0]).collapsed()
         steps = {name: rows.step(name) for name in rows.full}
         if weight is not None:
@@ -198,7 +202,7 @@ class _RowEngine(Engine):
         consts = RowConsts(kind.name, _compute(kind), shape, lanes, vector, chunks, slots, weight_dtype=weight.dtype.name if weight else "",
                            **fields)
         return Step.of(template, problem.op, Target.for_arch(device.arch), threads, [*args, *extra], consts,
-                       -(-digits.size * lanes // threads),
+                       -(-digits.size * lanes // threads), min_ctas_per_sm=max(1, 512 // threads),
                        suffix=f"{kind.name}_l{lanes}_v{vector}_c{chunks}")
 
 

@@ -16,7 +16,8 @@ from .base import SUPPORTED, Arg, Build, Engine, EngineConfig, Step, Support, Te
 from .digits import DigitConsts, Digits
 
 _LIMIT = 2**31
-_UNROLL = 32  # most taps unrolled
+_UNROLL = 32  # most taps unrolled, and most elements they load: the assembler hoists all of these loads
+_UNROLL_ELEMENTS = 80
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +31,6 @@ class AxisConsts:
     high: int
     adaptive: bool
     sharing: int
-    unroll: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +43,7 @@ class PoolConsts:
     axes: tuple[AxisConsts, ...]
     digits: DigitConsts
     vector: int
+    unroll: bool
     index_dtype: str = ""
     write_y: bool = True
     count_include_pad: bool = True
@@ -61,15 +62,7 @@ def byte_strides(desc: TensorDesc) -> tuple[int, ...]:
 
 
 def _axis_consts(axes: tuple[Axis, ...], backward: bool) -> tuple[AxisConsts, ...]:
-    sizes = [a.max_sharing if backward else a.window for a in axes]
-    unroll, taps = [False] * len(axes), 1
-    for i in reversed(range(len(axes))):  # innermost first, while the product stays small
-        taps *= sizes[i]
-        if taps > _UNROLL:
-            break
-        unroll[i] = True
-    return tuple(AxisConsts(a.window, a.stride, a.dilation, a.low, a.high, a.adaptive, a.max_sharing if backward else 0, u)
-                 for a, u in zip(axes, unroll, strict=True))
+    return tuple(AxisConsts(a.window, a.stride, a.dilation, a.low, a.high, a.adaptive, a.max_sharing if backward else 0) for a in axes)
 
 
 def _vector_limit(descs: list[TensorDesc]) -> int:
@@ -146,13 +139,16 @@ class _PoolEngine(Engine):
                 args += [Arg(f"extent_x{a}", "u32", axis.extent), Arg(f"outputs{a}", "u32", axis.outputs)]
                 args += [Arg(f"stride_{n}{a}", "s64" if wide else "s32", byte_strides(d)[outer + a])
                          for n, (d, _) in operands.items() if n not in direct]
+            axes = _axis_consts(problem.axes, fields["backward"])
+            taps = prod(a.sharing if fields["backward"] else a.window for a in axes)
+            unroll = taps <= _UNROLL and taps * vector <= _UNROLL_ELEMENTS
+            kind = problem.operands[0].desc.dtype
             consts = PoolConsts(
-                problem.operands[0].desc.dtype.name, compute_type(problem.operands[0].desc.dtype), problem.mode,
-                _axis_consts(problem.axes, fields["backward"]), digits.consts(wide), vector, fields["index_dtype"],
+                kind.name, compute_type(kind), problem.mode, axes, digits.consts(wide), vector, unroll, fields["index_dtype"],
                 fields.get("write_y", True), problem.count_include_pad, problem.divisor, problem.norm, fields.get("gathered", ()))
             threads = config["threads"]
             steps.append(Step.of(template, problem.op, Target.for_arch(device.arch), threads, args, consts,
-                                 -(-digits.size // threads), suffix=f"{consts.dtype}_v{vector}"))
+                                 -(-digits.size // threads), min_ctas_per_sm=512 // threads, suffix=f"{consts.dtype}_v{vector}"))
         return steps
 
 
