@@ -128,10 +128,7 @@ class DeviceArray:
 
     def _host_view(self) -> np.ndarray:
         self._expose()
-        low, high = self.desc.offset_range
-        size = self.dtype.num_bytes
-        raw = np.asarray(_HostWindow(self._memory, self.ptr + low * size, (high - low + 1) * size))
-        return _strided(raw, self.desc, -low)
+        return dlpack.window(self._memory, self.ptr, self.shape, self.strides, self.dtype.num_bytes).view(self.dtype.numpy)
 
     def _expose(self) -> None:
         """Host code may write the memory from now on, unseen by the emulator: count it as written."""
@@ -254,14 +251,6 @@ class DeviceArray:
         ptr = self.ptr + offset * self.dtype.num_bytes
         desc = TensorDesc(self.dtype, shape, strides, (ptr & -ptr & 15) or 16)
         return DeviceArray(self.backend, desc, ptr, self._memory, self.stream)
-
-
-class _HostWindow:
-    """Bytes of emulated memory under NumPy's array interface; an array made of it keeps it, and so the memory, alive."""
-
-    def __init__(self, memory: _Memory, ptr: int, num_bytes: int) -> None:
-        self.memory = memory
-        self.__array_interface__ = {"shape": (num_bytes,), "typestr": "|u1", "data": (ptr, False), "version": 3}
 
 
 def _product(shape: tuple[int, ...]) -> int:

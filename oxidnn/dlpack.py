@@ -1,5 +1,7 @@
-"""DLPack by hand: capsules written and read through ctypes, since neither NumPy nor cuda.core takes every type oxidnn has.
+"""DLPack for every type and device oxidnn has: capsules read through ctypes, and written by NumPy with type and device put right.
 
+NumPy makes the capsules because a capsule's destructor may run while an exception is pending (a consumer that refuses it), which
+a Python function called from C cannot survive; NumPy's destructor and deleter are C. The memory itself is never touched.
 Structures of dlpack.h, version 1.1: DLManagedTensor ("dltensor") and DLManagedTensorVersioned ("dltensor_versioned").
 """
 
@@ -8,6 +10,8 @@ from __future__ import annotations
 import ctypes
 from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
 
 from .dtypes import DLPACK_CODES, DType, dtype
 from .errors import InvalidArgument
@@ -36,66 +40,60 @@ class _Tensor(ctypes.Structure):
                 ("shape", ctypes.POINTER(ctypes.c_int64)), ("strides", ctypes.POINTER(ctypes.c_int64)), ("byte_offset", ctypes.c_uint64)]
 
 
-_Deleter = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
-
-
 class _Managed(ctypes.Structure):
-    _fields_ = [("tensor", _Tensor), ("context", ctypes.c_void_p), ("deleter", _Deleter)]
+    _fields_ = [("tensor", _Tensor), ("context", ctypes.c_void_p), ("deleter", ctypes.c_void_p)]
 
 
 class _ManagedVersioned(ctypes.Structure):
-    _fields_ = [("major", ctypes.c_uint32), ("minor", ctypes.c_uint32), ("context", ctypes.c_void_p), ("deleter", _Deleter),
+    _fields_ = [("major", ctypes.c_uint32), ("minor", ctypes.c_uint32), ("context", ctypes.c_void_p), ("deleter", ctypes.c_void_p),
                 ("flags", ctypes.c_uint64), ("tensor", _Tensor)]
 
 
-_api = ctypes.pythonapi
-_Destructor = ctypes.PYFUNCTYPE(None, ctypes.c_void_p)
-_new_capsule = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)(("PyCapsule_New", _api))
-_is_valid = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.c_char_p)(("PyCapsule_IsValid", _api))
-_pointer_of = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(("PyCapsule_GetPointer", _api))
-# In a destructor the capsule has no references left, so it must travel as a bare address.
-_is_valid_raw = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_char_p)(("PyCapsule_IsValid", _api))
-_pointer_of_raw = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_char_p)(("PyCapsule_GetPointer", _api))
-
 _NAME, _NAME_VERSIONED = b"dltensor", b"dltensor_versioned"
-_alive: dict[int, tuple[Any, ...]] = {}  # address of an exported structure -> it, what it points to, and the owner of the memory
+_is_valid = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.c_char_p)(("PyCapsule_IsValid", ctypes.pythonapi))
+_pointer_of = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(("PyCapsule_GetPointer", ctypes.pythonapi))
 
 
-@_Deleter
-def _delete(address: int) -> None:
-    _alive.pop(address, None)
+class _Window:
+    """Any memory under NumPy's array interface; what NumPy makes of it keeps `owner` alive."""
+
+    def __init__(self, owner: Any, ptr: int, shape: tuple[int, ...], strides: tuple[int, ...], size: int, is_readonly: bool) -> None:
+        self.owner = owner
+        self.__array_interface__ = {"shape": shape, "strides": tuple(s * size for s in strides), "typestr": f"=u{size}",
+                                    "data": (ptr, is_readonly), "version": 3}
 
 
-@_Destructor
-def _destroy(capsule: int) -> None:
-    # Only a capsule nobody consumed still has its first name; the consumer calls the deleter of the others.
-    for name in (_NAME, _NAME_VERSIONED):
-        if _is_valid_raw(capsule, name):
-            _alive.pop(_pointer_of_raw(capsule, name), None)
+def window(owner: Any, ptr: int, shape: tuple[int, ...], strides: tuple[int, ...], size: int, is_readonly: bool = False) -> np.ndarray:
+    """An array of unsigned integers of `size` bytes over memory that `owner` keeps alive (strides in elements); nothing is read."""
+    return np.asarray(_Window(owner, 16 if 0 in shape else ptr, shape, strides, size, is_readonly))
 
 
 def export(owner: Any, ptr: int, kind: DType, shape: tuple[int, ...], strides: tuple[int, ...], device: tuple[int, int], *,
            is_versioned: bool, is_readonly: bool = False) -> Any:
     """A capsule over memory that `owner` keeps alive: strides in elements, device = (DLPack device type, index).
 
-    Raises BufferError for a type DLPack has no code for, and for read-only memory in an unversioned capsule.
+    Raises BufferError for read-only memory in an unversioned capsule.
     """
-    if is_readonly and not is_versioned:
-        raise BufferError("DLPack: a read-only array cannot travel in an unversioned capsule")
-    code, bits = DLPACK_CODES[kind.name]
-    rank = len(shape)
-    extents, steps = (ctypes.c_int64 * max(rank, 1))(*shape), (ctypes.c_int64 * max(rank, 1))(*strides)
-    managed: _Managed | _ManagedVersioned = _ManagedVersioned() if is_versioned else _Managed()
-    if isinstance(managed, _ManagedVersioned):
-        managed.major, managed.minor = VERSION
-        managed.flags = READ_ONLY if is_readonly else 0
-    pointer_type = ctypes.POINTER(ctypes.c_int64)
-    managed.tensor = _Tensor(ptr or None, _Device(*device), rank, _DataType(code, bits, 1),
-                             ctypes.cast(extents, pointer_type), ctypes.cast(steps, pointer_type), 0)
-    managed.deleter = _delete
-    address = ctypes.addressof(managed)
-    _alive[address] = (managed, extents, steps, owner)
-    return _new_capsule(address, _NAME_VERSIONED if is_versioned else _NAME, ctypes.cast(_destroy, ctypes.c_void_p))
+    array = window(owner, ptr, shape, strides, kind.num_bytes, is_readonly)
+    capsule = array.__dlpack__(max_version=VERSION) if is_versioned else array.__dlpack__()
+    tensor = _tensor_of(capsule)[0]
+    tensor.dtype = _DataType(*DLPACK_CODES[kind.name], 1)
+    tensor.device = _Device(*device)
+    if 0 in shape:
+        tensor.data = None
+    return capsule
+
+
+def _tensor_of(capsule: Any) -> tuple[_Tensor, bool]:
+    """(the tensor in a capsule nobody has consumed, whether it is read-only)."""
+    if _is_valid(capsule, _NAME_VERSIONED):
+        versioned = _ManagedVersioned.from_address(_pointer_of(capsule, _NAME_VERSIONED))
+        if versioned.major != VERSION[0]:
+            raise InvalidArgument(f"array: DLPack version {versioned.major}.{versioned.minor} (expected {VERSION[0]}.x).")
+        return versioned.tensor, bool(versioned.flags & READ_ONLY)
+    if _is_valid(capsule, _NAME):
+        return _Managed.from_address(_pointer_of(capsule, _NAME)).tensor, False
+    raise InvalidArgument(f"array: {capsule!r} is no fresh DLPack capsule.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,17 +120,7 @@ def read(array: Any, stream: int | None = None) -> Imported:
         capsule = array.__dlpack__(**arguments, max_version=VERSION)
     except TypeError:  # a producer from before DLPack 1.0
         capsule = array.__dlpack__(**arguments)
-    is_readonly = False
-    if _is_valid(capsule, _NAME_VERSIONED):
-        versioned = _ManagedVersioned.from_address(_pointer_of(capsule, _NAME_VERSIONED))
-        if versioned.major != VERSION[0]:
-            raise InvalidArgument(f"array: DLPack version {versioned.major}.{versioned.minor} (expected {VERSION[0]}.x).")
-        is_readonly = bool(versioned.flags & READ_ONLY)
-        tensor = versioned.tensor
-    elif _is_valid(capsule, _NAME):
-        tensor = _Managed.from_address(_pointer_of(capsule, _NAME)).tensor
-    else:
-        raise InvalidArgument(f"array: __dlpack__ of {type(array).__name__} gave no fresh DLPack capsule.")
+    tensor, is_readonly = _tensor_of(capsule)
     kind = _DTYPE_OF_CODE.get((tensor.dtype.code, tensor.dtype.bits))
     if kind is None or tensor.dtype.lanes != 1:
         raise InvalidArgument(f"array: DLPack type (code {tensor.dtype.code}, {tensor.dtype.bits} bits, {tensor.dtype.lanes} lanes) "
