@@ -111,6 +111,12 @@ class DeviceArray:
             self.backend.synchronize(self.stream)
         return np.ascontiguousarray(_strided(raw, self.desc, -low)).reshape(self.shape)
 
+    def move_to_stream(self, stream: int) -> None:
+        """Further work on the array, its copies to the host and finally its release are ordered by `stream`. The caller has ordered
+        `stream` after what was enqueued before."""
+        self.stream = stream
+        self._memory.allocation.move_to_stream(stream)
+
     def item(self) -> Any:
         """The value of an array of one element."""
         return self.numpy().item()

@@ -194,6 +194,8 @@ class Frame:
     current_stream: Callable[[], int]
     finish: Callable[[Any], Any] | None = None  # e.g. DeviceArray -> jax array
     takes_stream: bool = True
+    # Results were allocated in the order of the frame's own stream: makes them safe to write on another one.
+    adopt: Callable[[tuple[Any, ...], int], None] | None = None
 
     def stream(self, explicit: Any) -> int:
         """The raw handle of an explicit stream (an int, or an object of cupy, torch or cuda.core), else of the current one."""
@@ -239,7 +241,14 @@ def frame_of(example: Any, backend: Backend, stream: int) -> Frame:
         index = example.get_device()
         getter = getattr(torch._C, "_cuda_getCurrentRawStream", None)
         current = partial(getter, index) if getter else lambda: torch.cuda.current_stream(index).cuda_stream
-        return Frame("torch", allocate, current)
+
+        def adopt_torch(results: tuple[Any, ...], on: int) -> None:
+            if on != current():
+                backend.order(current(), on)
+                for result in results:
+                    result.record_stream(torch.cuda.ExternalStream(on, device=example.device))
+
+        return Frame("torch", allocate, current, adopt=adopt_torch)
     if framework == "numpy":
         return Frame("numpy", lambda desc: partial(_dense, np.empty, desc, desc.dtype.numpy), lambda: stream)
     if framework == "cupy":
@@ -250,7 +259,11 @@ def frame_of(example: Any, backend: Backend, stream: int) -> Frame:
             with place:
                 return cupy.empty(shape, dtype)
 
-        return Frame("cupy", lambda desc: partial(_dense, empty, desc, desc.dtype.numpy), lambda: cupy.cuda.get_current_stream().ptr)
+        def current_cupy() -> int:
+            return cupy.cuda.get_current_stream().ptr
+
+        return Frame("cupy", lambda desc: partial(_dense, empty, desc, desc.dtype.numpy), current_cupy,
+                     adopt=lambda _, on: backend.order(current_cupy(), on))
     from . import array
 
     def allocate_here(desc: TensorDesc) -> Callable[[], Any]:
@@ -264,4 +277,10 @@ def frame_of(example: Any, backend: Backend, stream: int) -> Frame:
             return from_dlpack(result)
 
         return Frame("jax", allocate_here, lambda: stream, finish, takes_stream=False)
-    return Frame("oxidnn", allocate_here, lambda: stream)
+
+    def adopt(results: tuple[Any, ...], on: int) -> None:
+        backend.order(stream, on)
+        for result in results:
+            result.move_to_stream(on)
+
+    return Frame("oxidnn", allocate_here, lambda: stream, adopt=adopt)

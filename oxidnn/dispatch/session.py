@@ -160,6 +160,8 @@ class Session:
             _check_overlap(prepared, pointers)
         frame = prepared.frame
         handle = frame.current_stream() if stream is None else frame.stream(stream)
+        if stream is not None and out is None and frame.adopt is not None:
+            frame.adopt(outs, handle)
         workspace = self.workspace.take(plan.workspace_bytes, handle) if plan.workspace_bytes else 0
         if self._is_emulated:
             self._execute_emulated(plan, [a for a in (*arrays, *outs) if a is not None], pointers, workspace, handle, scalars)

@@ -38,6 +38,9 @@ class Allocation(Protocol):
     num_bytes: int
 
     def free(self) -> None: ...
+    def move_to_stream(self, stream: int) -> None:
+        """It is freed in the order of `stream` from now on."""
+        ...
     def share(self) -> None:
         """Says that other streams than its own may still use it when it is freed."""
         ...

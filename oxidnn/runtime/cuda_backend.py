@@ -312,6 +312,9 @@ class CudaAllocation:
     def share(self) -> None:
         self._is_shared = True
 
+    def move_to_stream(self, stream: int) -> None:
+        self.stream = stream
+
     def free(self) -> None:
         """Frees it (once; later calls do nothing)."""
         ptr, self.ptr = self.ptr, 0

@@ -52,6 +52,9 @@ class EmulatedAllocation:
     def share(self) -> None:
         pass
 
+    def move_to_stream(self, stream: int) -> None:
+        pass
+
     def free(self) -> None:
         """Frees it (once; later calls do nothing). Later accesses by a kernel are reported as use after free."""
         if self.ptr:
