@@ -128,6 +128,7 @@ def copy_elements(d: Decoder, ins: nodes.Instruction) -> Core:
     target = Access(to_offset, width, "async write")
     whole = Access(offset, width, "read")
     octet = Access(offset, 1, "read")
+    d.op.info["access"] = target
     raw = RAW[width]
 
     def fetch(S: State, a: Array, idx: Array | None, sizes: Array | None) -> Array:

@@ -175,7 +175,8 @@ def atomic(d: Decoder, ins: nodes.Instruction) -> Core:
     elif type_ in ("f16x2", "bf16x2"):
         dtype = U32
     width = dtype.itemsize
-    accesses = [Access(offset + i * width, width, "atomic", True) for i in range(length)]
+    order = ldst.ordering(("relaxed", *mods))
+    accesses = [Access(offset + i * width, width, "atomic", order) for i in range(length)]
     wants_old = any(slot >= 0 for slot, _ in targets)
     d.op.info["access"] = accesses[0]
     plans = {flushes: update(operation, type_, flushes) for flushes in (False, True)}

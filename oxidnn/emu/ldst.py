@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -32,14 +32,16 @@ _SHIFTS_SIGNED = {width: np.array([shift], np.int64) for width, shift in SHIFT.i
 class Access:
     """One memory operand: byte offset and access width, with the allocation it met last."""
 
-    __slots__ = ("offset", "width", "mask", "allocation", "bias", "shift", "kind", "sync", "signed_shift", "window_bias")
+    __slots__ = ("offset", "width", "mask", "allocation", "bias", "shift", "kind", "sync", "order", "signed_shift",
+                 "window_bias")  # fmt: skip
 
-    def __init__(self, offset: int, width: int, kind: str, sync: bool = False) -> None:
+    def __init__(self, offset: int, width: int, kind: str, order: frozenset[str] | None = None) -> None:
         self.offset = offset
         self.width = width
         self.mask = width - 1
-        self.kind = kind  # "read", "write", "atomic"
-        self.sync = sync
+        self.kind = kind  # "read", "write", "atomic", "async write"
+        self.order = order or frozenset()  # "acquire", "release"
+        self.sync = order is not None  # a strong access: does not race, and may synchronise
         self.shift = _SHIFTS[width]
         self.signed_shift = _SHIFTS_SIGNED[width]
         self.allocation: Allocation | None = None
@@ -354,10 +356,19 @@ SCATTER: dict[str, Callable[..., None]] = {
 # -- builders
 
 
-def memory_modifiers(d: Decoder, ins: nodes.Instruction) -> tuple[str, int, str, bool]:
-    """space ("generic" if none is written), vector length, type, whether the access synchronises"""
+def ordering(modifiers: Iterable[str]) -> frozenset[str] | None:
+    """What a strong access orders ("acquire", "release"); None for a weak one."""
+    strong = SYNCHRONISING.intersection(modifiers)
+    if not strong:
+        return None
+    both = {"acquire", "release"}
+    return frozenset(both if "acq_rel" in strong else strong & both)
+
+
+def memory_modifiers(d: Decoder, ins: nodes.Instruction) -> tuple[str, int, str, frozenset[str] | None]:
+    """space ("generic" if none is written), vector length, type, ordering"""
     *mods, type_ = ins.modifiers
-    space, length, sync = "generic", 1, False
+    space, length = "generic", 1
     for mod in mods:
         head = mod.split("::")[0]
         if head in SPACES:
@@ -366,13 +377,11 @@ def memory_modifiers(d: Decoder, ins: nodes.Instruction) -> tuple[str, int, str,
             space = head
         elif mod in ("v2", "v4", "v8"):
             length = int(mod[1])
-        elif mod in IGNORED:
-            sync = sync or mod in SYNCHRONISING
-        elif head not in ("L1", "L2"):
+        elif mod not in IGNORED and head not in ("L1", "L2"):
             d.refuse(f"unknown modifier .{mod}")
     if type_ not in DTYPE or type_ == "pred":
         d.refuse(f"unknown type .{type_}")
-    return space, length, type_, sync
+    return space, length, type_, ordering(mods)
 
 
 def policy(d: Decoder, operands: tuple[nodes.Operand, ...]) -> None:
@@ -381,7 +390,7 @@ def policy(d: Decoder, operands: tuple[nodes.Operand, ...]) -> None:
 
 
 def ld(d: Decoder, ins: nodes.Instruction) -> Core:
-    space, length, type_, sync = memory_modifiers(d, ins)
+    space, length, type_, order = memory_modifiers(d, ins)
     dst, memory_operand, *rest = ins.operands
     policy(d, tuple(rest))
     each = DTYPE[type_]
@@ -401,7 +410,7 @@ def ld(d: Decoder, ins: nodes.Instruction) -> Core:
     gather = GATHER[space]
     if width == 32:
         return ld_32_bytes(base, offset, each, sinks, gather)
-    access = Access(offset, width, "read", sync)
+    access = Access(offset, width, "read", order)
     d.op.info["access"] = access
     raw = np.dtype(f"u{each.itemsize}") if each.itemsize < 16 else each
     take = base.take
@@ -503,7 +512,7 @@ def stored_value(d: Decoder, operand: nodes.Operand, type_: str) -> Callable[[St
 
 
 def st(d: Decoder, ins: nodes.Instruction) -> Core:
-    space, length, type_, sync = memory_modifiers(d, ins)
+    space, length, type_, order = memory_modifiers(d, ins)
     if space in ("param", "const"):
         d.refuse(f"st.{space}")
     memory_operand, value, *rest = ins.operands
@@ -519,7 +528,7 @@ def st(d: Decoder, ins: nodes.Instruction) -> Core:
     take = base.take
     raw = np.dtype(f"u{each.itemsize}")
     if length == 1:
-        access = Access(offset, width, "write", sync)
+        access = Access(offset, width, "write", order)
         d.op.info["access"] = access
         fetch = fetches[0]
 
@@ -527,7 +536,7 @@ def st(d: Decoder, ins: nodes.Instruction) -> Core:
             scatter(S, take(S, idx), fetch(S, idx), access, idx)
 
         return run
-    chunks = [Access(offset + 16 * i, min(width, 16), "write", sync) for i in range(max(1, width // 16))]
+    chunks = [Access(offset + 16 * i, min(width, 16), "write", order) for i in range(max(1, width // 16))]
     d.op.info["access"] = chunks[0]
     per = length // len(chunks)
 
@@ -548,14 +557,28 @@ def no_effect(d: Decoder, ins: nodes.Instruction) -> Core:
     return lambda S, idx: None
 
 
+def fence(d: Decoder, ins: nodes.Instruction) -> Core:
+    """membar and fence: execution is sequentially consistent; only the race checkers take note."""
+    if "proxy" in "".join(ins.modifiers):
+        return no_effect(d, ins)
+
+    def run(S: State, idx: Array | None) -> None:
+        if S.race is not None:
+            S.race.fence(idx)
+        if S.global_race is not None:
+            S.global_race.fence(S, idx)
+
+    return run
+
+
 def createpolicy(d: Decoder, ins: nodes.Instruction) -> Core:
     """A cache policy is an opaque value without effect."""
     return d.emit(lambda x: x, ins.operands[0], np.dtype(np.uint64), [Source(d.constant(np.zeros(1, np.uint64)))])
 
 
 BUILDERS: dict[str, Callable[[Decoder, nodes.Instruction], Core]] = {
-    "ld": ld, "ldu": ld, "st": st, "createpolicy": createpolicy,
+    "ld": ld, "ldu": ld, "st": st, "createpolicy": createpolicy, "membar": fence, "fence": fence,
     **dict.fromkeys(
-        ("prefetch", "prefetchu", "applypriority", "discard", "membar", "fence", "nanosleep", "griddepcontrol",
+        ("prefetch", "prefetchu", "applypriority", "discard", "nanosleep", "griddepcontrol",
          "pmevent", "setmaxnreg"), no_effect),
 }  # fmt: skip

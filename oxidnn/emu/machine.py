@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from oxidnn.emu import alu, asynccopy, atomics, barrier, convert, ldst, mma, shuffle
-from oxidnn.emu.checkers import CHECKERS, expand
+from oxidnn.emu.checkers import expand, observer
 from oxidnn.emu.decode import DTYPE, Core, Decoder, Op, Parameter, Scope, Slot, Source, Variable
 from oxidnn.emu.memory import SHARED_BASE, Array, Fault, GlobalMemory, Window
 from oxidnn.emu.trace import Counters
@@ -24,6 +24,7 @@ from oxidnn.ptx import nodes
 
 BATCH_THREADS = 16384
 BATCH_SHARED_BYTES = 32 << 20
+BATCH_RACE_BYTES = 64 << 20
 SPIN_SLICE = 512  # backward branches after which another group gets its turn
 NEVER = 1 << 30
 
@@ -359,9 +360,12 @@ class Launch:
         wide = max(1, BATCH_THREADS // per_cta)
         if shared:
             wide = min(wide, max(1, BATCH_SHARED_BYTES // shared))
+        if shared and "race" in self.enabled:  # the race checker keeps a time per 4 bytes and agent
+            agents = 2 * ((per_cta + 31) // 32)
+            wide = min(wide, max(1, BATCH_RACE_BYTES // (shared * (agents + 3))))
         wide = max(cluster_size, wide // cluster_size * cluster_size)
         if "race" in self.enabled and total > 1:
-            self.global_race = CHECKERS["global_race"](self)
+            self.global_race = observer("global_race", self)
         try:
             for first in range(0, total, wide):
                 count = min(wide, total - first)
@@ -412,8 +416,8 @@ class State:
         )
         self.local = Window(N, program.local_size, 0, self.uninit) if program.local_size else Window(0, 0, 0, False)
         self.copies = asynccopy.Queue(N)
-        self.race = CHECKERS["race"](self) if "race" in launch.enabled else None
-        self.bank = CHECKERS["bank"](self) if "bank" in launch.enabled else None
+        self.race = observer("race", self) if "race" in launch.enabled else None
+        self.bank = observer("bank", self) if "bank" in launch.enabled else None
         self.global_race = launch.global_race
         self.R: list[Any] = list(program.template)
         for index, value in launch.bound:

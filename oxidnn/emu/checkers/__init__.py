@@ -1,4 +1,8 @@
-"""Checkers observe an execution; they are told of every access and change nothing."""
+"""Checkers observe an execution; they are told of every access and change nothing.
+
+bounds, align, uninit and barrier are part of the instructions themselves (they keep the process safe, or need what
+the instruction knows); race and bank conflicts live here.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,15 @@ from typing import Any
 
 NAMES = ("bounds", "align", "uninit", "race", "barrier", "bank")
 BASIC = frozenset({"bounds", "align", "uninit", "barrier"})
-CHECKERS: dict[str, Any] = {}
+
+
+def observer(name: str, of: Any) -> Any:
+    """A fresh observer for a State (race, bank) or a Launch (global_race)."""
+    from oxidnn.emu.checkers.bank import Banks
+    from oxidnn.emu.checkers.global_race import GlobalRace
+    from oxidnn.emu.checkers.race import SharedRace
+
+    return {"race": SharedRace, "bank": Banks, "global_race": GlobalRace}[name](of)
 
 
 def expand(checkers: str | Sequence[str]) -> frozenset[str]:
