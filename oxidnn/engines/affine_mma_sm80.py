@@ -108,12 +108,11 @@ def _plan(am: AffineMatmul, config: EngineConfig, has_rn_tf32: bool) -> tuple[Mm
         loaders.append(tiling.plan_loader(name, x, d, vector, rows, tile_k, threads, offset, pitch, swizzle, True, wide))
         offset += rows * tile_k * size
     stage_bytes = -(-offset // 1024) * 1024
-    inner = tiling.plan_epilogue(d, am, tile_m, tile_n, threads, wide, is_split=False).inner
-    grid = tiling.plan_grid(am, (tile_m, tile_n, tile_k), config["split_k"], inner)
+    grid = tiling.plan_grid(am, (tile_m, tile_n, tile_k), config["split_k"], tiling.inner_direction(d))
     epilogue = tiling.plan_epilogue(d, am, tile_m, tile_n, threads, wide, grid.splits > 1)
     kind = "tf32" if size == 4 else am.a.dtype.name
-    consts = MmaConsts(kind, tile_m, tile_n, tile_k, warps_m, warps_n, stages, stage_bytes, tile_k * size // 32, has_rn_tf32, loaders[0], loaders[1],
-                       epilogue, grid.slices > 1, grid.splits > 1, grid.n_tiles > 1)
+    consts = MmaConsts(kind, tile_m, tile_n, tile_k, warps_m, warps_n, stages, stage_bytes, tile_k * size // 32, has_rn_tf32, loaders[0],
+                       loaders[1], epilogue, has_slices=grid.slices > 1, is_split=grid.splits > 1, has_n_tiles=grid.n_tiles > 1)
     return consts, d, grid
 
 
@@ -154,7 +153,7 @@ class MmaSm80Matmul:
         smem = max(staged, tile[0] * (tile[1] + 8) * 4) + 1024
         registers = warp[0] * warp[1] // 32 + (warp[0] + warp[1]) + 72
         ctas_per_sm = max(1, min(device.smem_per_sm // smem, 65536 // (registers * threads), 2048 // threads))
-        # A k step loads (m + n) * 32 bytes of fragments per warp for m * n * 16 multiply-adds; 128 bytes per clock are what shared memory gives.
+        # A k step loads (m + n) * 32 bytes of fragments per warp for m * n * 16 multiply-adds; shared memory gives 128 bytes per clock.
         fragment_bound = min(1.0, 1.5 * warp[0] * warp[1] / (warp[0] + warp[1]) / 32)
         warps = ctas_per_sm * threads // 32
         efficiency = 0.8 * fragment_bound * min(1.0, 0.55 + 0.45 * warps / 8)
@@ -169,7 +168,8 @@ class MmaSm80Matmul:
         steps = tile[2] * size // 32
         mmas = steps * (tile[0] // config["warps_m"] // 16) * (tile[1] // config["warps_n"] // 8)
         plain = (grid.k_tiles_per_split + config["stages"] - 1) * (200 + mmas) + 900
-        return plain * (4.0 * -(-warps // 512) + 0.064 * warps) + mmas * grid.k_tiles_per_split * warps * 0.2
+        split_us = grid.splits * 60.0 + 2000.0 if grid.splits > 1 else 0.0
+        return plain * (4.0 * -(-warps // 512) + 0.064 * warps) + mmas * grid.k_tiles_per_split * warps * 0.2 + split_us
 
     def build(self, op: str, am: AffineMatmul, config: EngineConfig, device: DeviceInfo, workspace_offset: int = 0) -> Build:
         """The kernel and, where k is split, the sum of the parts. workspace_bytes counts from 0, workspace_offset included."""
@@ -182,7 +182,7 @@ class MmaSm80Matmul:
         target = PtxTarget.for_arch(device.arch, (7, 8) if consts.kind == "tf32" and has_rn_tf32 else (7, 0))
         args = tiling.tile_arguments(am, d, (consts.a, consts.b), consts.epilogue, grid, consts.tile_k, wide, workspace_offset)
         threads = 32 * consts.warps_m * consts.warps_n
-        step = Step.of("matmul/tiled_mma_sm80", op, target, threads, args, consts, grid.ctas, dynamic_smem=smem_bytes(consts), min_ctas_per_sm=1,
+        step = Step.of("matmul/tiled_mma_sm80", op, target, threads, args, consts, grid.ctas, dynamic_smem=smem_bytes(consts),
                        suffix=f"{consts.kind}_{consts.tile_m}x{consts.tile_n}x{consts.tile_k}")
         if grid.splits == 1:
             return Build((step,))
@@ -207,5 +207,6 @@ def _candidates(am: AffineMatmul, device: DeviceInfo) -> Iterator[EngineConfig]:
             continue
         if (tile_m >= 2 * am.m.size and tile_m > 64) or (tile_n >= 2 * am.n.size and tile_n > 32):
             continue  # more than half of the tile would be empty
-        for split_k in tiling.split_choices(am, tile, device):
-            yield EngineConfig.of(tile_m=tile_m, tile_n=tile_n, tile_k=tile[2], warps_m=warps_m, warps_n=warps_n, stages=stages, split_k=split_k)
+        for split_k in tiling.split_choices(am, tile, 32 * warps_m * warps_n, device):
+            yield EngineConfig.of(tile_m=tile_m, tile_n=tile_n, tile_k=tile[2], warps_m=warps_m, warps_n=warps_n, stages=stages,
+                                  split_k=split_k)

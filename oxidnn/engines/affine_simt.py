@@ -13,6 +13,11 @@ from .affine import AffineMatmul
 from .base import Build, EngineConfig, Step, Support, refuse
 
 NO_SWIZZLE = (0, 0, 0)
+SHAPES = {  # (threads_m, threads_n, reg_m, reg_n, tile_k)
+    "f32": ((16, 16, 8, 8, 8), (16, 16, 4, 4, 16), (16, 8, 8, 8, 16), (16, 8, 4, 4, 16), (32, 4, 4, 4, 16), (32, 4, 4, 2, 16),
+            (4, 32, 4, 4, 16)),
+    "f64": ((16, 16, 4, 4, 8), (16, 8, 4, 4, 8), (32, 4, 4, 4, 8)),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,12 +77,12 @@ def _plan(am: AffineMatmul, config: EngineConfig, has_cp_async: bool) -> tuple[S
         pitch = tile_k * size + 16 if vector.major == "k" else rows * size
         loaders.append(tiling.plan_loader(name, x, d, vector, rows, tile_k, threads, offset, pitch, NO_SWIZZLE, has_cp_async, wide))
         offset += pitch * (rows if vector.major == "k" else tile_k)
-    inner = tiling.plan_epilogue(d, am, tile_m, tile_n, threads, wide, is_split=False).inner
-    grid = tiling.plan_grid(am, (tile_m, tile_n, tile_k), config["split_k"], inner)
+    grid = tiling.plan_grid(am, (tile_m, tile_n, tile_k), config["split_k"], tiling.inner_direction(d))
     epilogue = tiling.plan_epilogue(d, am, tile_m, tile_n, threads, wide, grid.splits > 1)
     k_vec = 16 // size
     consts = SimtConsts(tile_m, tile_n, tile_k, threads_m, threads_n, reg_m, reg_n, config["stages"], offset, am.acc.ptx, k_vec,
-                        min(reg_m, k_vec), min(reg_n, k_vec), loaders[0], loaders[1], epilogue, grid.slices > 1, grid.splits > 1, grid.n_tiles > 1)
+                        min(reg_m, k_vec), min(reg_n, k_vec), loaders[0], loaders[1], epilogue,
+                        has_slices=grid.slices > 1, is_split=grid.splits > 1, has_n_tiles=grid.n_tiles > 1)
     return consts, d, grid
 
 
@@ -98,15 +103,12 @@ class SimtMatmul:
         return tuple(sorted(found, key=lambda c: self.estimate(am, c, device)))
 
     def _candidates(self, am: AffineMatmul, device: DeviceInfo) -> Iterator[EngineConfig]:
-        is_double = am.acc.name == "f64"
-        # (threads_m, threads_n, reg_m, reg_n, tile_k)
-        shapes = [(16, 16, 8, 8, 8), (16, 16, 4, 4, 16), (16, 8, 8, 8, 16), (16, 8, 4, 4, 16), (32, 4, 4, 4, 16), (32, 4, 4, 2, 16), (4, 32, 4, 4, 16)]
-        if is_double:
-            shapes = [(16, 16, 4, 4, 8), (16, 8, 4, 4, 8), (32, 4, 4, 4, 8)]
-        for threads_m, threads_n, reg_m, reg_n, tile_k in shapes:
+        for threads_m, threads_n, reg_m, reg_n, tile_k in SHAPES[am.acc.name]:
+            # A short ring where shared memory is filled by few large tiles, and where nothing is hidden by a longer one.
+            stages = 2 if reg_m == 8 or device.is_emulated else 3
             tile = (threads_m * reg_m, threads_n * reg_n, tile_k)
-            for split_k in tiling.split_choices(am, tile, device):
-                yield EngineConfig.of(threads_m=threads_m, threads_n=threads_n, reg_m=reg_m, reg_n=reg_n, tile_k=tile_k, stages=2 if reg_m == 8 else 3,
+            for split_k in tiling.split_choices(am, tile, threads_m * threads_n, device):
+                yield EngineConfig.of(threads_m=threads_m, threads_n=threads_n, reg_m=reg_m, reg_n=reg_n, tile_k=tile_k, stages=stages,
                                       split_k=split_k)
 
     def estimate(self, am: AffineMatmul, config: EngineConfig, device: DeviceInfo) -> float:
@@ -114,7 +116,8 @@ class SimtMatmul:
         grid = tiling.plan_grid(am, tile, config["split_k"])
         if device.is_emulated:
             return self._emulated_us(am, config, tile, grid)
-        rate = device.fma_tflops * 1e6 / device.num_sms * (1.0 if am.acc.name == "f32" else 0.5 if device.capability in ((8, 0), (9, 0)) else 1 / 64)
+        f64_rate = 1 / 2 if device.capability in ((8, 0), (9, 0)) else 1 / 64
+        rate = device.fma_tflops * 1e6 / device.num_sms * (f64_rate if am.acc.name == "f64" else 1.0)
         reuse = config["reg_m"] * config["reg_n"] / (config["reg_m"] + config["reg_n"])  # FMAs per fragment element
         return tiling.estimate_us(am, grid, tile, rate, 2, device, efficiency={4.0: 0.8, 2.0: 0.6}.get(reuse, 0.45))
 
@@ -125,7 +128,7 @@ class SimtMatmul:
         regs = config["reg_m"] * config["reg_n"]
         per_tile = tile[2] * (regs + (config["reg_m"] + config["reg_n"]) / 4) + 120
         instructions = per_tile * (grid.k_tiles_per_split + config["stages"] - 1) + 500 + 60 * regs
-        return instructions * (4.0 * -(-threads // 16384) + 0.002 * threads) + (3000.0 if grid.splits > 1 else 0.0)
+        return instructions * (4.0 * -(-threads // 16384) + 0.002 * threads) + (grid.splits * 60.0 + 2000.0 if grid.splits > 1 else 0.0)
 
     def build(self, op: str, am: AffineMatmul, config: EngineConfig, device: DeviceInfo, workspace_offset: int = 0) -> Build:
         """The kernel and, where k is split, the sum of the parts. workspace_bytes counts from 0, workspace_offset included."""

@@ -7,7 +7,7 @@ magics are kernel parameters; what decides unrolling or alignment (numbers of di
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
@@ -80,7 +80,8 @@ def merged_digits(am: AffineMatmul) -> Digits:
     a_bounds = tuple(b for b in am.a.bounds if not _always_inside(b, am.m.extents, am.k.extents))
     b_bounds = tuple(b for b in am.b.bounds if not _always_inside(b, am.n.extents, am.k.extents))
     k, k_weights = merge(am.k.extents, [am.a.k_strides, am.b.k_strides, *(b.k_coefs for b in a_bounds + b_bounds)])
-    batch, batch_weights = merge(am.batch.extents, [_padded(x.batch_strides, am.batch) for x in (am.a, am.b, *all_targets)])
+    batched = (am.a.batch_strides, am.b.batch_strides, *(t.batch_strides for t in all_targets))
+    batch, batch_weights = merge(am.batch.extents, [_padded(strides, am.batch) for strides in batched])
 
     def operand(source: Source, rows: IndexSpace, bounds: tuple[Bound, ...], index: int) -> Operand:
         extents, weights = merge(rows.extents, [source.row_strides, *(b.row_coefs for b in bounds)])
@@ -91,7 +92,8 @@ def merged_digits(am: AffineMatmul) -> Digits:
     operand_a, operand_b = operand(am.a, am.m, a_bounds, 0), operand(am.b, am.n, b_bounds, 1)
     out_m, m_weights = merge(am.m.extents, [t.m_strides for t in all_targets])
     out_n, n_weights = merge(am.n.extents, [t.n_strides for t in all_targets])
-    targets = tuple(Target(t.name, t.dtype, m_weights[i], n_weights[i], batch_weights[2 + i], t.base, t.align) for i, t in enumerate(all_targets))
+    targets = tuple(replace(t, m_strides=m, n_strides=n, batch_strides=b)
+                    for t, m, n, b in zip(all_targets, m_weights, n_weights, batch_weights[2:], strict=True))
     return Digits(k, batch, operand_a, operand_b, out_m, out_n, targets)
 
 
@@ -225,7 +227,7 @@ def plan_loader(name: str, x: Operand, d: Digits, vector: Vector, rows: int, til
         vec //= 2
     if rows * tile_k < threads:
         raise ValueError(f"tile of {rows} x {tile_k} elements is smaller than {threads} threads")
-    bounds = tuple(BoundConsts(tuple(i for i, c in enumerate(b.row_coefs) if c), tuple(i for i, c in enumerate(b.k_coefs) if c)) for b in x.bounds)
+    bounds = tuple(BoundConsts(*(tuple(i for i, c in enumerate(coefs) if c) for coefs in (b.row_coefs, b.k_coefs))) for b in x.bounds)
     best: tuple[int, int, int, int] | None = None
     for inner_threads in (1 << i for i in range(10)):
         if inner_threads * vec > inner or inner_threads > threads or threads // inner_threads > lines:
@@ -241,7 +243,8 @@ def plan_loader(name: str, x: Operand, d: Digits, vector: Vector, rows: int, til
     _, inner_threads, row_positions, k_positions = best
     inner_step, line_step = inner_threads * vec, threads // inner_threads
     row_step, k_step = (line_step, inner_step) if vector.major == "k" else (inner_step, line_step)
-    registers, places = [], []
+    address_registers: list[tuple[int, int]] = []
+    places = []
     for i in range(row_positions):
         for j in range(k_positions):
             line, at = (i * line_step, j * inner_step) if vector.major == "k" else (j * line_step, i * inner_step)
@@ -250,12 +253,12 @@ def plan_loader(name: str, x: Operand, d: Digits, vector: Vector, rows: int, til
                 key, constant = (0, 0), line * pitch + at * size
             elif line_step % 8 == 0:  # the phase repeats: only the xor of the inner part needs a register
                 key, constant = (0, at), line * pitch
-            if key not in registers:
-                registers.append(key)
-            places.append((registers.index(key), constant))
+            if key not in address_registers:
+                address_registers.append(key)
+            places.append((address_registers.index(key), constant))
     return LoaderConsts(name, x.source.dtype.name, size, vector.major, vec, has_cp_async and vec * size >= 4, rows, len(x.rows), len(d.k),
                         len(d.batch), bounds, inner_threads, row_positions, row_step, k_positions, k_step, smem_offset, pitch, swizzle,
-                        tuple(places), tuple(registers), max(1, vec * size // 4), wide)
+                        tuple(places), tuple(address_registers), max(1, vec * size // 4), wide)
 
 
 # ---- Epilogue: shared memory to D ------------------------------------------------------------------------
@@ -310,22 +313,26 @@ def target_vector(t: Target, d: Digits, inner: str) -> int:
     extents, strides = (d.out_n, t.n_strides) if inner == "n" else (d.out_m, t.m_strides)
     if strides[-1] != 1:
         return 1
+    others = [*zip(extents[:-1], strides[:-1], strict=True), *zip(d.batch, t.batch_strides, strict=True)]
+    others += zip(d.out_m, t.m_strides, strict=True) if inner == "n" else zip(d.out_n, t.n_strides, strict=True)
     facts = [(extents[-1], "extent"), (t.base, "base"), (max(1, t.align // t.dtype.num_bytes), "alignment")]
-    facts += [(s, "stride") for e, s in zip(extents[:-1], strides[:-1], strict=True) if e > 1]
-    outer = zip((*(d.out_m if inner == "n" else d.out_n), *d.batch), (*(t.m_strides if inner == "n" else t.n_strides), *t.batch_strides), strict=True)
-    facts += [(s, "stride") for e, s in outer if e > 1]
+    facts += [(stride, "stride") for extent, stride in others if extent > 1]
     return _widest(facts, 16 // t.dtype.num_bytes, inner).width
+
+
+def inner_direction(d: Digits) -> str:
+    """"n" or "m": along which D is written in the wider vectors, or at all contiguously."""
+    out = d.targets[0]
+    is_m = out.m_strides[-1] == 1 and (out.n_strides[-1] != 1 or target_vector(out, d, "m") > target_vector(out, d, "n"))
+    return "m" if is_m else "n"
 
 
 def plan_epilogue(d: Digits, am: AffineMatmul, tile_m: int, tile_n: int, threads: int, wide: bool, is_split: bool) -> EpilogueConsts:
     """The epilogue of a tile; of a split sum, the one that writes raw partial sums to the workspace."""
-    out = d.targets[0]
-    by_direction = {inner: target_vector(out, d, inner) for inner in ("n", "m")}
-    unit_m = out.m_strides[-1] == 1 and (out.n_strides[-1] != 1 or by_direction["m"] > by_direction["n"])
-    inner = "m" if unit_m else "n"
+    inner = inner_direction(d)
     tile_inner, tile_outer = (tile_n, tile_m) if inner == "n" else (tile_m, tile_n)
     acc_size = am.acc.num_bytes
-    vec = 16 // acc_size if is_split else by_direction[inner]
+    vec = 16 // acc_size if is_split else target_vector(d.targets[0], d, inner)
     vec = min(vec, 8, max(1, tile_m * tile_n // threads))
     inner_threads = min(threads, tile_inner // vec)
     outer_step = threads // inner_threads
@@ -337,15 +344,18 @@ def plan_epilogue(d: Digits, am: AffineMatmul, tile_m: int, tile_n: int, threads
     pitch = tile_inner + (8 if inner == "n" else 4)
     if is_split:
         targets: tuple[TargetConsts, ...] = (TargetConsts("d", "d", am.acc.name, acc_size, "vector"),)
-        expression, scalars = None, ()
     else:
         targets = tuple(_target_consts(i, t, d, inner, vec) for i, t in enumerate(d.targets))
-        expression, scalars = am.epilogue, tuple(getattr(am.epilogue, "scalars", ()))
     iterations = tile_outer // outer_step
     unroll = max(u for u in (1, 2, 4) if iterations % u == 0 and u * vec <= 16)
     m_digits, n_digits = (1, 1) if is_split else (len(d.out_m), len(d.out_n))
     return EpilogueConsts(inner, tile_outer, tile_inner, pitch, vec, inner_threads, outer_step, unroll, m_digits, n_digits,
-                          1 if is_split else len(d.batch), am.acc.ptx, acc_size, targets, expression, scalars, wide)
+                          1 if is_split else len(d.batch), am.acc.ptx, acc_size, targets,
+                          None if is_split else am.epilogue, () if is_split else _scalars(am), wide)
+
+
+def _scalars(am: AffineMatmul) -> tuple[str, ...]:
+    return am.epilogue.scalars if am.epilogue is not None else ()  # type: ignore[attr-defined]
 
 
 def _target_consts(index: int, t: Target, d: Digits, inner: str, vec: int) -> TargetConsts:
@@ -526,16 +536,20 @@ def plan_grid(am: AffineMatmul, tile: tuple[int, int, int], split_k: int, inner:
                 -(-sizes[inner] // unit) * unit, sizes["m" if inner == "n" else "n"])
 
 
-def split_choices(am: AffineMatmul, tile: tuple[int, int, int], device: DeviceInfo) -> tuple[int, ...]:
-    """1 and, where the tiles do not fill the device, numbers of k splits that bring one to about two waves of CTAs."""
+EMULATED_BATCH = 16384  # threads the emulator advances together; below, an instruction costs the same
+
+
+def split_choices(am: AffineMatmul, tile: tuple[int, int, int], threads: int, device: DeviceInfo) -> tuple[int, ...]:
+    """1 and, where the tiles do not fill the device, numbers of k splits that bring one to four CTAs per SM (emulated: a full batch)."""
     whole = plan_grid(am, tile, 1)
-    if device.is_emulated or whole.ctas == 0:
+    if whole.ctas == 0:
         return (1,)
+    wanted = [EMULATED_BATCH // threads] if device.is_emulated else [waves * device.num_sms for waves in (1, 2, 3, 4)]
     choices = {1}
-    for waves in (1, 2):
-        splits = min(waves * device.num_sms // max(1, whole.ctas), whole.k_tiles // 4)
+    for ctas in wanted:
+        splits = min(ctas // whole.ctas, whole.k_tiles // (1 if device.is_emulated else 4))
         if splits > 1 and plan_grid(am, tile, splits).partial_elements < 2**31:
-            choices.add(splits)
+            choices.add(plan_grid(am, tile, splits).splits)
     return tuple(sorted(choices))
 
 
@@ -554,12 +568,11 @@ REDUCE_THREADS = 128
 
 def reduce_step(op: str, am: AffineMatmul, d: Digits, grid: Grid, tile_epilogue: EpilogueConsts, target: PtxTarget, wide: bool,
                 workspace_offset: int) -> Step:
-    full = plan_epilogue(d, am, 64, 64, REDUCE_THREADS, wide, is_split=False)
     inner = tile_epilogue.inner
-    vec = min(4 if am.acc.num_bytes == 4 else 2, target_vector(d.targets[0], d, inner))
+    vec = min(16 // am.acc.num_bytes, target_vector(d.targets[0], d, inner))
     targets = tuple(_target_consts(i, t, d, inner, vec) for i, t in enumerate(d.targets))
-    epilogue = EpilogueConsts(inner, 0, 0, 0, vec, 0, 0, 1, len(d.out_m), len(d.out_n), len(d.batch), full.compute, full.acc_size, targets,
-                              full.expression, full.scalars, wide)
+    epilogue = replace(tile_epilogue, vec=vec, m_digits=len(d.out_m), n_digits=len(d.out_n), batch_digits=len(d.batch), targets=targets,
+                       expression=am.epilogue, scalars=_scalars(am), tile_outer=0, tile_inner=0, pitch=0, inner_threads=0, outer_step=0, unroll=1)
     t = Arguments(wide)
     chunks = -(-{"m": am.m.size, "n": am.n.size}[inner] // vec)
     total = chunks * grid.outer_size * grid.batch
