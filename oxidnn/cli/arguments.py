@@ -41,9 +41,10 @@ def problem_options(command: Command) -> Command:
     for option in reversed((
         click.argument("words", metavar="[CASES]...", nargs=-1),
         click.option("--shapes", type=click.Path(path_type=Path), help="A JSON file of benchmark shapes."),
+        click.option("--onnx", type=click.Path(path_type=Path), help="An ONNX model."),
         click.option("--network", metavar="NAME", help="The convolutions of a network, e.g. resnet50."),
-        click.option("--batch", type=click.IntRange(min=0), help="Their batch size (default 128, or the shapes file's)."),
-        click.option("--dtype", "kind", metavar="TYPE", default="bf16", show_default=True, help="Type of their tensors."),
+        click.option("--batch", type=click.IntRange(min=0), help="Their batch size (default 128, or the file's)."),
+        click.option("--dtype", "kind", metavar="TYPE", help="Type of their tensors (default bf16, or the model's)."),
         click.option("--layout", type=click.Choice(cases.LAYOUTS), default="nhwc", show_default=True),
         click.option("--direction", metavar="LIST", default="fprop", show_default=True, help="Comma list of fprop, dgrad, wgrad."),
         click.option("--math", metavar="MATH", help="Their f32 arithmetic: ieee, tf32, ..."),
@@ -53,8 +54,8 @@ def problem_options(command: Command) -> Command:
     return command
 
 
-def problems_of(words: Sequence[str], shapes: Path | None, network: str | None, batch: int | None, kind: str, layout: str, direction: str,
-                math: str | None, deterministic: bool) -> list[Problem]:
+def problems_of(words: Sequence[str], shapes: Path | None, onnx: Path | None, network: str | None, batch: int | None, kind: str | None,
+                layout: str, direction: str, math: str | None, deterministic: bool) -> list[Problem]:
     """The distinct problems that the words and options of `problem_options` name, in order. Raises InvalidArgument if there is none."""
     from ..ops.base import MATH
 
@@ -65,10 +66,12 @@ def problems_of(words: Sequence[str], shapes: Path | None, network: str | None, 
     found = [replace(p, policy=replace(p.policy, deterministic=True)) if deterministic else p for p in _read(words)]
     if shapes is not None:
         found += cases.from_shapes(shapes, batch, kind, layout, directions, policy)
+    if onnx is not None:
+        found += cases.from_onnx(onnx, batch, kind, layout, policy)
     if network is not None:
-        found += cases.network(network, 128 if batch is None else batch, kind, layout, directions, policy)
+        found += cases.network(network, 128 if batch is None else batch, kind or "bf16", layout, directions, policy)
     if not found:
-        raise InvalidArgument("no case given (expected CASES, case files, --shapes FILE or --network NAME).")
+        raise InvalidArgument("no case given (expected CASES, case files, --shapes FILE, --onnx FILE or --network NAME).")
     return list(dict.fromkeys(found))
 
 

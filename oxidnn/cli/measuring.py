@@ -40,7 +40,7 @@ def _progress(total: int) -> Iterator[Callable[[float, str], None]]:
 
     def line(done: float, what: str) -> None:
         now = time.monotonic()
-        if now - said[0] > 5 or done >= total:
+        if now - said[0] > 5 or what == "done":
             said[0] = now
             left = f", about {(now - start) / done * (total - done):.0f} s left" if 0 < done < total else ""
             click.echo(f"{done:.1f} of {total}{left}: {what}", err=True)

@@ -1,4 +1,4 @@
-"""Where problems come from: case files (a line each, # comments), JSON files of benchmark shapes, and named networks.
+"""Where problems come from: case files (a line each, # comments), JSON files of benchmark shapes, ONNX models, and named networks.
 
 Networks live in benches/cases/shapes/conv2d.json (shipped within the package as data/shapes).
 """
@@ -91,6 +91,102 @@ def from_shapes(source: str | os.PathLike[str], batch: int | None = None, kind: 
     if not found:
         raise InvalidArgument(f"shapes: {path} has no section of an op that oxidnn knows (sections: {', '.join(table)}).")
     return list(found)
+
+
+def from_onnx(path: str | os.PathLike[str], batch: int | None = None, kind: str | DType | None = None, layout: str = "nchw",
+              policy: Policy | None = None) -> list[Problem]:
+    """The distinct problems of an ONNX model's Conv, Gemm, MatMul, Softmax, MaxPool, AveragePool and GlobalAveragePool nodes.
+
+    batch: extent of the inputs' first dimension (needed where the model leaves it open). kind: dtype in place of the model's. layout: of
+    images and filters. Other nodes are left out; raises InvalidArgument if nothing remains, or a shape stays unknown.
+    """
+    try:
+        import onnx
+    except ImportError:
+        raise InvalidArgument("onnx: the package onnx is not installed (pip install onnx).") from None
+    try:
+        model = onnx.load(os.fspath(path), load_external_data=False)
+        for value in model.graph.input:
+            dims = value.type.tensor_type.shape.dim
+            if batch is not None and dims and value.name not in {i.name for i in model.graph.initializer}:
+                dims[0].dim_value = batch
+        graph = onnx.shape_inference.infer_shapes(model).graph
+    except Exception as error:  # protobuf's errors and onnx's own have no common base
+        raise InvalidArgument(f"onnx: {path} is no ONNX model ({error}).") from error
+    descs: dict[str, tuple[tuple[int, ...], str]] = {i.name: (tuple(i.dims), _onnx_type(i.data_type)) for i in graph.initializer}
+    for value in (*graph.input, *graph.value_info, *graph.output):
+        tensor = value.type.tensor_type
+        if all(d.HasField("dim_value") for d in tensor.shape.dim):
+            descs[value.name] = tuple(d.dim_value for d in tensor.shape.dim), _onnx_type(tensor.elem_type)
+    found: dict[Problem, None] = {}
+    for node in graph.node:
+        make = _ONNX_NODES.get(node.op_type)
+        if make is None:
+            continue
+        missing = [name for name in node.input if name and name not in descs]
+        if missing:
+            raise InvalidArgument(f"onnx: the shape of {missing[0]!r} in {path} is not known (expected batch=N or fixed shapes).")
+        tensors = []
+        for name in filter(None, node.input):
+            shape, own = descs[name]
+            tensors.append(TensorDesc.packed(dtype(kind or own), shape, layout if len(shape) > 2 else "nchw"))
+        attrs = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
+        op, roles, values = make(tensors, {n: v.decode() if isinstance(v, bytes) else v for n, v in attrs.items()})
+        found[OPS[op].make(dict(zip(roles, tensors, strict=False)), values, policy or Policy())] = None
+    if not found:
+        raise InvalidArgument(f"onnx: {path} has no node of an op that oxidnn knows ({', '.join(_ONNX_NODES)}).")
+    return list(found)
+
+
+def _onnx_type(code: int) -> str:
+    from onnx import helper
+
+    return helper.tensor_dtype_to_np_dtype(code).name
+
+
+def _onnx_window(x: TensorDesc, attrs: dict[str, Any]) -> dict[str, Any]:
+    """stride, padding and dilation of a Conv or pooling node."""
+    spatial = x.rank - 2
+    pads = attrs.get("pads", [0] * 2 * spatial)
+    same = {"SAME_UPPER": "same_upper", "SAME_LOWER": "same_lower"}.get(attrs.get("auto_pad", "NOTSET"))
+    return {"stride": tuple(attrs.get("strides", [1] * spatial)), "dilation": tuple(attrs.get("dilations", [1] * spatial)),
+            "padding": same or tuple(zip(pads[:spatial], pads[spatial:], strict=True))}
+
+
+def _onnx_conv(tensors: list[TensorDesc], attrs: dict[str, Any]) -> tuple[str, tuple[str, ...], dict[str, Any]]:
+    return "conv_fprop", ("x", "w", "bias"), _onnx_window(tensors[0], attrs) | {"groups": attrs.get("group", 1)}
+
+
+def _onnx_gemm(tensors: list[TensorDesc], attrs: dict[str, Any]) -> tuple[str, tuple[str, ...], dict[str, Any]]:
+    flags = {"transpose_a": bool(attrs.get("transA", 0)), "transpose_b": bool(attrs.get("transB", 0)), "alpha": attrs.get("alpha", 1.0)}
+    return "gemm", ("a", "b", "c"), flags | ({"beta": attrs.get("beta", 1.0)} if len(tensors) == 3 else {})
+
+
+def _onnx_matmul(tensors: list[TensorDesc], attrs: dict[str, Any]) -> tuple[str, tuple[str, ...], dict[str, Any]]:
+    return "gemm", ("a", "b"), {}
+
+
+def _onnx_softmax(tensors: list[TensorDesc], attrs: dict[str, Any]) -> tuple[str, tuple[str, ...], dict[str, Any]]:
+    return "softmax", ("x",), {"axis": attrs.get("axis", -1)}
+
+
+def _onnx_pool(tensors: list[TensorDesc], attrs: dict[str, Any]) -> tuple[str, tuple[str, ...], dict[str, Any]]:
+    window = _onnx_window(tensors[0], attrs) | {"window": tuple(attrs["kernel_shape"]), "ceil_mode": bool(attrs.get("ceil_mode", 0))}
+    return "max_pool", ("x",), window
+
+
+def _onnx_average_pool(tensors: list[TensorDesc], attrs: dict[str, Any]) -> tuple[str, tuple[str, ...], dict[str, Any]]:
+    _, roles, window = _onnx_pool(tensors, attrs)
+    window.pop("dilation")
+    return "avg_pool", roles, window | {"count_include_pad": bool(attrs.get("count_include_pad", 0))}
+
+
+def _onnx_global_average_pool(tensors: list[TensorDesc], attrs: dict[str, Any]) -> tuple[str, tuple[str, ...], dict[str, Any]]:
+    return "global_avg_pool", ("x",), {}
+
+
+_ONNX_NODES = {"Conv": _onnx_conv, "Gemm": _onnx_gemm, "MatMul": _onnx_matmul, "Softmax": _onnx_softmax, "MaxPool": _onnx_pool,
+               "AveragePool": _onnx_average_pool, "GlobalAveragePool": _onnx_global_average_pool}
 
 
 def shapes_file(stem: str) -> Path:

@@ -18,7 +18,7 @@ from oxidnn.dispatch import plan as plan_module
 from oxidnn.dispatch import registry
 from oxidnn.dtypes import F32
 from oxidnn.engines.base import SUPPORTED, Arg, Build, Engine, EngineConfig, Step, Support, TensorArg, WorkspaceArg, refuse
-from oxidnn.errors import InvalidArgument, LaunchError
+from oxidnn.errors import AssemblyError, EmulatorFault, InvalidArgument, LaunchError, PtxError
 from oxidnn.ops import OPS
 from oxidnn.ops.base import OpDef, Operand, Policy, Problem
 from oxidnn.tensor import TensorDesc, TensorView
@@ -96,21 +96,23 @@ def _clobber(backend: FakeBackend, args: list) -> None:
     backend.view(args[0], 4)[:] = 0
 
 
-def _refuse(backend: FakeBackend, args: list) -> None:
-    raise LaunchError("the device refused the launch")
+def _raising(error: Exception) -> Body:
+    def run(backend: FakeBackend, args: list) -> None:
+        raise error
+
+    return run
 
 
 def _die(backend: FakeBackend, args: list) -> None:
     backend.is_dead = True
 
 
-def _bug(backend: FakeBackend, args: list) -> None:
-    raise TypeError("a mistake in the library")
-
-
 BODIES: dict[str, Body] = {
     "right": _body(2.0), "wrong": _body(2.5), "lazy": lambda backend, args: None, "short": _body(2.0, lambda n: n - 1),
-    "overrun": _body(2.0, extra=3), "clobber": _clobber, "refuse": _refuse, "die": _die, "bug": _bug,
+    "overrun": _body(2.0, extra=3), "clobber": _clobber, "die": _die,
+    "refuse": _raising(LaunchError("the device refused the launch")), "spill": _raising(AssemblyError("too many registers")),
+    "race": _raising(EmulatorFault("a race")), "bug": _raising(TypeError("a mistake in the library")),
+    "malformed": _raising(PtxError("line 3: no such instruction")), "argument": _raising(InvalidArgument("x is off")),
 }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -162,3 +163,49 @@ def test_bad_shapes_files(tmp_path: Path, content: str, said: str) -> None:
 def test_bad_network_arguments(arguments: tuple, said: str) -> None:
     with pytest.raises(InvalidArgument, match=said):
         cases.network(*arguments)
+
+
+def _onnx_model(path: Path, batch: int | str) -> None:
+    onnx = pytest.importorskip("onnx")
+    make, float16 = onnx.helper.make_node, onnx.TensorProto.FLOAT16
+    nodes = [
+        make("Conv", ["x", "w", "b"], ["y"], strides=[2, 1], pads=[1, 0, 2, 0], group=2),
+        make("Relu", ["y"], ["z"]), make("MaxPool", ["z"], ["p"], kernel_shape=[2, 2], strides=[2, 2], ceil_mode=1),
+        make("AveragePool", ["p"], ["q"], kernel_shape=[2, 1], auto_pad="SAME_UPPER"), make("GlobalAveragePool", ["q"], ["g"]),
+        make("Flatten", ["g"], ["f"]), make("Gemm", ["f", "v", "c"], ["l"], transB=1, alpha=0.5), make("Softmax", ["l"], ["s"], axis=1),
+    ]
+
+    def tensor(name: str, *shape):  # type: ignore[no-untyped-def]
+        return onnx.helper.make_tensor_value_info(name, float16, shape)
+
+    weights = [onnx.helper.make_tensor(n, float16, s, bytes(2 * math.prod(s)), raw=True)
+               for n, s in (("w", (8, 2, 3, 3)), ("b", (8,)), ("v", (5, 8)), ("c", (5,)))]
+    graph = onnx.helper.make_graph(nodes, "net", [tensor("x", batch, 4, 12, 11)], [tensor("s", batch, 5)], weights)
+    path.write_bytes(onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 18)]).SerializeToString())
+
+
+def test_onnx_model(tmp_path: Path) -> None:
+    path = tmp_path / "net.onnx"
+    _onnx_model(path, "N")
+    found = cases.from_onnx(path, batch=3, layout="nhwc")
+    assert [p.op for p in found] == ["conv_fprop", "max_pool", "avg_pool", "global_avg_pool", "gemm", "softmax"]
+    conv, pool, average, _, product, soft = found
+    assert conv.desc("x").shape == (3, 4, 12, 11) and conv.desc("x").is_packed("nhwc") and conv.desc("x").dtype.name == "f16"
+    assert conv.desc("y").shape == (3, 8, 7, 9) and conv.has("bias")
+    assert dict(conv.attrs) | {"epilogue": None} == {"stride": (2, 1), "padding": ((1, 2), (0, 0)), "groups": 2, "epilogue": None}
+    assert pool.desc("y").shape == (3, 8, 4, 5) and average.desc("y").shape == (3, 8, 4, 5)
+    assert product.desc("d").shape == (3, 5) and dict(product.attrs)["alpha"] == 0.5 and dict(product.attrs)["beta"] == 1.0
+    assert soft.desc("x").shape == (3, 5)
+    assert {o.desc.dtype.name for p in cases.from_onnx(path, 1, "bf16") for o in p.operands} == {"bf16"}
+
+
+def test_onnx_model_without_a_batch_or_known_nodes(tmp_path: Path) -> None:
+    path = tmp_path / "net.onnx"
+    _onnx_model(path, "N")
+    with pytest.raises(InvalidArgument, match="shape of 'x'.*batch=N"):
+        cases.from_onnx(path)
+    path.write_bytes(b"nothing of the kind")
+    with pytest.raises(InvalidArgument, match="no ONNX model"):
+        cases.from_onnx(path)
+    _onnx_model(path, 2)
+    assert cases.from_onnx(path)[0].desc("x").shape[0] == 2

@@ -11,7 +11,7 @@ from oxidnn.dispatch import search
 from oxidnn.dispatch.search import Stage, contenders, stage_inputs, tune_problem
 from oxidnn.dispatch.select import plan_for
 from oxidnn.dispatch.tuning_db import TuningDb
-from oxidnn.errors import InvalidArgument, LaunchError, NumericsError, Unsupported
+from oxidnn.errors import InvalidArgument, LaunchError, NumericsError, PtxError, Unsupported
 from oxidnn.ops.base import Policy, Problem
 from oxidnn.ops.case import parse_case
 from oxidnn.testing.excerpt import excerpts, has_excerpts
@@ -62,10 +62,21 @@ def test_wrong_candidates_are_never_timed(double_op, db, monkeypatch) -> None:  
     assert timed and all(ids == ["double.right"] for ids in timed)
 
 
-def test_programming_errors_propagate(double_op, db) -> None:  # type: ignore[no-untyped-def]
-    double_op(FakeEngine("double.bug", "bug"), FakeEngine("double.right", "right"))
+@pytest.mark.parametrize("body, kind", [
+    ("refuse", "LaunchError"), ("spill", "AssemblyError"), ("race", "EmulatorFault"), ("wrong", "NumericsError")])
+def test_failures_of_a_candidate_are_recorded(double_op, db, body: str, kind: str) -> None:  # type: ignore[no-untyped-def]
+    double_op(FakeEngine("double.bad", body, estimates=(0.5,)), FakeEngine("double.right", "right"))
+    results = tune_problem(double(), FakeBackend(), db)
+    assert [(m.engine, m.us is None) for m in results] == [("double.right", False), ("double.bad", True)]
+    (row,) = [r for r in db.entries() if r.us is None]
+    assert row.engine == "double.bad" and row.reason.startswith(kind + ": ")
+
+
+@pytest.mark.parametrize("body, kind", [("bug", TypeError), ("malformed", PtxError), ("argument", InvalidArgument)])
+def test_programming_errors_propagate(double_op, db, body: str, kind: type[Exception]) -> None:  # type: ignore[no-untyped-def]
+    double_op(FakeEngine("double.bad", body), FakeEngine("double.right", "right"))
     backend = FakeBackend()
-    with pytest.raises(TypeError, match="a mistake"):
+    with pytest.raises(kind):
         tune_problem(double(), backend, db)
     assert db.entries() == [] and backend.blocks == {}
 
