@@ -654,7 +654,12 @@ def function(d: Decoder, ins: nodes.Instruction) -> Core:
         return d.emit(wrap_float(fn, mods), dst, F32, [source])
     if type_ not in ("f16", "f16x2", "bf16", "bf16x2") or name not in ("ex2", "tanh"):
         d.refuse(f"{name} of .{type_}")
-    return d.emit(narrow(fn, type_), dst, DTYPE[type_], [source])
+    if "ftz" in mods and type_.startswith("bf16"):
+        fn = wrap_float(fn, {"ftz"})  # bf16 has the subnormals of f32
+    lifted = narrow(fn, type_)
+    if "ftz" in mods and type_.startswith("f16"):
+        lifted = flushed_f16(lifted, type_)
+    return d.emit(lifted, dst, DTYPE[type_], [source])
 
 
 def testp(d: Decoder, ins: nodes.Instruction) -> Core:
