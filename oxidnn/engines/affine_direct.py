@@ -1,9 +1,8 @@
-"""The direct algorithm for affine matmuls: one thread per element of D, any type, strides and bounds. The engine of last resort."""
+"""The direct algorithm for affine matmuls: a thread or a warp per element of D, any type, strides and bounds. Takes what others refuse."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from math import prod
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ..codegen.fastdiv import magic
@@ -11,12 +10,13 @@ from ..codegen.spec import Target as PtxTarget
 from ..device import DeviceInfo
 from ..dtypes import BF16
 from ..ops.epilogue import TYPES
-from .affine import AffineMatmul, Source, Target
+from .affine import AffineMatmul, Bound, IndexSpace, Source, Target
 from .base import SUPPORTED, Arg, Build, EngineConfig, ScalarArg, Step, Support, TensorArg, refuse
 
 _THREADS = 128
 _CTAS_PER_SM = 4  # asked of the assembler, which otherwise unrolls loops over k into more than 200 registers
 _MAX_UNROLL = 8
+_WARP = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,10 +53,11 @@ class Coordinate:
 
 @dataclass(frozen=True, slots=True)
 class DirectConsts:
-    """is_wide: the linear index needs 64 bits. loops: counts of the loops over k, outermost first; unroll: steps of the innermost
-    k digit in the body, 0 if k is empty."""
+    """lanes: neighbouring threads that share an element (the last digit). is_wide: the linear index needs 64 bits.
+    loops: counts of the loops over k, outermost first; unroll: steps of the innermost k digit in the body, 0 if k is empty."""
 
     acc: str
+    lanes: int
     total: int
     is_wide: bool
     digits: tuple[OutputDigit, ...]
@@ -101,16 +102,43 @@ def _advances(strides: tuple[int, ...], counts: tuple[int, ...]) -> tuple[int, .
     return tuple(s - back for s, back in zip(strides, inner, strict=False))
 
 
-def _consts(am: AffineMatmul) -> DirectConsts:
-    # Output digits, ordered so that neighbouring threads write neighbouring addresses of D.
+def _lane_digit(am: AffineMatmul) -> int | None:
+    """The digit of k to deal out to the lanes of a warp: of those that keep most lanes busy the one nearest in memory, if any does."""
+    busy = [i for i, e in enumerate(am.k.extents) if e and 5 * e >= 3 * _WARP * -(-e // _WARP)]
+    return min(busy, key=lambda i: abs(am.a.k_strides[i]) + abs(am.b.k_strides[i]), default=None)
+
+
+def _deal(am: AffineMatmul, digit: int) -> AffineMatmul:
+    """k digit `digit` counts in steps of a warp; what its last round has beyond the extent is outside a bound of A."""
+    def scaled(weights: tuple[int, ...]) -> tuple[int, ...]:
+        return tuple(w * _WARP if i == digit else w for i, w in enumerate(weights))
+
+    extent = am.k.extents[digit]
+    extents = tuple(-(-e // _WARP) if i == digit else e for i, e in enumerate(am.k.extents))
+    step = tuple(_WARP if i == digit else 0 for i in range(len(extents)))
+    rest = (Bound((0,) * len(am.m.extents), step, 0, extent),) if extent % _WARP else ()
+    a, b = (replace(s, k_strides=scaled(s.k_strides), bounds=tuple(replace(x, k_coefs=scaled(x.k_coefs)) for x in s.bounds) + more)
+            for s, more in ((am.a, rest), (am.b, ())))
+    return replace(am, k=IndexSpace(extents), a=a, b=b)
+
+
+def _consts(am: AffineMatmul, lanes: int) -> DirectConsts:
+    # Output digits, ordered so that neighbouring threads write neighbouring addresses of D; lanes are innermost.
+    dealt = _lane_digit(am) if lanes > 1 else None
+    if dealt is not None:
+        am = _deal(am, dealt)
     spaces = [("b", i, e) for i, e in enumerate(am.batch.extents)] + [("m", i, e) for i, e in enumerate(am.m.extents)] \
         + [("n", i, e) for i, e in enumerate(am.n.extents)]
     strides_of_d = {"b": am.d.batch_strides, "m": am.d.m_strides, "n": am.d.n_strides}
     spaces.sort(key=lambda s: -abs(strides_of_d[s[0]][s[1]]))
 
-    def over_outputs(size: int, batch: tuple[int, ...], m: tuple[int, ...], n: tuple[int, ...]) -> tuple[int, ...]:
+    def over_outputs(size: int, batch: tuple[int, ...], m: tuple[int, ...], n: tuple[int, ...],
+                     k: tuple[int, ...] = ()) -> tuple[int, ...]:
         table = {"b": batch, "m": m, "n": n}
-        return tuple(size * table[space][i] if table[space] else 0 for space, i, _ in spaces)
+        weights = tuple(size * table[space][i] if table[space] else 0 for space, i, _ in spaces)
+        if dealt is None:
+            return weights
+        return (*weights, size * (k[dealt] // _WARP if k else 0))  # a lane is one step of the digit, of which k counts a warp's
 
     is_empty = am.k.size == 0
     extents, size_a, size_b = (() if is_empty else am.k.extents), am.a.dtype.num_bytes, am.b.dtype.num_bytes
@@ -124,7 +152,7 @@ def _consts(am: AffineMatmul) -> DirectConsts:
 
     def walk_source(source: Source, batch: tuple[int, ...], m: tuple[int, ...], n: tuple[int, ...]) -> Walk:
         size = source.dtype.num_bytes
-        return Walk(source.dtype.name, over_outputs(size, batch, m, n), over_loops(size, source.k_strides),
+        return Walk(source.dtype.name, over_outputs(size, batch, m, n, source.k_strides), over_loops(size, source.k_strides),
                     size * source.k_strides[-1] if extents else 0)
 
     def walk_target(t: Target) -> Walk:
@@ -135,12 +163,15 @@ def _consts(am: AffineMatmul) -> DirectConsts:
         for bound in source.bounds if not is_empty else ():
             unit = bound.k_coefs[-1] if extents else 0
             level = len(looped) if unit else max((j for j, i in enumerate(looped) if bound.k_coefs[i]), default=-1)
-            rows = ((), bound.row_coefs, ()) if is_a else ((), (), bound.row_coefs)
-            bounds.append(Coordinate(bound.extent, bound.offset, over_outputs(1, *rows), over_loops(1, bound.k_coefs), unit, level))
+            m_coefs, n_coefs = (bound.row_coefs, ()) if is_a else ((), bound.row_coefs)
+            over = over_outputs(1, (), m_coefs, n_coefs, bound.k_coefs)
+            bounds.append(Coordinate(bound.extent, bound.offset, over, over_loops(1, bound.k_coefs), unit, level))
     names = tuple(t.name for t in am.operands)
-    total = am.batch.size * am.m.size * am.n.size
+    lanes = 1 if dealt is None else _WARP
+    total = am.batch.size * am.m.size * am.n.size * lanes
+    digits = [e for *_, e in spaces] + ([_WARP] if dealt is not None else [])
     return DirectConsts(
-        acc=am.acc.name, total=total, is_wide=total >= 2**31, digits=tuple(OutputDigit(e, *magic(e)) for *_, e in spaces),
+        acc=am.acc.name, lanes=lanes, total=total, is_wide=total >= 2**31, digits=tuple(OutputDigit(e, *magic(e)) for e in digits),
         loops=tuple(counts[i] for i in looped), unroll=unroll,
         a=walk_source(am.a, am.a.batch_strides, am.a.row_strides, ()), b=walk_source(am.b, am.b.batch_strides, (), am.b.row_strides),
         d=walk_target(am.d), operands=tuple(walk_target(t) for t in am.operands), operand_names=names,
@@ -158,7 +189,7 @@ def _bound_range(am: AffineMatmul) -> int:
 
 
 class DirectAlgorithm:
-    """One thread per element of D, a loop over k with running addresses; offsets in 64 bits."""
+    """A thread per element of D, or a warp whose lanes share k; loops over k with running addresses; offsets in 64 bits."""
 
     name = "direct"
     is_deterministic = True
@@ -172,27 +203,36 @@ class DirectAlgorithm:
                 return refuse(f"{tensor.name} is bf16, which needs sm_80")
         if max((*am.batch.extents, *am.m.extents, *am.n.extents, *am.k.extents), default=1) >= 2**31:
             return refuse("an extent is 2^31 or more")
-        if -(-am.batch.size * am.m.size * am.n.size // _THREADS) >= 2**31:
+        if am.batch.size * am.m.size * am.n.size >= 2**31 * _THREADS:
             return refuse("more than 2^31 CTAs")
-        if _bound_range(am) >= 2**31:
+        if _bound_range(am) >= 2**31 - _WARP:
             return refuse("a coordinate of the padded source is 2^31 or more")
         return SUPPORTED
 
     def configs(self, am: AffineMatmul, device: DeviceInfo) -> tuple[EngineConfig, ...]:
-        return (EngineConfig(),)
+        found = [EngineConfig.of(lanes=1)]
+        if _lane_digit(am) is not None and am.batch.size * am.m.size * am.n.size * _WARP < 2**31 * _THREADS:
+            found.append(EngineConfig.of(lanes=_WARP))
+        return tuple(sorted(found, key=lambda config: self.estimate(am, config, device)))
 
     def estimate(self, am: AffineMatmul, config: EngineConfig, device: DeviceInfo) -> float:
         """A term costs about 12 issue slots (two loads count four each), and a thread waits for some 8 ns of each term's latency."""
-        threads = am.batch.size * am.m.size * am.n.size
+        lanes = config["lanes"]
+        threads = am.batch.size * am.m.size * am.n.size * lanes
+        terms, extra = am.k.size, 4
+        if lanes > 1:
+            digit = _lane_digit(am)
+            assert digit is not None
+            terms, extra = am.k.size // am.k.extents[digit] * -(-am.k.extents[digit] // lanes), 6
         if device.is_emulated:  # an instruction costs about 4 us per batch of 16384 threads, and 2 ns per thread
-            instructions = 40 + am.k.size * (5 + len(am.a.bounds) + len(am.b.bounds))
+            instructions = 10 * extra + terms * (5 + len(am.a.bounds) + len(am.b.bounds))
             return instructions * (4.0 * -(-threads // 16384) + 0.002 * threads)
-        slots = threads * (am.k.size + 4) * (12 if am.acc.name == "f32" else 16)
+        slots = threads * (terms + extra) * (12 if am.acc.name == "f32" else 16)
         in_flight = device.num_sms * _THREADS * _CTAS_PER_SM
-        return 2.0 + max(slots / (device.fma_tflops * 0.5e6), am.k.size * 0.008 * -(-threads // in_flight))
+        return 2.0 + max(slots / (device.fma_tflops * 0.5e6), terms * 0.008 * -(-threads // in_flight))
 
     def build(self, op: str, am: AffineMatmul, config: EngineConfig, device: DeviceInfo, workspace_offset: int) -> Build:
-        consts = _consts(am)
+        consts = _consts(am, config["lanes"])
 
         def pointer(name: str, tensor: Source | Target, is_read: bool = True) -> Arg:
             # An empty k reads neither A nor B, whose addresses may then be null.
@@ -201,7 +241,7 @@ class DirectAlgorithm:
         args = [pointer("a", am.a, consts.unroll > 0), pointer("b", am.b, consts.unroll > 0), pointer("d", am.d)]
         args += [pointer(f"operand{i}", t) for i, t in enumerate(am.operands)]
         args += [Arg(f"scalar{i}", "f32", ScalarArg(name)) for i, name in enumerate(consts.scalars)]
-        grid = -(-prod((am.batch.size, am.m.size, am.n.size)) // _THREADS)
+        grid = -(-consts.total // _THREADS)
         return Build((Step.of("matmul/direct", op, PtxTarget.for_arch(device.arch), _THREADS, args, consts, grid,
                               min_ctas_per_sm=_CTAS_PER_SM, max_registers=65536 // (_THREADS * _CTAS_PER_SM)),))
 

@@ -19,7 +19,7 @@ from ..codegen.pointwise import Expression
 from ..errors import InvalidArgument, expected
 from ..tensor import TensorDesc
 from .base import OpDef, Operand, Policy, Problem
-from .epilogue import TYPES, check_dtype, check_names, check_output, default_epilogue, describe, operands_of, resolve
+from .epilogue import TYPES, canonical, check_dtype, check_names, check_output, default_epilogue, describe, operands_of, resolve
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,6 +135,7 @@ def _shape_attribute(op: str, name: str, value: Any, rank: int, context: str) ->
 
 def _make(kind: _Kind, tensors: Mapping[str, TensorDesc], attrs: Mapping[str, Any], policy: Policy) -> ConvProblem:
     op = kind.op
+    tensors = {name: canonical(desc) for name, desc in tensors.items()}
     context = describe(tensors)
     attrs = {name: value for name, value in attrs.items() if value is not None}
     check_names(op, kind.inputs, attrs, kind.attributes, tensors)
@@ -242,6 +243,7 @@ def _definition(kind: _Kind) -> OpDef:
 def _make_bgrad(tensors: Mapping[str, TensorDesc], attrs: Mapping[str, Any], policy: Policy) -> Problem:
     """db[k] = sum over n and the spatial dimensions of dy[n, k, ...]."""
     op = "conv_bgrad"
+    tensors = {name: canonical(desc) for name, desc in tensors.items()}
     check_names(op, ("dy",), attrs, (), tensors)
     dy = tensors["dy"]
     if not 3 <= dy.rank <= 5:

@@ -15,6 +15,14 @@ from .base import Operand
 TYPES = (F32, F64, F16, BF16)  # of every operand of convolution and GEMM
 
 
+def canonical(desc: TensorDesc) -> TensorDesc:
+    """The same tensor with the strides that mean nothing (of extents of 1, of empty tensors) as in a packed one, if it is packed."""
+    for layout in ("nchw", "nhwc"):
+        if desc.is_packed(layout):
+            return TensorDesc(desc.dtype, desc.shape, TensorDesc.packed(desc.dtype, desc.shape, layout).strides, desc.align)
+    return desc
+
+
 def describe(tensors: Mapping[str, TensorDesc]) -> str:
     """The operands' types, shapes and layouts: the tail of every message."""
     return "; ".join(f"{name}: {desc}" for name, desc in tensors.items()) + "."

@@ -12,7 +12,7 @@ from ..codegen.pointwise import Expression
 from ..errors import expected
 from ..tensor import TensorDesc
 from .base import OpDef, Operand, Policy, Problem
-from .epilogue import align_shape, check_dtype, check_names, check_output, default_epilogue, describe, operands_of, resolve
+from .epilogue import align_shape, canonical, check_dtype, check_names, check_output, default_epilogue, describe, operands_of, resolve
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +40,8 @@ _ATTRIBUTES = ("transpose_a", "transpose_b", "alpha", "beta", "epilogue")
 
 
 def _make(tensors: Mapping[str, TensorDesc], attrs: Mapping[str, Any], policy: Policy) -> GemmProblem:
-    op, context = "gemm", describe(tensors)
+    op, tensors = "gemm", {name: canonical(desc) for name, desc in tensors.items()}
+    context = describe(tensors)
     attrs = {name: value for name, value in attrs.items() if value is not None}
     check_names(op, ("a", "b"), attrs, _ATTRIBUTES, tensors)
     a, b = tensors["a"], tensors["b"]

@@ -38,13 +38,35 @@ def test_random_problems_of_every_type(op: str) -> None:
         if left[kind] == 0 or problem.is_empty:
             continue
         left[kind] -= 1
-        run_problem(backends[left[kind] % 2], problem, engine, seed=left[kind])
+        for config in engine.configs(problem, backends[0].info):
+            run_problem(backends[left[kind] % 2], problem, engine, config, seed=left[kind])
 
 
 @pytest.mark.parametrize("line", [line for op in OPS for line in CASES[op]])
 def test_fixed_cases(line: str) -> None:
     problem = parse_case(line)
-    run_problem(backend(), problem, MatmulEngine(problem.op, DIRECT))
+    engine = MatmulEngine(problem.op, DIRECT)
+    for config in engine.configs(problem, backend().info):
+        run_problem(backend(), problem, engine, config)
+
+
+@pytest.mark.parametrize("line", (
+    "gemm a=f32[3,70] b=f32[70,5] bias=f32[5] epilogue=bias_relu",
+    "gemm a=f64[2,3,64] b=f64[2,64,5] d=f16[2,3,5]",
+    "conv_wgrad x=bf16[3,8,6,29]nhwc dy=bf16[3,8,6,29]nhwc w_shape=(8,1,3,3) padding=1 groups=8",
+    "conv_wgrad x=f32[40,2,6] dy=f32[40,3,4] w_shape=(3,2,3)",
+    "conv_fprop x=f16[2,40,6,7]nhwc w=f16[4,40,3,3]nhwc padding=1 bias=f32[4]",
+    "conv_dgrad dy=f32[1,61,3,3] w=f32[61,2,3,3] x_shape=(1,2,6,6) stride=2 padding=1",
+))
+def test_a_warp_per_element(line: str) -> None:
+    """Lanes share a digit of k, whose extent is no multiple of their number."""
+    problem = parse_case(line)
+    engine, config = MatmulEngine(problem.op, DIRECT), EngineConfig.of(lanes=32)
+    assert config in engine.configs(problem, backend().info)
+    for arch in ("sm_80", "sm_90a"):
+        run_problem(backend(arch), problem, engine, config)
+        for step in engine.build_steps(problem, config, known_device(arch)).steps:
+            assert assemble(render(step.spec), arch).spill_bytes == 0
 
 
 def run(line: str, **inputs: object) -> np.ndarray:

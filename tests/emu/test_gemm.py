@@ -23,7 +23,9 @@ def test_random_problems(kind: str) -> None:
         if problem.desc("a").dtype.name != kind:
             continue
         left -= 1
-        run_problem(EmulatedBackend(("sm_80", "sm_90a")[left % 2], checkers="all"), problem, ENGINE, seed=left)
+        backend = EmulatedBackend(("sm_80", "sm_90a")[left % 2], checkers="all")
+        for config in ENGINE.configs(problem, backend.info):
+            run_problem(backend, problem, ENGINE, config, seed=left)
 
 
 @pytest.mark.parametrize("line", CASES["gemm"])

@@ -29,10 +29,6 @@ def random_desc(rng: np.random.Generator, kind: DType, shape: Sequence[int], *, 
         elif draw > 0.94 and rank:
             strides[axis] = -strides[axis]
         desc = TensorDesc(kind, shape, tuple(strides))
-    for layout in ("nchw", "nhwc"):  # strides of extents of 1 mean nothing: write a packed tensor the one way
-        if desc.is_packed(layout):
-            desc = TensorDesc.packed(kind, shape, layout)
-            break
     aligns = [a for a in (2, 4, 8) if a >= kind.num_bytes]
     align = int(rng.choice(aligns)) if aligns and rng.random() < 0.25 else 16
     return TensorDesc(desc.dtype, desc.shape, desc.strides, align)
