@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import struct
 from typing import NoReturn
 
 from oxidnn.errors import PtxError
@@ -222,7 +223,7 @@ class _Parser:
                 count *= self.integer(dimension, line) if dimension else 0
             initial: tuple[int | float, ...] = ()
             if part["initial"]:
-                initial = self.initial(part["initial"], line)
+                initial = self.initial(part["initial"], kind, line)
                 if count == 0:
                     count = len(initial)
             if len(initial) > count:
@@ -235,13 +236,15 @@ class _Parser:
             self.fail(line, "not a variable declaration")
         return found
 
-    def initial(self, text: str, line: int) -> tuple[int | float, ...]:
+    def initial(self, text: str, kind: str, line: int) -> tuple[int | float, ...]:
         values: list[int | float] = []
         for part in text.replace("{", " ").replace("}", " ").split(","):
             value = literal(part.strip())
             if value is None:
                 self.fail(line, f"initial value {part.strip()!r} is not a number")
-            values.append(value.value)
+            # A .f32 variable holds the literal rounded to its type.
+            single = kind == "f32" and isinstance(value.value, float)
+            values.append(struct.unpack("<f", struct.pack("<f", value.value))[0] if single else value.value)
         return tuple(values)
 
     def integer(self, text: str, line: int) -> int:

@@ -276,7 +276,7 @@ class _EntryCheck:
             return
         bits = 8 * type_bytes(kind)
         if isinstance(value, float):
-            width = None if operand.bits is None else 64 if operand.text[1] in "dD" else 32
+            width = 32 if operand.bits is not None and operand.text[1] in "fF" else 64
             if kind[0] != "b" or width != bits:
                 self.problem(f"{operand.text} is a float where .{kind} stands")
         elif not -(1 << (bits - 1)) <= value < 1 << bits:
