@@ -244,7 +244,7 @@ class TuningDb:
 
     def _drop(self, layer: sqlite3.Connection, error: Exception) -> None:
         """Goes on without a layer that fails; a memory layer takes the place of the written one."""
-        self._warn(self.user_path or Path("memory"), error)
+        self._warn(Path(layer.execute("PRAGMA database_list").fetchone()[2]), error)
         at = self._layers.index(layer)
         self._layers[at:at + 1] = [_connect(None)] if at == 0 else []
         layer.close()

@@ -129,18 +129,20 @@ def _write_newer(path: Path) -> None:
         connection.execute(f"PRAGMA user_version = {tuning_db.SCHEMA_VERSION + 1}")
 
 
-def _write_truncated(path: Path) -> None:
+def _write_damaged(path: Path, first: int) -> None:
     db = db_at(path)
     for n in range(300):
         db.record(double(n), INFO, [FAST])
     db.close()
     data = path.read_bytes()
-    path.write_bytes(data[:4096] + b"\xa5" * (len(data) - 4096))
+    assert len(data) > 8 * 4096
+    path.write_bytes(data[: first * 4096] + b"\xa5" * (len(data) - first * 4096))
 
 
 @pytest.mark.parametrize("spoil", [
-    lambda p: p.write_bytes(b"garbage " * 1000), _write_newer, _write_truncated, lambda p: p.mkdir(),
-], ids=["garbage", "newer", "damaged pages", "directory"])
+    lambda p: p.write_bytes(b"garbage " * 1000), _write_newer, lambda p: _write_damaged(p, 1), lambda p: _write_damaged(p, 4),
+    lambda p: p.mkdir(),
+], ids=["garbage", "newer", "damaged root", "damaged leaves", "directory"])
 @pytest.mark.parametrize("as_shipped", [False, True])
 def test_unusable_file_warns_once_and_the_rest_works(tmp_path: Path, spoil, as_shipped: bool) -> None:  # type: ignore[no-untyped-def]
     path = tmp_path / "tuning.sqlite"
