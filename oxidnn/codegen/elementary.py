@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 
 from .environment import f32_literal, f64_literal
 
-# (log1p(f) - f) / f^2, |f| <= 1/3 · (expm1(r) - r) / r^2, |r| <= ln2/2 · (tanh(x)/x - 1) / z, z = x^2, x < 0.5626 · erf(x)/x - 1 in z, x < 1
-# log2(erfc(t)) / t, 0.9 < t < 4 · erfc(a) exp(a^2) (a + K) in u = (a - K)/(a + K), a < 10.5 (K = 3; f64: a < 28, K = 4)
+# (log1p(f) - f) / f^2, |f| <= 1/3 · (expm1(r) - r) / r^2, |r| <= ln2/2 · (tanh(x)/x - 1) / z, z = x^2, x < 0.5626
+# erf(x)/x - 1 in z, x < 1 · log2(erfc(t)) / t, 0.9 < t < 4 · erfc(a) exp(a^2) (a + K) in u = (a - K)/(a + K), a < 10.5 (K = 3; f64: 28, 4)
 # (sin(r)/r - 1)/z and (cos(r) - 1 + z/2)/z^2, z = r^2, |r| <= pi/4 · (2 atanh(s) - 2s) / (s z), z = s^2, s <= 0.1716
 LOG1P_F32 = (
     0.11629986, -0.127455264, 0.108498253, -0.122176208, 0.142963842, -0.166781962, 0.199998498, -0.249998376, 0.333333343, -0.5,
@@ -75,8 +75,8 @@ LN2 = 0.6931471805599453
 INF = float("inf")
 NAN = float("nan")
 _REGISTER_STEMS = {"pred": "p", "b16": "h", "b32": "r", "b64": "l", "f32": "f", "f64": "d"}
-_REGISTER_TYPES = {"f16": "b16", "bf16": "b16", "s32": "b32", "u32": "b32", "s64": "b64", "u64": "b64", "s8": "b32", "u8": "b32", "s16": "b32",
-                   "u16": "b32"}
+_REGISTER_TYPES = {"f16": "b16", "bf16": "b16", "s32": "b32", "u32": "b32", "s64": "b64", "u64": "b64",
+                   "s8": "b32", "u8": "b32", "s16": "b32", "u16": "b32"}
 
 
 class Emitter:
@@ -152,7 +152,19 @@ def _reduce_exp_f64(e: Emitter, x: str, low: float, high: float) -> tuple[str, s
 
 def exp_f64(e: Emitter, x: str) -> str:
     x = _clamp(e, x, -800.0, 800.0, "f64")
-    n, p = _reduce_exp_f64(e, x, -1200.0, 1200.0)
+    return _scale_f64(e, *_reduce_exp_f64(e, x, -1200.0, 1200.0))
+
+
+def exp2_f64(e: Emitter, x: str) -> str:
+    x = _clamp(e, x, -1200.0, 1200.0, "f64")
+    n = e("cvt.rni.f64.f64", x)
+    r = e("mul.rn.f64", e("sub.rn.f64", x, n), LN2)
+    p = e("fma.rn.f64", e.polynomial(r, EXPM1_F64, "f64"), e("mul.rn.f64", r, r), r)
+    return _scale_f64(e, e("cvt.rni.s32.f64", n), p)
+
+
+def _scale_f64(e: Emitter, n: str, p: str) -> str:
+    """(1 + p) 2^n, in two steps so that subnormal results are rounded once."""
     half = e("shr.s32", n, 1)
     value = e("mul.rn.f64", e("add.rn.f64", p, 1.0), _power_of_two_f64(e, half))
     return e("mul.rn.f64", value, _power_of_two_f64(e, e("sub.s32", n, half)))
@@ -379,12 +391,13 @@ def erf_f64(e: Emitter, x: str) -> str:
 
 
 def _reduce_angle(e: Emitter, x: str) -> tuple[str, str]:
-    """(r, quadrant): x = quadrant * pi/2 + r in f64, exact enough for |x| <= 2^30; quadrant as s32."""
+    """(r, quadrant): x = quadrant * pi/2 + r in f64, pi/2 in three parts, for |x| <= 2^50 (NaN beyond); quadrant modulo 2^32."""
+    x = e("selp.f64", x, NAN, e("setp.le.f64", e("abs.f64", x), 2.0**50))
     n = e("cvt.rni.f64.f64", e("mul.rn.f64", x, 0.6366197723675814))
     minus = e("neg.f64", n)
     r = e("fma.rn.f64", minus, 1.5707963267948966, x)
     r = e("fma.rn.f64", minus, 6.123233995736766e-17, r)
-    return e("fma.rn.f64", minus, -1.4973849048591833e-33, r), e("cvt.rni.s32.f64", n)
+    return e("fma.rn.f64", minus, -1.4973849048591833e-33, r), e("cvt.u32.u64", e("cvt.rni.s64.f64", n))
 
 
 def sine(t: str, shift: int) -> Callable[[Emitter, str], str]:
@@ -429,7 +442,10 @@ def power(t: str) -> Callable[[Emitter, str, str], str]:
 
 
 def modulo(t: str) -> Callable[[Emitter, str, str], str]:
-    """x - floor(x/y) y with the sign of y, as NumPy's mod; exact in f32 while |x/y| < 2^29."""
+    """The exact rest of x/y with the sign of y, as NumPy's mod.
+
+    Each step takes the f64 quotient's multiple of y away, exactly by fma, and leaves 2^-52 of x: six cover f32's range, two f64's to 2^100.
+    """
 
     def lower(e: Emitter, a: str, b: str) -> str:
         if t in ("s32", "s64"):
@@ -438,9 +454,12 @@ def modulo(t: str) -> Callable[[Emitter, str, str], str]:
             fix = e("and.pred", differ, e(f"setp.ne.{t}", rest, 0))
             return e(f"selp.{'b' + t[1:]}", e(f"add.{t}", rest, b), rest, fix)
         x, y = (a, b) if t == "f64" else (e("cvt.f64.f32", a), e("cvt.f64.f32", b))
-        quotient = e("cvt.rmi.f64.f64", e("div.rn.f64", x, y))
-        rest = e("fma.rn.f64", e("neg.f64", quotient), y, x)
-        # The quotient may have been rounded up to the next integer: then the rest has the wrong sign.
+        minus = e("neg.f64", y)
+        rest = x
+        for _ in range(5 if t == "f32" else 1):
+            rest = e("fma.rn.f64", e("cvt.rzi.f64.f64", e("div.rn.f64", rest, y)), minus, rest)
+        rest = e("fma.rn.f64", e("cvt.rmi.f64.f64", e("div.rn.f64", rest, y)), minus, rest)
+        # The last quotient may have been rounded up to the next integer: then the rest has the wrong sign.
         wrong = e("setp.lt.f64", e("mul.rn.f64", rest, e("copysign.f64", y, 1.0)), 0.0)
         rest = e("selp.f64", e("add.rn.f64", rest, y), rest, wrong)
         endless = e("and.pred", e("setp.eq.f64", e("abs.f64", y), INF), e("setp.lt.f64", e("abs.f64", x), INF))

@@ -48,6 +48,7 @@ class Expression:
     op: str
     operands: tuple[Expression, ...]
     value: Any
+    _hash: int
     _interned: weakref.WeakValueDictionary[tuple[Any, ...], Expression] = weakref.WeakValueDictionary()
 
     def __new__(cls, op: str, operands: tuple[Expression, ...] = (), value: Any = None) -> Expression:
@@ -234,7 +235,7 @@ class Expression:
                 elif node.op == "cast":
                     values[node] = round_to(values[node.operands[0]], node.value)
                 elif node.op != "tuple":
-                    values[node] = TABLE[node.op].numpy(*(values[o] for o in node.operands))
+                    values[node] = TABLE[node.op].numpy(*(_as_number(values[o]) for o in node.operands))
         return values
 
     def differentiate(self, wrt: str = "x") -> Expression:
@@ -269,6 +270,11 @@ class Expression:
 
 
 Value = Expression | float | int
+
+
+def _as_number(value: Any) -> Any:
+    """Truth values as 1 and 0, as kernels keep them."""
+    return value.astype(np.int64) if getattr(value, "dtype", None) == np.bool_ else value
 
 
 def int_or_nan(value: float) -> float:
@@ -329,8 +335,8 @@ def apply(name: str, *operands: Value) -> Expression:
         raise InvalidArgument(f"{name}: an operand has several outputs.")
     missing = row.arity - len(given)
     if missing < 0 or missing > len(row.defaults):
-        least = row.arity - len(row.defaults)
-        raise InvalidArgument(f"{name}: {len(given)} operands given (expected {least if least == row.arity else f'{least} to {row.arity}'}).")
+        allowed = f"{row.arity - len(row.defaults)} to {row.arity}" if row.defaults else str(row.arity)
+        raise InvalidArgument(f"{name}: {len(given)} operands given (expected {allowed}).")
     given += [const(d) for d in row.defaults[len(row.defaults) - missing:]] if missing else []
     if all(g.op == "const" for g in given) and not row.is_condition:
         with np.errstate(all="ignore"):
@@ -363,8 +369,8 @@ Lowering = Callable[..., str]
 class Function:
     """A row. `lower` maps a compute type to what writes the PTX; a composite has `expand` instead. `gradient` gives the adjoints of the
     operands from the result's adjoint g and the node; without it a composite is differentiated through its expansion, and a primitive
-    counts as constant. `ulp`: bound of the f32 (f64: `ulp64`) result's error in units of its last place, over all arguments of normal
-    range unless `doc` says otherwise."""
+    counts as constant. `ulp`: bound of the f32 (f64: `ulp64`) result's error in units of its last place, over all arguments unless `doc`
+    says otherwise; the error of a composite is what the errors of its expansion's functions lead to."""
 
     name: str
     arity: int
@@ -459,6 +465,14 @@ def _mish(x: Any) -> Any:
     return x * (t * (t + 2) / (t * (t + 2) + 2))
 
 
+def _normcdf(x: Any) -> np.ndarray:
+    """erfc(t) / 2, t = -x / sqrt(2); what rounding t lost is a relative error 2 t lost of the tail, put back here."""
+    x = np.asarray(x, np.float64)
+    t = -x * SQRT_HALF
+    lost = np.asarray(-x.astype(np.longdouble) * np.sqrt(np.longdouble(0.5)) - t, np.float64)
+    return 0.5 * _erfc(t) * np.exp(np.where((t > 0) & (t < 40), -2 * t * lost, 0.0))
+
+
 def _mod(x: Any, y: Any) -> Any:
     return np.mod(x, y)
 
@@ -485,8 +499,8 @@ _row("add", 2, np.add, lower=_plain("add", "add", ".rn"), gradient=lambda g, y, 
 _row("sub", 2, np.subtract, lower=_plain("sub", "sub", ".rn"), gradient=lambda g, y, a, b: (g, -g))
 _row("mul", 2, np.multiply, lower=_plain("mul", "mul.lo", ".rn"), gradient=lambda g, y, a, b: (times(g, b), times(g, a)))
 _row("div", 2, np.true_divide, lower=_plain("div", "", ".rn"), gradient=lambda g, y, a, b: (g / b, -(g * y / b)))
-_row("mod", 2, _mod, lower={t: el.modulo(t) for t in COMPUTE_TYPES}, ulp=1, ulp64=1, gradient=lambda g, y, a, b: (g, -(g * _f("floor", a / b))),
-     doc="the sign of the divisor, as NumPy; the bounds hold while |x/y| < 2^29")
+_row("mod", 2, _mod, lower={t: el.modulo(t) for t in COMPUTE_TYPES}, gradient=lambda g, y, a, b: (g, -(g * _f("floor", a / b))),
+     doc="the sign of the divisor, as NumPy; f64: while |x/y| < 2^100")
 _row("pow", 2, np.power, lower=_each(el.power), ulp=1, ulp64=1500, doc="f64: relative error 2^-52 (1 + |y log x|)",
      gradient=lambda g, y, a, b: (g * (b * _f("pow", a, b - 1)), g * (y * _f("log", a))))
 _row("neg", 1, np.negative, lower=_plain("neg", "neg"), gradient=lambda g, y, x: (-g,))
@@ -508,7 +522,8 @@ _row("logical_xor", 2, np.logical_xor, lower=_every(lambda e, a, b, t: e("xor.pr
 _row("logical_not", 1, np.logical_not, lower=_every(lambda e, a, t: e("not.pred", a)), is_condition=True, takes_conditions=True)
 _row("isnan", 1, np.isnan, lower=_each(lambda t: lambda e, x: e(f"setp.nan.{t}", x, x)), is_condition=True)
 _row("isinf", 1, np.isinf, lower=_each(lambda t: lambda e, x: e(f"setp.eq.{t}", e(f"abs.{t}", x), el.INF)), is_condition=True)
-_row("where", 3, np.where, lower=_every(_select), gradient=lambda g, y, c, a, b: (None, where(c, g, 0), where(c, 0, g)))
+_row("where", 3, lambda c, a, b: np.where(np.not_equal(c, 0), a, b), lower=_every(_select),
+     gradient=lambda g, y, c, a, b: (None, where(c, g, 0), where(c, 0, g)))
 _row("sign", 1, np.sign, expand=lambda x: where(x > 0, 1, where(x < 0, -1, x)), gradient=lambda g, y, x: (None,))
 _row("clamp", 3, lambda x, lo, hi: np.minimum(np.maximum(x, lo), hi), expand=lambda x, lo, hi: _f("minimum", _f("maximum", x, lo), hi),
      gradient=lambda g, y, x, lo, hi: (where(_f("ge", x, lo) & _f("le", x, hi), g, 0), where(x < lo, g, 0), where(x > hi, g, 0)))
@@ -527,23 +542,26 @@ _row("rsqrt", 1, lambda x: 1.0 / np.sqrt(x), ulp=2, ulp64=1,
      lower=_both(lambda e, x: e("rsqrt.approx.f32", x), lambda e, x: e("rcp.rn.f64", e("sqrt.rn.f64", x))),
      gradient=lambda g, y, x: (g * (-0.5 * (y * y * y)),))
 _row("exp", 1, np.exp, lower=_both(el.exp_f32, el.exp_f64), ulp=3, ulp64=2, gradient=lambda g, y, x: (g * y,))
-_row("exp2", 1, np.exp2, ulp=3, ulp64=4, gradient=lambda g, y, x: (g * (y * el.LN2),), doc="f64: relative error 2^-52 (1 + |x|)",
-     lower=_both(lambda e, x: e("ex2.approx.f32", x), lambda e, x: el.exp_f64(e, e("mul.rn.f64", x, el.LN2))))
+_row("exp2", 1, np.exp2, ulp=3, ulp64=2, gradient=lambda g, y, x: (g * (y * el.LN2),),
+     lower=_both(lambda e, x: e("ex2.approx.f32", x), el.exp2_f64))
 _row("expm1", 1, np.expm1, lower=_both(el.expm1_f32, el.expm1_f64), ulp=2, ulp64=2, gradient=lambda g, y, x: (g * _f("exp", x),))
 _row("log", 1, np.log, lower=_both(el.log_f32, el.log_f64), ulp=2, ulp64=2, gradient=lambda g, y, x: (g / x,))
 _row("log2", 1, np.log2, lower=_both(el.log2_f32, el.log2_f64), ulp=3, ulp64=3, gradient=lambda g, y, x: (g / (x * el.LN2),))
-_row("log10", 1, np.log10, expand=lambda x: _f("log", x) * (1 / math.log(10)), ulp=4, ulp64=4)
+_row("log10", 1, np.log10, expand=lambda x: _f("log", x) * (1 / math.log(10)))
 _row("log1p", 1, np.log1p, lower=_both(el.log1p_f32, el.log1p_f64), ulp=2, ulp64=2, gradient=lambda g, y, x: (g / (1 + x),))
-_row("sin", 1, np.sin, lower=_each(lambda t: el.sine(t, 0)), ulp=2, ulp64=2, doc="|x| <= 2^30", gradient=lambda g, y, x: (g * _f("cos", x),))
-_row("cos", 1, np.cos, lower=_each(lambda t: el.sine(t, 1)), ulp=2, ulp64=2, doc="|x| <= 2^30", gradient=lambda g, y, x: (-(g * _f("sin", x)),))
-_row("tan", 1, np.tan, expand=lambda x: _f("sin", x) / _f("cos", x), ulp=4, ulp64=4, doc="|x| <= 2^30",
+_row("sin", 1, np.sin, lower=_each(lambda t: el.sine(t, 0)), ulp=2, ulp64=2, doc="NaN beyond |x| = 2^50",
+     gradient=lambda g, y, x: (g * _f("cos", x),))
+_row("cos", 1, np.cos, lower=_each(lambda t: el.sine(t, 1)), ulp=2, ulp64=2, doc="NaN beyond |x| = 2^50",
+     gradient=lambda g, y, x: (-(g * _f("sin", x)),))
+_row("tan", 1, np.tan, expand=lambda x: _f("sin", x) / _f("cos", x), doc="NaN beyond |x| = 2^50",
      gradient=lambda g, y, x: (g * (1 + y * y),))
 _row("erf", 1, _erf, lower=_both(el.erf_f32, el.erf_f64), ulp=2, ulp64=3,
      gradient=lambda g, y, x: (g * (2 / math.sqrt(math.pi) * _f("exp", -(x * x))),))
-_row("erfc", 1, _erfc, lower=_each(el.erfc), ulp=6, ulp64=8, gradient=lambda g, y, x: (g * (-2 / math.sqrt(math.pi) * _f("exp", -(x * x))),))
-_row("normcdf", 1, lambda x: 0.5 * _erfc(-np.asarray(x, np.float64) * SQRT_HALF), lower=_each(el.normcdf), ulp=6, ulp64=400,
+_row("erfc", 1, _erfc, lower=_each(el.erfc), ulp=6, ulp64=8,
+     gradient=lambda g, y, x: (g * (-2 / math.sqrt(math.pi) * _f("exp", -(x * x))),))
+_row("normcdf", 1, _normcdf, lower=_each(el.normcdf), ulp=6, ulp64=8,
      gradient=lambda g, y, x: (g * (1 / math.sqrt(2 * math.pi) * _f("exp", -0.5 * (x * x))),),
-     doc="distribution function of the standard normal; the f64 bound is that of the NumPy form")
+     doc="distribution function of the standard normal")
 
 # Activations.
 _row("relu", 1, lambda x: np.maximum(x, 0), expand=lambda x: _f("maximum", x, 0), gradient=lambda g, y, x: (where(x > 0, g, 0),))
@@ -551,46 +569,42 @@ _row("relu6", 1, lambda x: np.minimum(np.maximum(x, 0), 6), expand=lambda x: _f(
      gradient=lambda g, y, x: (where((x > 0) & (x < 6), g, 0),))
 _row("leaky_relu", 2, lambda x, a: np.where(np.greater(x, 0), x, a * x), defaults=(0.01,), expand=lambda x, a: where(x > 0, x, a * x),
      doc="slope below 0; with a per-channel operand as slope it is PReLU")
-_row("elu", 2, lambda x, a: np.where(np.greater(x, 0), x, a * np.expm1(np.minimum(x, 0))), defaults=(1.0,), ulp=3, ulp64=3,
+_row("elu", 2, lambda x, a: np.where(np.greater(x, 0), x, a * np.expm1(np.minimum(x, 0))), defaults=(1.0,),
      expand=lambda x, a: where(x > 0, x, a * _f("expm1", x)),
      gradient=lambda g, y, x, a: (where(x > 0, g, g * (a * _f("exp", x))), where(x > 0, 0, g * _f("expm1", x))))
-_row("celu", 2, lambda x, a: np.where(np.greater(x, 0), x, a * np.expm1(np.minimum(x, 0) / a)), defaults=(1.0,), ulp=4, ulp64=4,
-     expand=lambda x, a: where(x > 0, x, a * _f("expm1", x / a)),
-     doc="beside the rounding of x / a")
-_row("selu", 1, lambda x: SELU_SCALE * np.where(np.greater(x, 0), x, SELU_ALPHA * np.expm1(np.minimum(x, 0))), ulp=4, ulp64=4,
+_row("celu", 2, lambda x, a: np.where(np.greater(x, 0), x, a * np.expm1(np.minimum(x, 0) / a)), defaults=(1.0,),
+     expand=lambda x, a: where(x > 0, x, a * _f("expm1", x / a)))
+_row("selu", 1, lambda x: SELU_SCALE * np.where(np.greater(x, 0), x, SELU_ALPHA * np.expm1(np.minimum(x, 0))),
      expand=lambda x: where(x > 0, SELU_SCALE * x, (SELU_SCALE * SELU_ALPHA) * _f("expm1", x)))
 _row("sigmoid", 1, _sigmoid, lower=_both(el.sigmoid_f32, el.sigmoid_f64), ulp=4, ulp64=4, gradient=lambda g, y, x: (g * (y * (1 - y)),))
-_row("logsigmoid", 1, lambda x: -_softplus(-np.asarray(x)), ulp=4, ulp64=4, expand=lambda x: -_f("softplus", -x),
+_row("logsigmoid", 1, lambda x: -_softplus(-np.asarray(x)), expand=lambda x: -_f("softplus", -x),
      gradient=lambda g, y, x: (g * _f("sigmoid", -x),))
-_row("hard_sigmoid", 3, lambda x, a, b: np.minimum(np.maximum(a * x + b, 0), 1), defaults=(1 / 6, 0.5), ulp=2, ulp64=2,
-     expand=lambda x, a, b: _f("clamp", a * x + b, 0, 1), doc="of a x + b's rounding: absolute below 0.5",
-     gradient=lambda g, y, x, a, b: (where((y > 0) & (y < 1), g * a, 0), where((y > 0) & (y < 1), g * x, 0), where((y > 0) & (y < 1), g, 0)))
+_row("hard_sigmoid", 3, lambda x, a, b: np.minimum(np.maximum(a * x + b, 0), 1), defaults=(1 / 6, 0.5),
+     expand=lambda x, a, b: _f("clamp", a * x + b, 0, 1),
+     gradient=lambda g, y, x, a, b: tuple(where((y > 0) & (y < 1), d, 0) for d in (g * a, g * x, g)))
 _row("tanh", 1, np.tanh, lower=_both(el.tanh_f32, el.tanh_f64), ulp=3, ulp64=3, gradient=lambda g, y, x: (g * (1 - y * y),))
-_row("hard_tanh", 3, lambda x, lo, hi: np.minimum(np.maximum(x, lo), hi), defaults=(-1.0, 1.0), expand=lambda x, lo, hi: _f("clamp", x, lo, hi),
+_row("hard_tanh", 3, lambda x, lo, hi: np.minimum(np.maximum(x, lo), hi), defaults=(-1.0, 1.0),
+     expand=lambda x, lo, hi: _f("clamp", x, lo, hi),
      gradient=lambda g, y, x, lo, hi: (where((x > lo) & (x < hi), g, 0), where(x <= lo, g, 0), where(x >= hi, g, 0)))
-_row("silu", 1, lambda x: x * _sigmoid(x), expand=lambda x: x * _f("sigmoid", x), ulp=4, ulp64=5)
-_row("hard_swish", 1, lambda x: x * np.minimum(np.maximum(x / 6 + 0.5, 0), 1), expand=lambda x: x * _f("hard_sigmoid", x), ulp=4, ulp64=4,
-     doc="of x: hard_sigmoid's rounding is absolute")
-_row("mish", 1, _mish, ulp=6, ulp64=6,
+_row("silu", 1, lambda x: x * _sigmoid(x), expand=lambda x: x * _f("sigmoid", x))
+_row("hard_swish", 1, lambda x: x * np.minimum(np.maximum(x / 6 + 0.5, 0), 1), expand=lambda x: x * _f("hard_sigmoid", x))
+_row("mish", 1, _mish,
      expand=lambda x: (lambda n: x * (n / (n + 2)))((lambda t: t * (t + 2))(_f("exp", _f("minimum", x, 40)))))
-_row("softplus", 1, _softplus, expand=lambda x: _f("maximum", x, 0) + _f("log1p", _f("exp", -_f("abs", x))), ulp=4, ulp64=4,
+_row("softplus", 1, _softplus, expand=lambda x: _f("maximum", x, 0) + _f("log1p", _f("exp", -_f("abs", x))),
      gradient=lambda g, y, x: (g * _f("sigmoid", x),))
-_row("softsign", 1, lambda x: x / (1 + np.abs(x)), expand=lambda x: x / (1 + _f("abs", x)), ulp=2, ulp64=2,
+_row("softsign", 1, lambda x: x / (1 + np.abs(x)), expand=lambda x: x / (1 + _f("abs", x)),
      gradient=lambda g, y, x: (g * _f("reciprocal", _f("square", 1 + _f("abs", x))),))
-_row("gelu", 1, lambda x: x * (0.5 * _erfc(-np.asarray(x, np.float64) * SQRT_HALF)), expand=lambda x: x * _f("normcdf", x), ulp=6, ulp64=400)
-_row("gelu_tanh", 1, lambda x: x * _sigmoid(2 * GELU_K * (x + GELU_C * x**3)), ulp=4, ulp64=4,
-     expand=lambda x: x * _f("sigmoid", x * (2 * GELU_K + (2 * GELU_K * GELU_C) * (x * x))),
-     doc="of the value plus 2^-22 |t| relative, t = 1.6 (x + 0.045 x^3), below 0")
-_row("quick_gelu", 1, lambda x: x * _sigmoid(1.702 * x), expand=lambda x: x * _f("sigmoid", 1.702 * x), ulp=4, ulp64=4,
-     doc="of the value plus 2^-24 |1.702 x| relative below 0")
-_row("hard_shrink", 2, lambda x, l: np.where(np.abs(x) > l, x, 0), defaults=(0.5,), expand=lambda x, l: where(_f("abs", x) > l, x, 0))
-_row("soft_shrink", 2, lambda x, l: np.where(np.greater(x, l), x - l, np.where(np.less(x, -l), x + l, 0)), defaults=(0.5,),
-     expand=lambda x, l: where(x > l, x - l, where(x < -l, x + l, 0)))
-_row("tanh_shrink", 1, lambda x: x - np.tanh(x), expand=lambda x: x - _f("tanh", x), ulp=4, ulp64=4, doc="of x")
+_row("gelu", 1, lambda x: x * _normcdf(x), expand=lambda x: x * _f("normcdf", x))
+_row("gelu_tanh", 1, lambda x: x * _sigmoid(2 * GELU_K * (x + GELU_C * x**3)),
+     expand=lambda x: x * _f("sigmoid", x * (2 * GELU_K + (2 * GELU_K * GELU_C) * (x * x))))
+_row("quick_gelu", 1, lambda x: x * _sigmoid(1.702 * x), expand=lambda x: x * _f("sigmoid", 1.702 * x))
+_row("hard_shrink", 2, lambda x, w: np.where(np.abs(x) > w, x, 0), defaults=(0.5,), expand=lambda x, w: where(_f("abs", x) > w, x, 0))
+_row("soft_shrink", 2, lambda x, w: np.where(np.greater(x, w), x - w, np.where(np.less(x, -w), x + w, 0)), defaults=(0.5,),
+     expand=lambda x, w: where(x > w, x - w, where(x < -w, x + w, 0)))
+_row("tanh_shrink", 1, lambda x: x - np.tanh(x), expand=lambda x: x - _f("tanh", x))
 _row("threshold", 3, lambda x, t, v: np.where(np.greater(x, t), x, v), expand=lambda x, t, v: where(x > t, x, v))
-_row("swish", 2, lambda x, b: x * _sigmoid(b * x), defaults=(1.0,), expand=lambda x, b: x * _f("sigmoid", b * x), ulp=4, ulp64=5,
-     doc="of the value plus 2^-24 |b x| relative below 0")
-_row("logit", 1, lambda x: np.log(x / (1 - x)), expand=lambda x: _f("log", x / (1 - x)), ulp=4, ulp64=4, doc="absolute near x = 1/2")
+_row("swish", 2, lambda x, b: x * _sigmoid(b * x), defaults=(1.0,), expand=lambda x, b: x * _f("sigmoid", b * x))
+_row("logit", 1, lambda x: np.log(x / (1 - x)), expand=lambda x: _f("log", x / (1 - x)))
 
 (neg, sign, relu, relu6, leaky_relu, elu, celu, selu, clamp, sigmoid, logsigmoid, hard_sigmoid, tanh, hard_tanh, silu, hard_swish, mish,
  softplus, softsign, gelu, gelu_tanh, quick_gelu, swish, hard_shrink, soft_shrink, tanh_shrink, threshold, logit, exp, exp2, expm1, log,
@@ -626,7 +640,8 @@ def round_to(values: Any, name: str) -> Any:
 def _lower_cast(e: Emitter, x: str, name: str, t: str) -> str:
     kind = dtypes.dtype(name)
     if kind.kind == "bool":
-        return _select(e, e(f"setp.{'neu' if t[0] == 'f' else 'ne'}.{t}", x, 0.0), "1" if t[0] == "s" else el.literal(1.0, t), "0" if t[0] == "s" else el.literal(0.0, t), t)
+        is_set = e(f"setp.{'neu' if t[0] == 'f' else 'ne'}.{t}", x, 0.0)
+        return _select(e, is_set, el.literal(1.0, t), el.literal(0.0, t), t)
     if t[0] == "s":
         if kind.is_float:
             raise InvalidArgument(f"expression: cast to {name} has no form in {t} arithmetic.")
@@ -657,11 +672,26 @@ def _expand(expression: Expression) -> Expression:
     for node in expression.nodes():
         operands = tuple(done[o] for o in node.operands)
         row = TABLE.get(node.op)
-        if row is not None and row.expand is not None:
+        if node.op == "pow" and operands[1].op == "const" and operands[1].value in (1.0, 2.0, 3.0, 4.0):
+            power = operands[0]
+            for _ in range(int(operands[1].value) - 1):
+                power = power * operands[0]
+            done[node] = power
+        elif row is not None and row.expand is not None:
             done[node] = _expand(row.expand(*operands))
         else:
             done[node] = Expression(node.op, operands, node.value) if operands else node
     return done[expression]
+
+
+def _fused_products(body: Expression) -> dict[Expression, Expression]:
+    """For each sum one of whose terms is a product used nowhere else: that product. The sum becomes one fma."""
+    users: dict[Expression, int] = {}
+    for node in body.nodes():
+        for operand in node.operands:
+            users[operand] = users.get(operand, 0) + 1
+    sums = (n for n in body.nodes() if n.op == "add")
+    return {n: p for n in sums for p in n.operands if p.op == "mul" and users[p] == 1 and p not in body.outputs}
 
 
 def _lower(expression: Expression, registers: Mapping[str, str], results: Sequence[str], compute: str) -> str:
@@ -686,7 +716,11 @@ def _lower(expression: Expression, registers: Mapping[str, str], results: Sequen
         return truth[node]
 
     body = expression.expanded()
+    fused = _fused_products(body) if compute[0] == "f" else {}
+    skipped = set(fused.values())
     for node in body.nodes():
+        if node in skipped:
+            continue
         if node.op in ("arg", "scalar"):
             name = node.value if node.op == "scalar" else node.value[0]
             if name not in registers:
@@ -703,6 +737,11 @@ def _lower(expression: Expression, registers: Mapping[str, str], results: Sequen
             write = row.lower.get(compute)
             if write is None:
                 raise InvalidArgument(f"expression: {node.op} has no form in {compute} arithmetic (has: {', '.join(row.lower)}).")
+            product = fused.get(node)
+            if product is not None:  # a * b + c, the product used nowhere else
+                a, b = map(as_value, product.operands)
+                value[node] = e(f"fma.rn.{compute}", a, b, as_value(node.operands[1 - node.operands.index(product)]))
+                continue
             takes_truth = (True,) * row.arity if row.takes_conditions else (node.op == "where",) + (False,) * (row.arity - 1)
             operands = [as_truth(o) if t else as_value(o) for o, t in zip(node.operands, takes_truth, strict=True)]
             (truth if row.is_condition else value)[node] = write(e, *operands)

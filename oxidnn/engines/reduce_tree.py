@@ -8,8 +8,8 @@ What is reduced is a table of expressions: map an element, combine two states, f
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from math import prod
 
 from ..codegen.elementary import Emitter, literal
@@ -157,7 +157,8 @@ class TreeConsts:
 
 @dataclass(frozen=True)
 class _Space:
-    """The collapsed index spaces. kept: extents, strides in x and in y; reduced: extents, strides in x, weights in the logical index."""
+    """The collapsed index spaces. kept: extents, strides in x and in y; reduced: extents, strides in x and, for argmax, what a step adds
+    to the logical index."""
 
     kept: tuple[int, ...]
     kept_x: tuple[int, ...]
@@ -180,17 +181,15 @@ def _space(x: TensorDesc, y: TensorDesc, axes: Sequence[int], is_arg: bool) -> _
     y_axes = kept if y.rank == x.rank else range(len(kept))  # keepdims or not
     y_strides = {k: y.strides[j] for k, j in zip(kept, y_axes, strict=True)}
     kept = [kept[i] for i in by_stride([x.shape[k] for k in kept], [x.strides[k] if x.shape[k] > 1 else 0 for k in kept])]
-    shape, rows = collapse([x.shape[i] for i in kept], [[x.strides[i] for i in kept], [y_strides[i] for i in kept]])
+    shape, (kept_x, kept_y) = collapse([x.shape[i] for i in kept], [[x.strides[i] for i in kept], [y_strides[i] for i in kept]])
     weights, step = {}, 1
     for i in sorted(axes, reverse=True):
-        weights[i] = step if is_arg else 0
+        weights[i] = step
         step *= x.shape[i]
     gone = [list(axes)[i] for i in by_stride([x.shape[a] for a in axes], [x.strides[a] if x.shape[a] > 1 else 0 for a in axes])]
-    if not is_arg:
-        reduced, rest = collapse([x.shape[i] for i in gone], [[x.strides[i] for i in gone]])
-        return _Space(shape, *rows, reduced, rest[0], (0,) * len(reduced))
-    reduced, rest = collapse([x.shape[i] for i in gone], [[x.strides[i] for i in gone], [weights[i] for i in gone]])
-    return _Space(shape, *rows, reduced, *rest)
+    rows = [[x.strides[i] for i in gone]] + ([[weights[i] for i in gone]] if is_arg else [])
+    reduced, (reduced_x, *rest) = collapse([x.shape[i] for i in gone], rows)
+    return _Space(shape, kept_x, kept_y, reduced, reduced_x, rest[0] if rest else ())
 
 
 def _vec(space: _Space, x: TensorDesc, path: str) -> int:
@@ -234,6 +233,8 @@ def reduction_configs(x: TensorDesc, y: TensorDesc, axes: Sequence[int], kind: s
             along = min(32, _power_of_two(-(-space.num_reduced // (vec * 2))))
             if space.num_reduced > 32 * vec * UNROLL * 2:
                 along = THREADS
+            if space.num_reduced % vec:  # the elements beyond the last whole pack take a thread each
+                along = max(along, vec)
             outputs = THREADS // along
         else:
             outputs = min(32, _power_of_two(-(-space.num_outputs // vec)))
@@ -275,7 +276,7 @@ def reduction_steps(op: str, source: str, x: TensorDesc, target: str, y: TensorD
     if compute == "f64":
         scalars = [Arg(a.name, "f64", a.value) for a in scalars]
 
-    def digits(stem: str, extents: Sequence[int], rows: dict[str, Sequence[int]], is_wide: bool) -> list[Arg]:
+    def digits(stem: str, extents: Sequence[int], rows: Mapping[str, Sequence[int]], is_wide: bool) -> list[Arg]:
         args = []
         for d in range(1, len(extents)):
             args.append(Arg(f"{stem}_extent{d}", index, extents[d]))
@@ -306,8 +307,8 @@ def reduction_steps(op: str, source: str, x: TensorDesc, target: str, y: TensorD
         return Build((first,))
     # The second tree reduces the splits' states: they are its reduced axis, outputs lie side by side.
     lanes = min(32, _power_of_two(space.num_outputs))
-    second = TreeConsts(kind, "column", compute, states, x.dtype, y.dtype, THREADS // lanes, lanes, 1, len(space.kept), 1, True, False, False,
-                        False, wide, consts.wide_offset)
+    second = replace(consts, path="column", along=THREADS // lanes, outputs=lanes, vec=1, reduced=1, from_partials=True, to_partials=False,
+                     has_tail=False, packs_target=False)
     args = [*partials, Arg("num_outputs", index, space.num_outputs), Arg("num_reduced", index, splits), Arg("main", index, splits),
             Arg("chunk", index, splits), *kept_y, Arg("y", "u64", TensorArg(target)), *(a for a in scalars if a.name in second.scalars)]
     last = Step.of("reduce/tree", op, target_arch, THREADS, args, second, -(-space.num_outputs // lanes), suffix="partials")
@@ -348,7 +349,8 @@ class ReduceTree(Engine):
         if problem.is_empty:
             return Build(())
         source, target, axes, kind, correction = self._parts(problem)
-        return reduction_steps(problem.op, source, problem.desc(source), target, problem.desc(target), axes, kind, config, device, correction)
+        x, y = problem.desc(source), problem.desc(target)
+        return reduction_steps(problem.op, source, x, target, y, axes, kind, config, device, correction)
 
 
 ENGINES: dict[str, tuple[Engine, ...]] = {"reduce": (ReduceTree(),), "conv_bgrad": (ReduceTree(),)}

@@ -167,7 +167,8 @@ def _check_attrs(op: str, attrs: Mapping[str, Any], known: tuple[str, ...]) -> N
 
 
 def make_pointwise(tensors: Mapping[str, TensorDesc], attrs: Mapping[str, Any], policy: Policy) -> PointwiseProblem:
-    """expression: text or Expression. dtype: output type, or a tuple of one each; default: the inputs' promoted type, bool for conditions."""
+    """expression: text or Expression. dtype: output type, or a tuple of one each; default: the inputs' promoted type, bool for conditions,
+    the type of an outermost cast."""
     _check_attrs("pointwise", attrs, ("expression", "dtype"))
     if "expression" not in attrs:
         raise expected("pointwise", "expression", "missing", "an expression such as 'relu(x + y)'")

@@ -15,7 +15,7 @@ from math import prod
 from typing import Any
 
 from .. import dtypes
-from ..dtypes import DType, dtype
+from ..dtypes import DType
 from ..errors import expected
 from ..tensor import TensorDesc
 from .base import OpDef, Operand, Policy, Problem

@@ -33,7 +33,8 @@ def reference(problem: Problem, inputs: Mapping[str, np.ndarray], scalars: Mappi
     x: Any = inputs["x"]
     x = x.astype(np.float64) if x.dtype.kind == "f" or kind in FRACTIONAL else x.astype(np.int64)
     floating, count = x.dtype.kind == "f", problem.num_reduced
-    accumulate = F64 if kind in ("var", "std") or "f64" in (problem.desc("x").dtype.name, y.dtype.name) or not problem.desc("x").dtype.is_float else F32
+    kinds = (problem.desc("x").dtype, y.dtype)
+    accumulate = F64 if kind in ("var", "std") or F64 in kinds or not kinds[0].is_float else F32
     magnitude: Any = None
     approximate = 0.0
     a = np.abs(x)

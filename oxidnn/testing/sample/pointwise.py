@@ -17,7 +17,8 @@ FLOATS = ("f32", "f16", "bf16", "f64")
 INTEGERS = ("s8", "u8", "s16", "u16", "s32", "u32", "s64")
 EXPRESSIONS = (
     "x", "x + y", "x * y - z", "relu(x + y)", "x * scale[c] + bias[c]", "gelu(x + bias[c])", "where(x > y, x, z * 0.5)", "silu(x) * y",
-    "maximum(x, y)", "x / (1 + abs(y))", "(x - y) ** 2", "exp(x) - exp(y)", "cast(x, bf16) + y", "tanh(x) * sigmoid(y)", "x * scalar(alpha) + y",
+    "maximum(x, y)", "x / (1 + abs(y))", "(x - y) ** 2", "exp(x) - exp(y)", "cast(x, bf16) + y", "tanh(x) * sigmoid(y)",
+    "x * scalar(alpha) + y",
     "w - scalar(lr) * (v := scalar(momentum) * m + g), v", "x < y", "x + y, x - y, x * y", "clamp(x, -1, 1) + leaky_relu(y, 0.2)",
     "erf(x) + log1p(abs(y))", "a + b + c0 + d + e + f + g + h",
 )
@@ -28,8 +29,9 @@ SMOOTH = tuple(n for n in ACTIVATIONS if n not in ("sign",))
 
 
 def view(rng: np.random.Generator, kind: DType, shape: tuple[int, ...], is_output: bool = False) -> TensorDesc:
-    """A tensor of `shape`: dense, channels last, with gaps, permuted, with a negative stride, misaligned, or (inputs) repeated by stride 0."""
-    choice = rng.choice(["dense", "channels_last", "gaps", "permuted", "negative", "misaligned", "repeated"], p=[.4, .15, .1, .1, .08, .1, .07])
+    """A tensor of `shape`: dense, channels last, with gaps, permuted, a negative stride, misaligned, or (inputs) repeated by stride 0."""
+    kinds = ["dense", "channels_last", "gaps", "permuted", "negative", "misaligned", "repeated"]
+    choice = rng.choice(kinds, p=[0.4, 0.15, 0.1, 0.1, 0.08, 0.1, 0.07])
     order = tuple(range(len(shape)))
     align = 16
     if choice == "channels_last":

@@ -23,7 +23,8 @@ def sample_reduce(rng: np.random.Generator, size: str) -> Problem:
     for i in rng.permutation(rank):
         room = budget // int(np.prod(shape))
         draw = rng.random()
-        shape[i] = int(min(room, rng.integers(1, 10) if draw < 0.6 else 8 * rng.integers(1, 10) if draw < 0.8 else rng.integers(1, 3000)))
+        wanted = rng.integers(1, 10) if draw < 0.6 else 8 * rng.integers(1, 10) if draw < 0.8 else rng.integers(1, 3000)
+        shape[i] = min(room, int(wanted))
     if rng.random() < 0.04 and kind not in NEED_ELEMENTS:
         shape[int(rng.integers(rank))] = 0
     axes = tuple(int(a) for a in np.flatnonzero(rng.random(rank) < 0.5))
