@@ -76,6 +76,8 @@ def why_no_cuda() -> str:
     code = library.cuInit(0)
     if code == 100:
         return "the NVIDIA driver finds no device"
+    if code == 3:
+        return "CUDA cannot be used in a process forked after its first use: start workers by spawn, or fork before"
     if code:
         return f"the NVIDIA driver does not start: cuInit gave error {code}"
     count = ctypes.c_int()
