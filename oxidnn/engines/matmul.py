@@ -292,7 +292,8 @@ def _gemm_epilogue(p: GemmProblem) -> Expression | None:
 
 
 def _lower_gemm(p: GemmProblem) -> tuple[AffineMatmul, ...]:
-    """Batch dimensions over which b does not change become digits of m (one tall matmul), else digits of the batch."""
+    """Batch dimensions over which b does not change become digits of m (one tall matmul), those over which a does not become digits
+    of n (one wide one), others are the batch."""
     a, b, d = p.desc("a"), p.desc("b"), p.desc("d")
     batch = d.shape[:-2]
 
@@ -304,17 +305,18 @@ def _lower_gemm(p: GemmProblem) -> tuple[AffineMatmul, ...]:
     a_m, a_k = a.strides[-2:][::-1] if p.transpose_a else a.strides[-2:]
     b_k, b_n = b.strides[-2:][::-1] if p.transpose_b else b.strides[-2:]
     in_m = [i for i, s in enumerate(b_batch) if s == 0]
-    in_batch = [i for i, s in enumerate(b_batch) if s != 0]
+    in_n = [i for i, s in enumerate(b_batch) if s != 0 and a_batch[i] == 0]
+    in_batch = [i for i, s in enumerate(b_batch) if s != 0 and a_batch[i] != 0]
 
     def pick(values: Sequence[int], where: list[int]) -> tuple[int, ...]:
         return tuple(values[i] for i in where)
 
     epilogue = _gemm_epilogue(p)
-    targets = [Target(name, desc.dtype, (*pick(s, in_m), s[-2]), (s[-1],), pick(s, in_batch), 0, desc.align)
+    targets = [Target(name, desc.dtype, (*pick(s, in_m), s[-2]), (*pick(s, in_n), s[-1]), pick(s, in_batch), 0, desc.align)
                for name, desc, s in _targets(p, epilogue, p.outputs[0], -1)]
-    return (AffineMatmul(IndexSpace((*pick(batch, in_m), p.m)), IndexSpace((p.n,)), IndexSpace((p.k,)),
+    return (AffineMatmul(IndexSpace((*pick(batch, in_m), p.m)), IndexSpace((*pick(batch, in_n), p.n)), IndexSpace((p.k,)),
                          Source("a", a.dtype, (*pick(a_batch, in_m), a_m), (a_k,), pick(a_batch, in_batch), align=a.align),
-                         Source("b", b.dtype, (b_n,), (b_k,), pick(b_batch, in_batch), align=b.align),
+                         Source("b", b.dtype, (*pick(b_batch, in_n), b_n), (b_k,), pick(b_batch, in_batch), align=b.align),
                          targets[0], _accumulator(a.dtype), IndexSpace(pick(batch, in_batch)), epilogue, tuple(targets[1:]),
                          p.policy.math),)
 
@@ -340,14 +342,38 @@ class Algorithm(Protocol):
     name: str
     is_deterministic: bool
 
+    def __hash__(self) -> int: ...
     def check(self, am: AffineMatmul, device: DeviceInfo) -> Support: ...
     def configs(self, am: AffineMatmul, device: DeviceInfo) -> tuple[EngineConfig, ...]: ...
     def estimate(self, am: AffineMatmul, config: EngineConfig, device: DeviceInfo) -> float: ...
     def build(self, op: str, am: AffineMatmul, config: EngineConfig, device: DeviceInfo, workspace_offset: int) -> Build: ...
 
 
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """One of a problem's matmuls, the algorithm that executes it and the configs legal for both."""
+
+    am: AffineMatmul
+    algorithm: Algorithm
+    configs: tuple[EngineConfig, ...]
+
+    def choose(self, config: EngineConfig) -> EngineConfig:
+        """The config where it is legal, else the most promising one."""
+        return config if config in self.configs else self.configs[0]
+
+
+def _split(algorithm: Algorithm, problem: Problem) -> list[tuple[AffineMatmul, Algorithm]]:
+    """The problem's matmuls, the largest first. Those with an empty k (they write the epilogue of 0) are for the direct algorithm."""
+    return [(am, algorithm if am.k.size else DIRECT) for am in sorted(lower(problem), key=lambda am: -am.flops)]
+
+
+@lru_cache(maxsize=256)
+def _jobs(algorithm: Algorithm, problem: Problem, device: DeviceInfo) -> tuple[_Job, ...]:
+    return tuple(_Job(am, chosen, chosen.configs(am, device)) for am, chosen in _split(algorithm, problem))
+
+
 class MatmulEngine(Engine):
-    """An op through one algorithm. Matmuls with an empty k (they write the epilogue of 0) go through the direct one."""
+    """An op through one algorithm."""
 
     def __init__(self, op: str, algorithm: Algorithm) -> None:
         is_implicit = op.startswith("conv") and algorithm is not DIRECT
@@ -355,12 +381,8 @@ class MatmulEngine(Engine):
         self.is_deterministic = algorithm.is_deterministic  # type: ignore[misc]
         self.algorithm = algorithm
 
-    def _jobs(self, problem: Problem) -> tuple[tuple[AffineMatmul, Algorithm], ...]:
-        """The matmuls with the algorithm of each, the largest first."""
-        return tuple((am, self.algorithm if am.k.size else DIRECT) for am in sorted(lower(problem), key=lambda am: -am.flops))
-
     def check_support(self, problem: Problem, device: DeviceInfo) -> Support:
-        for am, algorithm in self._jobs(problem):
+        for am, algorithm in _split(self.algorithm, problem):
             support = algorithm.check(am, device)
             if not support:
                 return support
@@ -368,21 +390,16 @@ class MatmulEngine(Engine):
 
     def configs(self, problem: Problem, device: DeviceInfo) -> tuple[EngineConfig, ...]:
         """Those of the largest matmul; the others use the same one where it is legal for them, else their first."""
-        for am, algorithm in self._jobs(problem):
-            return algorithm.configs(am, device)
-        return (EngineConfig(),)
-
-    @staticmethod
-    def _config_for(algorithm: Algorithm, am: AffineMatmul, config: EngineConfig, device: DeviceInfo) -> EngineConfig:
-        legal = algorithm.configs(am, device)
-        return config if config in legal else legal[0]
+        jobs = _jobs(self.algorithm, problem, device)
+        return jobs[0].configs if jobs else (EngineConfig(),)
 
     def estimate(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> float:
-        return sum(alg.estimate(am, self._config_for(alg, am, config, device), device) for am, alg in self._jobs(problem))
+        return sum(job.algorithm.estimate(job.am, job.choose(config), device) for job in _jobs(self.algorithm, problem, device))
 
     def build_steps(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> Build:
         """Steps run in order on one stream, so all matmuls share the workspace from its start."""
-        builds = [alg.build(problem.op, am, self._config_for(alg, am, config, device), device, 0) for am, alg in self._jobs(problem)]
+        builds = [job.algorithm.build(problem.op, job.am, job.choose(config), device, 0)
+                  for job in _jobs(self.algorithm, problem, device)]
         return Build(tuple(step for b in builds for step in b.steps), max((b.workspace_bytes for b in builds), default=0))
 
 

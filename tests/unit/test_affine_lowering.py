@@ -121,6 +121,8 @@ def test_digits_merge_and_bounds_vanish_where_they_can() -> None:
     assert (am.m.size, am.n.size, am.k.extents, am.a.bounds) == (4 * 49, 64, (8,), ())
     (am,) = lower(parse_case("gemm a=f32[2,3,4,5] b=f32[5,6]"))
     assert (am.m.extents, am.n.extents, am.k.extents, am.batch.extents) == ((24,), (6,), (5,), ())
+    (am,) = lower(parse_case("gemm a=f32[4,5] b=f32[3,6,5] transpose_b=True"))
+    assert (am.m.extents, am.n.extents, am.k.extents, am.batch.extents, am.b.row_strides) == ((4,), (3, 6), (5,), (), (30, 5))
 
 
 def test_one_matmul_per_class_of_the_stride_and_few_without_taps() -> None:
