@@ -77,11 +77,7 @@ def fma32(a: Array, b: Array, c: Array) -> Array:
     exactly half way between two f32 values (its low 29 bits are 100...0), or among the subnormals. Those few lanes
     are redone with the sum rounded to odd.
     """
-    p = a.astype(F64)
-    if p.size >= b.size:
-        p *= b
-    else:
-        p = p * b
+    p = a.astype(F64) * b.astype(F64)
     s = p + c.astype(F64)
     r = s.astype(F32)
     redo = (s.view(I64) << _TIE_SHIFT) == _TIE

@@ -33,7 +33,7 @@ class Access:
     """One memory operand: byte offset and access width, with the allocation it met last."""
 
     __slots__ = ("offset", "width", "mask", "allocation", "bias", "shift", "kind", "sync", "order", "signed_shift",
-                 "window_bias")  # fmt: skip
+                 "window_bias", "step")  # fmt: skip
 
     def __init__(self, offset: int, width: int, kind: str, order: frozenset[str] | None = None) -> None:
         self.offset = offset
@@ -44,6 +44,7 @@ class Access:
         self.sync = order is not None  # a strong access: does not race, and may synchronise
         self.shift = _SHIFTS[width]
         self.signed_shift = _SHIFTS_SIGNED[width]
+        self.step = np.array([offset // width], np.int64)  # the offset in elements, where it is a multiple
         self.allocation: Allocation | None = None
         self.bias = np.zeros(1, np.uint64)
         self.window_bias = {
@@ -55,6 +56,104 @@ class Access:
     def meet(self, allocation: Allocation) -> None:
         self.allocation = allocation
         self.bias = np.array([(self.offset - allocation.origin) & ((1 << 64) - 1)], np.uint64)
+
+
+# -- remembered addresses
+
+
+class Place:
+    """What is known of the addresses in a register, so that `[%r+0]`, `[%r+4]`, ... are checked once.
+
+    Valid while the register holds the same array; masked writes, which are in place, drop it (State.put).
+    """
+
+    __slots__ = ("array", "allocation", "offset", "high", "low", "bits", "elements")
+
+    def __init__(self, array: Array, allocation: Allocation | None, offset: Array, high: int, bits: int) -> None:
+        self.array = array
+        self.allocation = allocation
+        self.offset = offset  # int64 bytes from the origin, before the immediate offset
+        self.high = high
+        self.low = 0  # offsets count unsigned: an address below the origin makes `high` huge
+        self.bits = bits
+        self.elements: dict[int, Array] = {}
+
+    def index(self, access: Access, idx: Array | None) -> Array | None:
+        """Element index of the lanes; None where the alignment needs a closer look."""
+        if (self.bits | access.offset) & access.mask:
+            return None
+        width = access.width
+        found = self.elements.get(width)
+        if found is None:
+            found = self.elements[width] = self.offset >> access.signed_shift if width > 1 else self.offset
+        if idx is not None:
+            found = found.take(idx)
+        return found + access.step if access.offset else found
+
+
+def global_place(S: State, base: Source, access: Access) -> Place | None:
+    """The place of a register with a lane-dependent address, if all lanes lie in one allocation; else None."""
+    a = S.R[base.slot]
+    place = S.places.get(base.slot)
+    if place is None or place.array is not a:
+        if a.size == 1:
+            return None
+        addresses = a if base.view is None else a.view(base.view)
+        allocation = access.allocation
+        for attempt in (0, 1):
+            if attempt == 1:
+                allocation = S.memory.find((int(addresses[0]) + access.offset) & ((1 << 64) - 1), access.width)
+            if allocation is None or not allocation.alive:
+                continue
+            o = addresses - np.array([allocation.origin], np.uint64)
+            high = int(np.maximum.reduce(o))
+            if high + access.offset <= allocation.bounds[access.width]:
+                bits = int(np.bitwise_or.reduce(o)) & 15
+                place = Place(a, allocation, o.view(np.int64), high, bits)
+                place.low = int(np.minimum.reduce(o)) if allocation.lead or access.offset < 0 else -1
+                access.meet(allocation)
+                break
+        else:
+            place = Place(a, None, addresses.view(np.int64), 0, 0)
+        S.places[base.slot] = place
+    allocation = place.allocation
+    if allocation is None or place.high + access.offset > allocation.bounds[access.width]:
+        return None
+    if access.offset < 0 or allocation.lead:
+        if place.low < 0:
+            place.low = int(np.minimum.reduce(place.offset))
+        if place.low + access.offset < allocation.lead:
+            return None
+    return place
+
+
+def window_place(S: State, base: Source, access: Access, window: Window) -> Place | None:
+    """The same for shared memory; the offset includes that of the lane's CTA."""
+    a = S.R[base.slot]
+    place = S.places.get(base.slot)
+    if place is None or place.array is not a:
+        if a.size == 1:
+            return None
+        addresses = a if base.view is None else a.view(base.view)
+        o = addresses - np.array([window.base], addresses.dtype)
+        high, bits = int(np.maximum.reduce(o)), int(np.bitwise_or.reduce(o)) & 15
+        whole = o.astype(np.int64)
+        place = Place(a, None, whole, high, bits)
+        if access.offset < 0:
+            place.low = int(np.minimum.reduce(o))
+        else:
+            place.low = -1
+        if S.shared_offset.size > 1:
+            whole += S.shared_offset
+        S.places[base.slot] = place
+    if place.high + access.offset > window.size - access.width:
+        return None
+    if access.offset < 0:
+        if place.low < 0:
+            place.low = int(np.minimum.reduce(place.array.view(base.view or place.array.dtype) - np.array([window.base], place.array.dtype)))
+        if place.low + access.offset < 0:
+            return None
+    return place
 
 
 # -- global memory
@@ -126,19 +225,34 @@ def check_written(S: State, allocation: Allocation, index: Array, width: int) ->
         raise Fault("uninit", f"reads {width} bytes at {address:#x} that nothing wrote: {S.memory.describe(address)}", lanes)
 
 
+def read_at(S: State, allocation: Allocation, index: Array, access: Access, idx: Array | None) -> Array:
+    width = access.width
+    if allocation.shadow is not None and S.uninit:
+        check_written(S, allocation, index, width)
+    if S.global_race is not None:
+        S.global_race.access(S, allocation, index, access, idx)
+    S.counters.global_read += width * S.lanes(idx)
+    return allocation.views[width].take(index, mode="wrap")
+
+
+def write_at(S: State, allocation: Allocation, index: Array, values: Array, access: Access, idx: Array | None) -> None:
+    width = access.width
+    if not allocation.writable:
+        raise Fault("bounds", f"writes to read-only memory: {allocation}")
+    if S.global_race is not None:
+        S.global_race.access(S, allocation, index, access, idx)
+    store(allocation.views[width], index, values)
+    if allocation.shadow is not None:
+        mark_ready(allocation.shadow, index, width)
+
+
 def gather_global(S: State, a: Array, access: Access, idx: Array | None) -> Array:
     """The raw elements at the lanes' addresses (uint64, one per lane or a single uniform one)."""
     index = locate(S, a, access)
     width = access.width
     if index is not None:
-        allocation = access.allocation
-        assert allocation is not None
-        if allocation.shadow is not None and S.uninit:
-            check_written(S, allocation, index, width)
-        if S.global_race is not None:
-            S.global_race.access(S, allocation, index, access, idx)
-        S.counters.global_read += width * (len(index) if idx is None and len(index) > 1 else S.lanes(idx))
-        return allocation.views[width].take(index, mode="wrap")
+        assert access.allocation is not None
+        return read_at(S, access.allocation, index, access, idx)
     addresses = a + np.array([access.offset & ((1 << 64) - 1)], np.uint64)
     out = np.empty(len(a), RAW[width])
     for allocation, lanes in partition(S, addresses, width):
@@ -179,15 +293,8 @@ def scatter_global(S: State, a: Array, values: Array, access: Access, idx: Array
     width = access.width
     S.counters.global_written += width * S.lanes(idx)
     if index is not None:
-        allocation = access.allocation
-        assert allocation is not None
-        if not allocation.writable:
-            raise Fault("bounds", f"writes to read-only memory: {S.memory.describe(int(a[0]) + access.offset)}")
-        if S.global_race is not None:
-            S.global_race.access(S, allocation, index, access, idx)
-        store(allocation.views[width], index, values)
-        if allocation.shadow is not None:
-            mark_ready(allocation.shadow, index, width)
+        assert access.allocation is not None
+        write_at(S, access.allocation, index, values, access, idx)
         return
     addresses = a + np.array([access.offset & ((1 << 64) - 1)], np.uint64)
     for allocation, lanes in partition(S, addresses, width):
@@ -254,6 +361,10 @@ def outside(S: State, a: Array, access: Access, window: Window, what: str) -> No
 def gather_shared(S: State, a: Array, access: Access, idx: Array | None) -> Array:
     offsets = S.shared_offset
     index = window_index(S, a, access, S.shared, offsets if idx is None or offsets.size == 1 else offsets.take(idx), "shared")
+    return read_shared(S, index, access, idx)
+
+
+def read_shared(S: State, index: Array, access: Access, idx: Array | None) -> Array:
     width = access.width
     if S.shared.shadow is not None and not all_ready(S.shared.shadow, index, width):
         unwritten_shared(S, index, width)
@@ -279,6 +390,10 @@ def unwritten_shared(S: State, index: Array, width: int, lanes_of: Array | None 
 def scatter_shared(S: State, a: Array, values: Array, access: Access, idx: Array | None) -> None:
     offsets = S.shared_offset
     index = window_index(S, a, access, S.shared, offsets if idx is None or offsets.size == 1 else offsets.take(idx), "shared")
+    write_shared(S, index, values, access, idx)
+
+
+def write_shared(S: State, index: Array, values: Array, access: Access, idx: Array | None) -> None:
     width = access.width
     if S.race is not None:
         S.race.access(S, index, access, idx)
@@ -353,6 +468,69 @@ SCATTER: dict[str, Callable[..., None]] = {
 }  # fmt: skip
 
 
+def loader(space: str, base: Source, access: Access) -> Callable[[State, Array | None], Array]:
+    """The load of one operand, through the remembered place of its register where that helps."""
+    gather = GATHER[space]
+    take = base.take
+    if space in ("global", "const"):
+
+        def load_global(S: State, idx: Array | None) -> Array:
+            place = global_place(S, base, access)
+            if place is not None:
+                index = place.index(access, idx)
+                if index is not None:
+                    assert place.allocation is not None
+                    return read_at(S, place.allocation, index, access, idx)
+            return gather(S, take(S, idx), access, idx)
+
+        return load_global
+    if space == "shared":
+
+        def load_shared(S: State, idx: Array | None) -> Array:
+            place = window_place(S, base, access, S.shared)
+            if place is not None:
+                index = place.index(access, idx)
+                if index is not None:
+                    return read_shared(S, index, access, idx)
+            return gather(S, take(S, idx), access, idx)
+
+        return load_shared
+    return lambda S, idx: gather(S, take(S, idx), access, idx)
+
+
+def storer(space: str, base: Source, access: Access) -> Callable[[State, Array, Array | None], None]:
+    """The store of one operand; see loader."""
+    scatter = SCATTER[space]
+    take = base.take
+    if space == "global":
+
+        def store_global(S: State, values: Array, idx: Array | None) -> None:
+            place = global_place(S, base, access)
+            if place is not None:
+                index = place.index(access, idx)
+                if index is not None:
+                    assert place.allocation is not None
+                    S.counters.global_written += access.width * len(index)
+                    write_at(S, place.allocation, index, values, access, idx)
+                    return
+            scatter(S, take(S, idx), values, access, idx)
+
+        return store_global
+    if space == "shared":
+
+        def store_shared(S: State, values: Array, idx: Array | None) -> None:
+            place = window_place(S, base, access, S.shared)
+            if place is not None:
+                index = place.index(access, idx)
+                if index is not None:
+                    write_shared(S, index, values, access, idx)
+                    return
+            scatter(S, take(S, idx), values, access, idx)
+
+        return store_shared
+    return lambda S, values, idx: scatter(S, take(S, idx), values, access, idx)
+
+
 # -- builders
 
 
@@ -413,20 +591,20 @@ def ld(d: Decoder, ins: nodes.Instruction) -> Core:
     access = Access(offset, width, "read", order)
     d.op.info["access"] = access
     raw = np.dtype(f"u{each.itemsize}") if each.itemsize < 16 else each
-    take = base.take
+    fetch = loader(space, base, access)
 
     if length == 1:
         slot, convert = sinks[0]
 
         def run(S: State, idx: Array | None) -> None:
-            value = gather(S, take(S, idx), access, idx)
+            value = fetch(S, idx)
             if slot >= 0:
                 S.set(slot, idx, convert(value))
 
         return run
 
     def run_vector(S: State, idx: Array | None) -> None:
-        parts = gather(S, take(S, idx), access, idx).view(raw).reshape(-1, length)
+        parts = fetch(S, idx).view(raw).reshape(-1, length)
         for i, (slot, convert) in enumerate(sinks):
             if slot >= 0:
                 S.set(slot, idx, convert(parts[:, i].copy()))
@@ -523,31 +701,29 @@ def st(d: Decoder, ins: nodes.Instruction) -> Core:
     if len(elements) != length:
         d.refuse(f"{len(elements)} values for {length} elements")
     fetches = [stored_value(d, x, type_) for x in elements]
-    scatter = SCATTER[space]
     width = each.itemsize * length
-    take = base.take
     raw = np.dtype(f"u{each.itemsize}")
     if length == 1:
         access = Access(offset, width, "write", order)
         d.op.info["access"] = access
-        fetch = fetches[0]
+        fetch, put = fetches[0], storer(space, base, access)
 
         def run(S: State, idx: Array | None) -> None:
-            scatter(S, take(S, idx), fetch(S, idx), access, idx)
+            put(S, fetch(S, idx), idx)
 
         return run
     chunks = [Access(offset + 16 * i, min(width, 16), "write", order) for i in range(max(1, width // 16))]
     d.op.info["access"] = chunks[0]
     per = length // len(chunks)
+    puts = [storer(space, base, access) for access in chunks]
 
     def run_vector(S: State, idx: Array | None) -> None:
-        a = take(S, idx)
         for i, access in enumerate(chunks):
             parts = [fetch(S, idx) for fetch in fetches[i * per : (i + 1) * per]]
             out = np.empty((max(len(p) for p in parts), per), raw)
             for j, part in enumerate(parts):
                 out[:, j] = part
-            scatter(S, a, out.view(RAW[access.width]).reshape(-1), access, idx)
+            puts[i](S, out.view(RAW[access.width]).reshape(-1), idx)
 
     return run_vector
 

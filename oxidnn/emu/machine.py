@@ -429,6 +429,7 @@ class State:
                 self.R[slot.index] = value
                 if value.size > 1:
                     self.varying.append(slot.index)
+        self.places: dict[int, ldst.Place] = {}
         self.guards: dict[tuple[int, bool], tuple[Any, Array, int, Array | None]] = {}
         self.checked: set[tuple[int, int]] = set()
         self.barrier_rounds = 0
@@ -545,6 +546,7 @@ class State:
             new = old
         new[idx] = value
         self.R[slot] = new
+        self.places.pop(slot, None)
         if self.undef:
             mask = self.undef.get(slot)
             if mask is not None:
@@ -607,6 +609,7 @@ class State:
         if self.N == 1 and self.shared_offset.size != 1:
             self.shared_offset = self.shared_offset[:1]
         self.guards.clear()
+        self.places.clear()
         self.whole = self.N % 32 == 0 and bool((self.lane.reshape(-1, 32) == np.arange(32)).all())
         self.partial = self.N % self.T != 0 or bool((self.thread.reshape(-1, self.T) != np.arange(self.T)).any())
 
