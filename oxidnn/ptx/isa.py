@@ -52,10 +52,8 @@ def agrees(kind: str, register: str, wide: bool = False) -> bool:
     need, have = type_bytes(kind), type_bytes(register)
     if have != need and not (wide and have > need):
         return False
-    if register[0] == "b":
+    if kind[0] == "b" or register[0] == "b":
         return True
-    if kind[0] == "b":
-        return have == need or register != "f16"
     if kind == "f16x2":
         return register == "f16x2"
     if kind in _INTEGERS:
