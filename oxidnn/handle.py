@@ -264,7 +264,8 @@ class DnnHandle:
             raise expected("pointwise", "tensors", f"{len(tensors)} arrays", f"{len(expression.args)}: {', '.join(expression.args)}")
         if set(scalars) != set(expression.scalars):
             raise expected("pointwise", "scalars", sorted(scalars), sorted(expression.scalars))
-        call = Call("pointwise", expression.args, (("expression", None), ("dtype", None)))
+        outputs = ("y",) if expression.num_outputs == 1 else tuple(f"y{i}" for i in range(expression.num_outputs))
+        call = Call("pointwise", expression.args, (("expression", None), ("dtype", None)), outputs)
         return self._session.run(call, tensors, (expression, dtype), out, stream, tuple(scalars[n] for n in expression.scalars))
 
     def activation(self, x: Any, name: str, *, out: Any = None, stream: Any = None) -> Any:

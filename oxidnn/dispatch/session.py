@@ -29,11 +29,13 @@ MAX_PLANS = 4096
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """The signature of a public method: op, the roles of its array arguments, its attributes with their defaults."""
+    """The signature of a public method: op, the roles of its array arguments, its attributes with their defaults, and the roles
+    of its outputs where they are not those of the op's row."""
 
     op: str
     tensors: tuple[str, ...]
     attrs: tuple[tuple[str, Any], ...] = ()
+    outputs: tuple[str, ...] | None = None
 
 
 class Prepared:
@@ -194,7 +196,7 @@ class Session:
             views = {n: self._checked_view(call.op, n, a) for n, a in zip(names, arrays, strict=True) if a is not None}
             if not views:
                 raise expected(call.op, call.tensors[0], None, "an array")
-            out_names = OPS[call.op].outputs
+            out_names = OPS[call.op].outputs if call.outputs is None else call.outputs
             out_views = [self._checked_view(call.op, "out", a) for a in outs]
             for view in out_views:
                 if view.is_readonly:

@@ -41,6 +41,11 @@ class ConvProblem(Problem):
     epilogue: Expression | None = None  # over "acc" and operand names
 
     @property
+    def in_place(self) -> tuple[str, ...]:
+        """The residual's element is read by the thread that then writes the output's."""
+        return ("residual",)
+
+    @property
     def spatial(self) -> int:
         return len(self.stride)
 

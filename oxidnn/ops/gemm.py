@@ -32,6 +32,10 @@ class GemmProblem(Problem):
     epilogue: Expression | None = None
 
     @property
+    def in_place(self) -> tuple[str, ...]:
+        return ("c", "residual")
+
+    @property
     def flops(self) -> int:
         return 2 * self.desc("d").numel * self.k
 

@@ -36,6 +36,11 @@ class PointwiseProblem(Problem):
     shape: tuple[int, ...] = ()
     compute: str = "f32"
 
+    @property
+    def in_place(self) -> tuple[str, ...]:
+        """Every element is read by the thread that writes it, before it does."""
+        return self.expression.args
+
     def strides(self, operand: Operand) -> tuple[int, ...]:
         """Element strides of `operand` along the output's dimensions; 0 where it is broadcast."""
         rank = len(self.shape)
@@ -139,6 +144,8 @@ def _make(op: str, expression: Expression, names: tuple[str, ...], tensors: Mapp
     model = next((tensors[n] for n in names if tensors[n].shape == shape and expression.axis(n) is None), None)
     outputs = []
     for name, kind in zip(output_names, chosen, strict=True):
+        if kind.name not in STORED:
+            raise expected(op, f"{name}.dtype", kind, ", ".join(STORED))
         desc = tensors.get(name) or (like(model, kind) if model is not None else TensorDesc.packed(kind, shape))
         if desc.shape != shape:
             raise expected(op, f"{name}.shape", list(desc.shape), list(shape))
