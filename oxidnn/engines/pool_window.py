@@ -1,4 +1,5 @@
-"""Pooling engines: a thread an output of the windows (forward), a thread an element that gathers from the windows over it (backward)."""
+"""Pooling engines: a thread an output of the windows (forward), a thread an element that gathers from the windows over it (backward),
+and a warp or a CTA an output where the one window is the whole image."""
 
 from __future__ import annotations
 
@@ -8,16 +9,18 @@ from typing import Any
 
 from ..codegen.spec import Target
 from ..device import DeviceInfo
-from ..dtypes import S32, DType
+from ..dtypes import F64, S32, DType
 from ..ops.base import Problem
 from ..ops.pool import Axis, PoolProblem
 from ..tensor import TensorDesc, packed_strides
 from .base import SUPPORTED, Arg, Build, Engine, EngineConfig, Step, Support, TensorArg, WorkspaceArg, refuse
 from .digits import DigitConsts, Digits
+from .rows import RowEngine, Rows
 
 _LIMIT = 2**31
-_UNROLL = 32  # most taps unrolled, and most elements they load: the assembler hoists all of these loads
-_UNROLL_ELEMENTS = 80
+# The assembler hoists all loads of unrolled taps, so registers bound how many elements those may load (forward, backward).
+_UNROLL = {False: 80, True: 32}
+_ROUND = {False: 16, True: 8}  # the same for the taps one round of a loop takes
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +38,7 @@ class AxisConsts:
 
 @dataclass(frozen=True, slots=True)
 class PoolConsts:
-    """index_dtype: "" without indices. gathered: (operand, register suffix) of what the backward reads per output."""
+    """is_unrolled: all taps are; else the last axis takes `round` taps a loop. index_dtype: "" without indices. gathered: (operand, register suffix) of what the backward reads per output."""
 
     dtype: str
     compute: str
@@ -43,7 +46,8 @@ class PoolConsts:
     axes: tuple[AxisConsts, ...]
     digits: DigitConsts
     vector: int
-    unroll: bool
+    is_unrolled: bool
+    round: int
     index_dtype: str = ""
     write_y: bool = True
     count_include_pad: bool = True
@@ -140,11 +144,13 @@ class _PoolEngine(Engine):
                 args += [Arg(f"stride_{n}{a}", "s64" if wide else "s32", byte_strides(d)[outer + a])
                          for n, (d, _) in operands.items() if n not in direct]
             axes = _axis_consts(problem.axes, fields["backward"])
-            taps = prod(a.sharing if fields["backward"] else a.window for a in axes)
-            unroll = taps <= _UNROLL and taps * vector <= _UNROLL_ELEMENTS
+            backward = fields["backward"]
+            sizes = [a.sharing if backward else a.window for a in axes]
+            is_unrolled = prod(sizes) <= 32 and prod(sizes) * vector <= _UNROLL[backward]
             kind = problem.operands[0].desc.dtype
             consts = PoolConsts(
-                kind.name, compute_type(kind), problem.mode, axes, digits.consts(wide), vector, unroll, fields["index_dtype"],
+                kind.name, compute_type(kind), problem.mode, axes, digits.consts(wide), vector, is_unrolled,
+                min(sizes[-1], max(1, _ROUND[backward] // vector), 8), fields["index_dtype"],
                 fields.get("write_y", True), problem.count_include_pad, problem.divisor, problem.norm, fields.get("gathered", ()))
             threads = config["threads"]
             steps.append(Step.of(template, problem.op, Target.for_arch(device.arch), threads, args, consts,
@@ -220,6 +226,39 @@ class GatherEngine(_PoolEngine):
         return tuple(EngineConfig.of(vec=v, threads=t) for v in dict.fromkeys((vector, 1)) for t in (128, 256))
 
 
-_FORWARD, _BACKWARD = WindowEngine(), GatherEngine()
+class GlobalEngine(RowEngine):
+    """One window that is the whole image, whose elements lie side by side: threads share it."""
+
+    id = "pool.global_row"
+
+    def rows(self, problem: Problem) -> Rows:
+        assert isinstance(problem, PoolProblem)
+        x, y = problem.desc("x"), problem.desc("y")
+        flat = TensorDesc(x.dtype, (*x.shape[:2], prod(x.shape[2:])), (*x.strides[:2], 1), x.align)
+        return Rows({"x": flat, "y": TensorDesc(y.dtype, y.shape[:2], y.strides[:2], y.align)}, 2, ("x",))
+
+    def check_support(self, problem: Problem, device: DeviceInfo) -> Support:
+        assert isinstance(problem, PoolProblem)
+        x = problem.desc("x")
+        if not all(a.outputs == 1 and a.window == a.extent and a.low == a.high == 0 and a.dilation == 1 for a in problem.axes):
+            return refuse("the windows are not the whole image")
+        if not x.dtype.is_float or problem.mode == "lp" or problem.has("indices") or (problem.mode == "max" and x.dtype is F64):
+            return refuse(f"no {problem.mode} of {x.dtype} with these outputs")
+        if not TensorDesc(x.dtype, x.shape[2:], x.strides[2:]).is_packed():
+            return refuse(f"the elements of an image do not lie side by side (strides {x.strides[2:]})")
+        return super().check_support(problem, device)
+
+    def build_steps(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> Build:
+        assert isinstance(problem, PoolProblem)
+        if problem.is_empty:
+            return Build(())
+        kind = problem.desc("x").dtype
+        divisor = Arg("divisor", compute_type(kind), float(problem.divisor or prod(a.extent for a in problem.axes)))
+        return Build((self.row_step("pool/global", problem, config, device, self.rows(problem), {n: TensorArg(n) for n in ("x", "y")}, 1,
+                                    [divisor], reduction=problem.mode),))
+
+
+_WINDOW, _GATHER, _GLOBAL = WindowEngine(), GatherEngine(), GlobalEngine()
 _NAMES = ("max_pool", "avg_pool", "lp_pool", "adaptive_max_pool", "adaptive_avg_pool", "global_max_pool", "global_avg_pool")
-ENGINES: dict[str, tuple[Engine, ...]] = {n: (_FORWARD,) for n in _NAMES} | {n + "_backward": (_BACKWARD,) for n in _NAMES}
+ENGINES: dict[str, tuple[Engine, ...]] = {n: (_WINDOW,) for n in _NAMES} | {n + "_backward": (_GATHER,) for n in _NAMES}
+ENGINES |= {n: (_GLOBAL, _WINDOW) for n in ("adaptive_avg_pool", "global_max_pool", "global_avg_pool")}

@@ -101,6 +101,16 @@ def test_wide_negative_and_zero_strides(line: str) -> None:
     run_problem(backend, problem, ENGINES[problem.op][0])
 
 
+@pytest.mark.parametrize("line", [
+    "softmax x=f32[1,20000]nchw", "softmax x=f64[1,9001]nchw log=True", "softmax_backward dy=f16[1,17000]nchw y=f16[1,17000]nchw",
+    "cross_entropy logits=f32[2,20001]nchw target=s64[2]nchw label_smoothing=0.1",
+    "cross_entropy_backward logits=bf16[2,40000]nchw target=bf16[2,40000]nchw",
+])
+def test_rows_too_long_for_registers(line: str) -> None:
+    problem, backend = parse_case(line), EmulatedBackend("sm_90a", checkers="all")
+    run_problem(backend, problem, ENGINES[problem.op][0])
+
+
 @pytest.mark.parametrize("op", list(OPS))
 def test_every_config_on_random_problems(op: str) -> None:
     rng = np.random.default_rng(31)

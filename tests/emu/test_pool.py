@@ -43,6 +43,16 @@ def test_nan_wins_and_minus_infinity_stays(kind: str, indexed: bool) -> None:
         assert got["indices"].tolist() == [[[1, 3, 4]]]
 
 
+@pytest.mark.parametrize("extent", [3, 50, 5000])
+def test_global_pools_of_special_values(extent: int) -> None:
+    x = np.full((2, 2, extent), -np.inf)
+    x[0, 1, extent - 1] = np.nan
+    x[1, 0, 1] = 2
+    np.testing.assert_array_equal(outputs(f"global_max_pool x=f32[2,2,{extent}]nchw", x=x)["y"], [[[-np.inf], [np.nan]], [[2], [-np.inf]]])
+    ones = np.ones((2, 2, extent))
+    np.testing.assert_array_equal(outputs(f"global_avg_pool x=bf16[2,2,{extent}]nchw", x=ones)["y"], ones[:, :, :1])
+
+
 def test_integer_extremes() -> None:
     assert outputs("max_pool x=s8[1,1,4]nchw window=2", x=[[[-128, -128, -1, 127]]])["y"].tolist() == [[[-128, 127]]]
     assert outputs("max_pool x=u8[1,1,4]nchw window=2", x=[[[0, 0, 200, 255]]])["y"].tolist() == [[[0, 255]]]
@@ -58,6 +68,15 @@ def test_average_divisors() -> None:
     line = "avg_pool x=f32[1,1,5]nchw window=3 stride=3 padding=1 ceil_mode=True"
     np.testing.assert_allclose(outputs(line, x=x)["y"], [[[2, 8]]])
     np.testing.assert_allclose(outputs(line + " count_include_pad=False", x=x)["y"], [[[3, 8]]])
+    line = "avg_pool x=f32[1,1,5]nchw window=3 stride=1 padding=((0,2),)"
+    np.testing.assert_allclose(outputs(line, x=x)["y"], [[[4, 6, 8, 6, 10 / 3]]], rtol=1e-7)
+    np.testing.assert_allclose(outputs(line + " count_include_pad=False", x=x)["y"], [[[4, 6, 8, 9, 10]]])
+
+
+def test_gradients_of_dilated_windows() -> None:
+    """Windows {0, 2}, {1, 3}, {2, 4}: element 1 lies between the taps of the first."""
+    line = "avg_pool_backward dy=f32[1,1,3]nchw window=2 dilation=2 stride=1 x_shape=(1,1,5)"
+    assert outputs(line, dy=[[[2.0, 20, 200]]])["dx"].tolist() == [[[1, 10, 101, 10, 100]]]
 
 
 def test_adaptive_gradient() -> None:

@@ -72,7 +72,7 @@ def _draw(name: str, mode: str, variant: str, rng: np.random.Generator, size: st
             if mode == "lp":
                 attrs["norm"] = float(rng.choice([1.0, 2.0] if dtype is F64 else [1.0, 2.0, 3.0, 1.5]))
         elif variant == "adaptive":
-            attrs["output_size"] = tuple(int(v) for v in rng.integers(1, 8, rank))
+            attrs["output_size"] = 1 if rng.random() < 0.2 else tuple(int(v) for v in rng.integers(1, 8, rank))
         tensors = {}
         try:
             forward = OPS[name.removesuffix("_backward")]
@@ -178,8 +178,9 @@ CASES: dict[str, tuple[str, ...]] = {
         "adaptive_max_pool_backward dy=f32[2,3,3,4]nchw indices=s64[2,3,3,4]nchw output_size=(3,4) x_shape=(2,3,7,10)",),
     "adaptive_avg_pool": ("adaptive_avg_pool x=f32[1,1,5]nchw output_size=3", "adaptive_avg_pool x=bf16[2,8,7,5]nhwc output_size=(3,7)"),
     "adaptive_avg_pool_backward": ("adaptive_avg_pool_backward dy=f32[1,1,3]nchw output_size=3 x_shape=(1,1,5)",),
-    "global_max_pool": ("global_max_pool x=f32[2,3,7,7]nchw",),
+    "global_max_pool": ("global_max_pool x=f32[2,3,7,7]nchw", "global_max_pool x=bf16[1,2,80,80]nchw"),
     "global_max_pool_backward": ("global_max_pool_backward dy=f32[2,3,1,1]nchw x=f32[2,3,7,7]nchw",),
-    "global_avg_pool": ("global_avg_pool x=bf16[2,16,7,7]nhwc", "global_avg_pool x=f32[2,3,5,5,5]nchw"),
+    "global_avg_pool": ("global_avg_pool x=bf16[2,16,7,7]nhwc", "global_avg_pool x=f32[2,3,5,5,5]nchw",
+                        "global_avg_pool x=f16[1,2,64,96]nchw", "global_avg_pool x=f64[1,1,100,70]nchw"),
     "global_avg_pool_backward": ("global_avg_pool_backward dy=bf16[2,16,1,1]nchw x_shape=(2,16,7,7)",),
 }
