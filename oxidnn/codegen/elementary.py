@@ -316,7 +316,7 @@ def tanh_f32(e: Emitter, x: str) -> str:
     a = e("abs.f32", x)
     grown = e("ex2.approx.f32", e("mul.rn.f32", a, 2 * LOG2E))
     large = e("fma.rn.f32", e("rcp.approx.f32", e("add.rn.f32", grown, 1.0)), -2.0, 1.0)
-    return e("selp.f32", small, e("copysign.f32", x, large), e("setp.lt.f32", a, 0.55))
+    return e("copysign.f32", x, e("selp.f32", small, large, e("setp.lt.f32", a, 0.55)))
 
 
 def tanh_f64(e: Emitter, x: str) -> str:
@@ -379,15 +379,14 @@ def erf_f32(e: Emitter, x: str) -> str:
     small = e("fma.rn.f32", e.polynomial(z, ERF_F32, "f32"), x, x)
     a = minimum(e, e("abs.f32", x), 4.0, "f32")
     tail = e("ex2.approx.f32", e("mul.rn.f32", a, e.polynomial(a, ERFC_LOG2_F32, "f32")))
-    large = e("copysign.f32", x, e("sub.rn.f32", 1.0, tail))
-    return e("selp.f32", small, large, e("setp.lt.f32", a, 1.0))
+    return e("copysign.f32", x, e("selp.f32", small, e("sub.rn.f32", 1.0, tail), e("setp.lt.f32", a, 1.0)))
 
 
 def erf_f64(e: Emitter, x: str) -> str:
     a = e("abs.f64", x)
     small = e("fma.rn.f64", e.polynomial(e("mul.rn.f64", x, x), ERF_F64, "f64"), x, x)
-    large = e("copysign.f64", x, e("sub.rn.f64", 1.0, _erfc_tail(e, a, False, "f64")))
-    return e("selp.f64", small, large, e("setp.lt.f64", a, 1.0))
+    large = e("sub.rn.f64", 1.0, _erfc_tail(e, a, False, "f64"))
+    return e("copysign.f64", x, e("selp.f64", small, large, e("setp.lt.f64", a, 1.0)))
 
 
 def _reduce_angle(e: Emitter, x: str) -> tuple[str, str]:
@@ -414,7 +413,8 @@ def sine(t: str, shift: int) -> Callable[[Emitter, str], str]:
         cos = e.polynomial(z, COS_F32 if t == "f32" else COS_F64, t)
         cos = e(f"fma.rn.{t}", e(f"fma.rn.{t}", cos, z, -0.5), z, 1.0)
         value = e(f"selp.{t}", cos, sin, e("setp.ne.s32", e("and.b32", quadrant, 1), 0))
-        return e(f"selp.{t}", e(f"neg.{t}", value), value, e("setp.ne.s32", e("and.b32", quadrant, 2), 0))
+        value = e(f"selp.{t}", e(f"neg.{t}", value), value, e("setp.ne.s32", e("and.b32", quadrant, 2), 0))
+        return value if shift else _keep_tiny(e, x, value, 2.0**-14 if t == "f32" else 2.0**-28, t)
 
     return lower
 

@@ -104,7 +104,11 @@ class TreeConsts:
 
     @property
     def unroll(self) -> int:
-        return UNROLL
+        """Loads in flight: fewer where their states would take more than 64 registers."""
+        unroll = UNROLL
+        while unroll > 1 and unroll * self.vec * sum(self.sizes) > 256:
+            unroll //= 2
+        return unroll
 
     def neutral(self) -> str:
         value = REDUCTIONS[self.kind].neutral

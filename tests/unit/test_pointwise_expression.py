@@ -12,10 +12,35 @@ from oxidnn.codegen.pointwise import COMMON, TABLE, Expression, apply, arg, cons
 from oxidnn.errors import InvalidArgument
 
 TEXTS = (
-    "acc", "relu(acc)", "relu(acc * scale + bias)", "bias[:] + acc", "x + y * z", "(x + y) * z", "x - (y - z)", "x - y - z",
-    "x / (y / z)", "-x ** 2", "(-x) ** 2", "2 ** -x", "x ** y ** z", "(x ** y) ** z", "x % 3", "x < y", "(x < y) & ~(z >= 1)", "where(x != x, 0, x)",
-    "cast(x * 127, s8)", "w - scalar(lr) * (v := scalar(m) * u + g), v", "x * -1.5", "1e-30 * x", "x + inf", "tanh(y := x * x) + y / (1 + y)",
-    "gelu(x) if x > 0 else silu(x)", "abs(-x)", "clamp(x, -1, 6)", "leaky_relu(x)", "t0 * exp(t0 + 1) / exp(t0 + 1)",
+    "acc",
+    "relu(acc)",
+    "relu(acc * scale + bias)",
+    "bias[:] + acc",
+    "x + y * z",
+    "(x + y) * z",
+    "x - (y - z)",
+    "x - y - z",
+    "x / (y / z)",
+    "-x ** 2",
+    "(-x) ** 2",
+    "2 ** -x",
+    "x ** y ** z",
+    "(x ** y) ** z",
+    "x % 3",
+    "x < y",
+    "(x < y) & ~(z >= 1)",
+    "where(x != x, 0, x)",
+    "cast(x * 127, s8)",
+    "w - scalar(lr) * (v := scalar(m) * u + g), v",
+    "x * -1.5",
+    "1e-30 * x",
+    "x + inf",
+    "tanh(y := x * x) + y / (1 + y)",
+    "gelu(x) if x > 0 else silu(x)",
+    "abs(-x)",
+    "clamp(x, -1, 6)",
+    "leaky_relu(x)",
+    "t0 * exp(t0 + 1) / exp(t0 + 1)",
 )
 
 
@@ -87,10 +112,21 @@ def test_names_axes_and_outputs() -> None:
         e.axis("nothing")
 
 
-@pytest.mark.parametrize(("text", "part"), [
-    ("rellu(x)", "relu"), ("x +", "parse"), ("gelu(x, y, z)", "expected 1"), ("x[0]", "x\\[0\\]"), ("foo.bar(x)", "meaning"),
-    ("gellu", "gelu"), ("cast(x, f99)", "f99"), ("clamp(x)", "expected 3"), ("x < y < z", "meaning"), ("arg(x, d)", "axis"),
-])
+@pytest.mark.parametrize(
+    ("text", "part"),
+    [
+        ("rellu(x)", "relu"),
+        ("x +", "parse"),
+        ("gelu(x, y, z)", "expected 1"),
+        ("x[0]", "x\\[0\\]"),
+        ("foo.bar(x)", "meaning"),
+        ("gellu", "gelu"),
+        ("cast(x, f99)", "f99"),
+        ("clamp(x)", "expected 3"),
+        ("x < y < z", "meaning"),
+        ("arg(x, d)", "axis"),
+    ],
+)
 def test_errors_name_the_part_that_is_off(text: str, part: str) -> None:
     with pytest.raises(InvalidArgument, match=part):
         parse(text)

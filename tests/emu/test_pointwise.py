@@ -1,0 +1,293 @@
+"""The elementwise kernel: accuracy of every function, every type, layout, index width, in-place use, and assembly without spills."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from oxidnn.codegen.pointwise import TABLE, parse, round_to
+from oxidnn.codegen.render import render
+from oxidnn.device import known_device
+from oxidnn.dtypes import dtype
+from oxidnn.engines.base import EngineConfig
+from oxidnn.engines.pointwise_map import PointwiseMap
+from oxidnn.errors import InvalidArgument
+from oxidnn.ops.base import Policy, Problem
+from oxidnn.ops.case import format_case, parse_case
+from oxidnn.ops.pointwise import STORED, make_activation, make_pointwise
+from oxidnn.runtime.assembler import assemble
+from oxidnn.runtime.emu_backend import EmulatedBackend
+from oxidnn.tensor import TensorDesc
+from oxidnn.testing.data import to_storage
+from oxidnn.testing.harness import execute, run_problem
+from oxidnn.testing.reference.pointwise import error_bound
+from oxidnn.testing.sample import CASES, SAMPLES
+
+ENGINE = PointwiseMap()
+OPS = ("pointwise", "activation", "activation_backward")
+
+
+def backend(arch: str = "sm_80") -> EmulatedBackend:
+    return EmulatedBackend(arch, checkers="all")
+
+
+def make(text: str, arrays: dict[str, np.ndarray], out: str | None = None) -> Problem:
+    tensors = {n: TensorDesc.packed(dtype(a.dtype), a.shape) for n, a in arrays.items()}
+    return make_pointwise(tensors, {"expression": text} | ({"dtype": out} if out else {}), Policy())
+
+
+def compute(text: str, arrays: dict[str, np.ndarray], out: str | None = None, vec: int = 4) -> list[np.ndarray]:
+    return list(execute(backend(), make(text, arrays, out), ENGINE, EngineConfig.of(vec=vec), arrays).values())
+
+
+def wide_values(kind: str, rng: np.random.Generator, n: int = 1500) -> np.ndarray:
+    """Every magnitude from subnormal to overflow, the ranges where functions bend, and the special values."""
+    t = np.dtype({"f32": np.float32, "f64": np.float64}[kind])
+    low, high, steep = (-149, 128, 110) if kind == "f32" else (-1074, 1024, 760)
+    info = np.finfo(t)
+    special = [
+        0.0,
+        -0.0,
+        np.inf,
+        -np.inf,
+        np.nan,
+        1,
+        -1,
+        0.5,
+        -0.5,
+        2,
+        -2,
+        3,
+        info.max,
+        -info.max,
+        info.tiny,
+        info.smallest_subnormal,
+        -info.smallest_subnormal,
+        1 + info.eps,
+        1 - info.epsneg,
+        88.72,
+        -103.97,
+        709.78,
+        -745.1,
+        0.55,
+        -0.55,
+        1.0000001,
+    ]
+    spread = np.exp2(rng.uniform(low, high, n)) * rng.choice([-1.0, 1.0], n)
+    with np.errstate(over="ignore"):
+        parts = [spread, rng.uniform(-20, 20, n), rng.uniform(-1.5, 1.5, n), rng.uniform(-steep, steep, n), special]
+        return np.concatenate(parts).astype(t)
+
+
+@pytest.mark.parametrize("kind", ["f32", "f64"])
+@pytest.mark.parametrize("name", [n for n, f in TABLE.items() if n != "where" and not f.takes_conditions])
+def test_every_function_keeps_its_bound(name: str, kind: str) -> None:
+    """Against float64 NumPy over wide ranges: within the row's ulps, or what the expansion's rows lead to."""
+    row, rng = TABLE[name], np.random.default_rng(11)
+    first = wide_values(kind, rng)
+    required = row.arity - len(row.defaults)
+    names = ["a", "b", "d"][:required]
+    arrays = {n: first if i == 0 else rng.permutation(first) for i, n in enumerate(names)}
+    text = f"{name}({', '.join(names)})"
+    if name in ("sin", "cos", "tan"):  # NaN beyond, by the row's word
+        arrays = {n: np.where(np.abs(a) <= 2.0**50, a, a.dtype.type(1)) for n, a in arrays.items()}
+    elif name == "mod" and kind == "f64":
+        arrays = {n: np.where((np.abs(a) < 2.0**40) & (np.abs(a) > 2.0**-40), a, a.dtype.type(1.5)) for n, a in arrays.items()}
+    got = compute(text, arrays, None if row.is_condition else kind)[0]
+    expression, exact = parse(text), {n: a.astype(np.float64) for n, a in arrays.items()}
+    with np.errstate(all="ignore"):
+        want = expression.evaluate(exact)[0]
+        if row.is_condition:
+            np.testing.assert_array_equal(got, want)
+            return
+        rounded = want.astype(got.dtype)
+        unit = np.spacing(np.abs(rounded)).astype(np.float64)
+        if row.lower:
+            # pow's f64 bound is relative to |y log x|; float64 NumPy itself errs by one ulp.
+            allowed = (row.ulp if kind == "f32" else row.ulp64 + 1) * unit
+        else:
+            allowed = 2 * error_bound(expression, exact, {}, kind)[0] + (1 if kind == "f32" else 4) * unit
+        same = (got == rounded) | (np.isnan(got) & np.isnan(want))
+        error = np.abs(got.astype(np.float64) - want)
+        wrong = ~(same | (error <= allowed))
+    if not row.lower:  # where a part overflows or cancels entirely the first-order bound says nothing
+        wrong &= np.isfinite(allowed)
+    at = np.flatnonzero(wrong)
+    assert not len(at), f"{len(at)} wrong, first {[a[at[0]] for a in arrays.values()]}: {got[at[0]]!r} for {want[at[0]]!r}"
+
+
+def test_signed_zeros_are_kept() -> None:
+    x = np.array([0.0, -0.0] * 4, np.float32)
+    for name in ("neg", "abs", "tanh", "erf", "expm1", "sqrt", "sin", "floor", "trunc", "round", "log1p"):
+        got = compute(f"{name}(x)", {"x": x})[0]
+        with np.errstate(all="ignore"):
+            want = TABLE[name].numpy(x.astype(np.float64))
+        np.testing.assert_array_equal(np.signbit(got), np.signbit(want), err_msg=name)
+
+
+@pytest.mark.parametrize("source", STORED)
+@pytest.mark.parametrize("target", STORED)
+def test_every_conversion(source: str, target: str) -> None:
+    """Loads and stores between all storage types, packs and single elements: nearest even, integers saturate."""
+    rng, kind = np.random.default_rng(5), dtype(source)
+    if kind.is_float:
+        values = np.concatenate(
+            [rng.standard_normal(50) * 3, rng.uniform(-60000, 60000, 40), [0.5, 1.5, 2.5, -0.5, 127.5, -128.5, 255.5, 0]]
+        )
+        x = to_storage(values, kind)
+    elif kind.kind == "bool":
+        x = rng.integers(0, 2, 99).astype(bool)
+    else:
+        info = np.iinfo(kind.numpy)
+        x = np.concatenate(
+            [rng.integers(info.min, info.max, 60, kind.numpy, True), np.arange(0, 37, dtype=kind.numpy), [info.min, info.max]]
+        )
+        x = x.astype(kind.numpy)
+    for vec in (1, 2, 8):
+        problem = make("x", {"x": x}, target)
+        got = execute(backend(), problem, ENGINE, EngineConfig.of(vec=vec), {"x": x})["y"]
+        wide = x.astype({"f64": np.float64, "f32": np.float32}.get(problem.compute, np.int64))
+        wide = wide.astype(np.float64) if wide.dtype.kind == "f" else wide
+        if dtype(target).is_float:
+            want = to_storage(wide, dtype(target))
+        elif target == "s64" and wide.dtype.kind == "f":
+            want = np.rint(wide).astype(np.int64)
+        else:
+            want = np.asarray(wide if target == "s64" else round_to(wide, target)).astype(dtype(target).numpy)
+        np.testing.assert_array_equal(got, want)
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_random_problems(op: str) -> None:
+    """Layouts, broadcasting, negative and zero strides, misaligned views, mixed types; every config; both targets."""
+    for seed in range(24):
+        arch = ("sm_80", "sm_90a")[seed % 2]
+        problem = SAMPLES[op](np.random.default_rng(1000 + seed), "tiny")
+        assert format_case(parse_case(format_case(problem))) == format_case(problem)
+        for config in ENGINE.configs(problem, known_device(arch)):
+            run_problem(backend(arch), problem, ENGINE, config, seed)
+
+
+@pytest.mark.parametrize("line", [line for op in OPS for line in CASES[op]])
+def test_cases(line: str) -> None:
+    problem = parse_case(line)
+    for config in ENGINE.configs(problem, known_device("sm_80")):
+        run_problem(backend(), problem, ENGINE, config)
+
+
+@pytest.mark.parametrize("vec", [1, 4])
+def test_64_bit_indices(vec: int) -> None:
+    """The path of tensors beyond 2^31 elements, taken on small ones."""
+    for line in (
+        'pointwise x=f32[3,5,7,7]nchw bias=f32[5]nchw expression="relu(x + bias[c])"',
+        'pointwise x=f16[6,10](1,-6) y=f32[10]nchw expression="x - y"',
+        'pointwise x=f32[1001]nchw expression="x * x"',
+    ):
+        problem = parse_case(line)
+        run_problem(backend(), problem, ENGINE, EngineConfig.of(vec=vec, index=64))
+
+
+def test_tensors_beyond_2_31_elements_take_64_bit_indices() -> None:
+    big = TensorDesc.packed(dtype("s8"), (3, 2**30 + 8))
+    problem = make_pointwise({"x": big}, {"expression": "x + 1"}, Policy())
+    step = ENGINE.build_steps(problem, EngineConfig.of(vec=8), known_device("sm_90a")).steps[0]
+    assert step.spec.consts.wide_index and {p.name: p.type for p in step.spec.params}["count"] == "u64"
+    assert step.grid[0] * step.spec.threads * 8 >= big.numel
+    # A view far apart in memory keeps a 32-bit index and takes 64-bit offsets.
+    far = TensorDesc(dtype("f32"), (4, 33), (2**30, 1))
+    problem = make_pointwise({"x": far}, {"expression": "exp(x)"}, Policy())
+    step = ENGINE.build_steps(problem, EngineConfig.of(vec=1), known_device("sm_80")).steps[0]
+    assert step.spec.consts.wide_offset and not step.spec.consts.wide_index
+
+
+def test_64_bit_offsets_with_a_32_bit_index() -> None:
+    """Rows far apart in a bank of memory: offsets of several GiB are formed but only the first row's are read."""
+    problem = parse_case('pointwise x=f32[1,40](2000000000,1) y=f32[40]nchw expression="x + y"')
+    run_problem(backend(), problem, ENGINE)
+
+
+@pytest.mark.parametrize("text", ["relu(x) * y", "y - x, x + y"])
+def test_output_in_place_of_an_input(text: str) -> None:
+    """The first output lies exactly where x lies."""
+    rng = np.random.default_rng(2)
+    x, y = rng.standard_normal(1037).astype(np.float32), rng.standard_normal(1037).astype(np.float32)
+    problem = make(text, {"x": x, "y": y})
+    device = backend()
+    for vec in (1, 4):
+        step = ENGINE.build_steps(problem, EngineConfig.of(vec=vec), device.info).steps[0]
+        blocks = {o.name: device.allocate(x.nbytes, 0) for o in problem.operands}
+        device.upload(blocks["x"].ptr, x, 0)
+        device.upload(blocks["y"].ptr, y, 0)
+        first = problem.outputs[0].name
+        values = [blocks["x" if a.name == first else a.name].ptr if hasattr(a, "name") else a for a in step.args]
+        device.load(render(step.spec), step.spec).bind(step.grid, values).launch(0)
+        got = np.empty_like(x)
+        device.download(got, blocks["x"].ptr, 0)
+        want = problem.expression.evaluate({"x": x.astype(np.float64), "y": y.astype(np.float64)})[0]
+        np.testing.assert_allclose(got, want, rtol=1e-6)
+        for block in blocks.values():
+            block.free()
+
+
+def test_scalars_are_given_with_the_call() -> None:
+    problem = parse_case('pointwise x=f64[77]nchw expression="x * scalar(a) - scalar(b)"')
+    assert problem.scalars == ("a", "b")
+    x = np.random.default_rng(0).standard_normal(77)
+    got = execute(backend(), problem, ENGINE, EngineConfig.of(vec=1), {"x": x}, {"a": 1.25, "b": -3.0})["y"]
+    np.testing.assert_allclose(got, x * 1.25 + 3.0, rtol=1e-15)
+
+
+def test_activation_backward_is_the_derivative_of_activation() -> None:
+    rng = np.random.default_rng(4)
+    x, dy = rng.standard_normal(300).astype(np.float32) * 2, rng.standard_normal(300).astype(np.float32)
+    for name, parameters in (("gelu", ()), ("leaky_relu", (0.2,)), ("mish", ()), ("elu", (0.7,)), ("hard_swish", ())):
+        line = f"activation_backward dy=f32[300]nchw x=f32[300]nchw name={name}" + (f" parameters='{parameters}'" if parameters else "")
+        got = execute(backend(), parse_case(line), ENGINE, EngineConfig.of(vec=4), {"dy": dy, "x": x})["dx"]
+        forward = make_activation(
+            {"x": TensorDesc.packed(dtype("f64"), (300,))}, {"name": name, "parameters": parameters}, Policy()
+        ).expression
+        up, down = (forward.evaluate({"x": x.astype(np.float64) + d})[0] for d in (1e-6, -1e-6))
+        np.testing.assert_allclose(got, dy * (up - down) / 2e-6, rtol=2e-5, atol=1e-6, err_msg=name)
+
+
+@pytest.mark.parametrize(
+    ("line", "part"),
+    [
+        ('pointwise x=f32[3,4]nchw y=f32[3,5]nchw expression="x + y"', "broadcast"),
+        ('pointwise x=f32[3,4]nchw bias=f32[3]nchw expression="x + bias[c]"', "bias.shape"),
+        ('pointwise x=f32[3]nchw bias=f32[3]nchw expression="x + bias[c]"', "rank 2"),
+        ('pointwise x=f32[3]nchw expression="x + z"', "z is missing"),
+        ('pointwise x=f32[3]nchw w=f32[3]nchw expression="x + 1"', "w is given"),
+        ('pointwise x=f32[3]nchw y=f32[4]nchw expression="x + 1"', "y.shape"),
+        ('pointwise x=f32[3]nchw y=f32[3](0) expression="x + 1"', "overlap"),
+        ('pointwise x=e4m3[3]nchw expression="x + 1"', "x.dtype"),
+        ('pointwise x=f32[3]nchw expression="x + 1" dtype=e4m3', "y.dtype"),
+        ("activation x=f32[3]nchw name=geluu", "gelu"),
+        ("activation x=f32[3]nchw name=add", "one tensor"),
+        ("activation_backward dy=f32[3]nchw x=f32[4]nchw name=relu", "dy.shape"),
+        (
+            'pointwise expression="a + b + c0 + d + e + f + g + h + i" ' + " ".join(f"{n}=f32[2]" for n in "a b c0 d e f g h i".split()),
+            "at most 8",
+        ),
+    ],
+)
+def test_errors_name_the_argument(line: str, part: str) -> None:
+    with pytest.raises(InvalidArgument, match=part):
+        parse_case(line)
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
+def test_kernels_assemble_without_spills(arch: str) -> None:
+    device = known_device(arch)
+    lines = [
+        *(line for op in OPS for line in CASES[op]),
+        'pointwise a=f32[99,64]nchw b=f16[64]nchw c0=bf16[99,1]nchw d=s8[99,64]nchw expression="gelu(a) * erf(b) + tanh(c0) ** d"',
+        'pointwise x=s8[1024]nchw y=u8[1024]nchw expression="maximum(x, y) * 2"',
+        'pointwise x=f64[1024]nchw expression="gelu(x) + sin(x)"',
+    ]
+    for line in lines:
+        problem = parse_case(line)
+        for config in ENGINE.configs(problem, device):
+            for step in ENGINE.build_steps(problem, config, device).steps:
+                built = assemble(render(step.spec), arch)
+                assert built.spill_bytes == 0 and built.registers <= step.spec.max_registers, (line, config.name)
