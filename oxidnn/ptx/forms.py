@@ -17,7 +17,7 @@ Operands, separated by commas: `=` writes, `+` reads and writes, otherwise read.
               a type times a count (`T*V`), `#2` (what operand 2 says) or `?` (what a descriptor or tensor map says); `queued`
               is asynchronous through the generic proxy, `async` through the async proxy; `tensor D` in front of the space
               adds D coordinates.
-`hint>b64` is there only if the modifier named hint is, `M=im2col>` only if M is that one; a trailing `?` is optional.
+`hint>u64` is there only if the modifier named hint is, `M=im2col>` only if M is that one; a trailing `?` is optional.
 
 Gate: version@target, alternatives separated by blanks. `89+` is that architecture and later ones, `90a` that one only,
 `100f` its family with an a or f suffix. Empty is 7.0@80+.
@@ -116,24 +116,24 @@ getctarank shared::cluster? T:u32|u64 ; =u32, T/sym ; 7.8@90+
 
 # ---- loads and stores
 ld weak? S:@space? cop:ca|cg|cs|lu|cv? V:v2|v4? T:@mem ; ={{V:T}}, [S r T*V]
-ld weak? S:global? @evict1? hint:L2::cache_hint? @prefetch? V:v2|v4? T:@mem ; ={{V:T}}, [S r T*V], hint>b64
-ld weak? S:global @evict1? L2::evict_last|L2::evict_first|L2::evict_normal? hint:L2::cache_hint? @prefetch? V:v8 T:b32|u32|s32|f32 ; ={{V:T}}, [S r T*V], hint>b64 ; 8.8@100+
-ld weak? S:global @evict1? L2::evict_last|L2::evict_first|L2::evict_normal? hint:L2::cache_hint? @prefetch? V:v4 T:b64|u64|s64|f64 ; ={{V:T}}, [S r T*V], hint>b64 ; 8.8@100+
-ld S:global cop:ca|cg|cs nc hint:L2::cache_hint? @prefetch? V:v2|v4? T:@mem ; ={{V:T}}, [S r T*V], hint>b64
-ld S:global nc @evict1? hint:L2::cache_hint? @prefetch? V:v2|v4? T:@mem ; ={{V:T}}, [S r T*V], hint>b64
-ld S:global nc @evict1? L2::evict_last|L2::evict_first|L2::evict_normal? hint:L2::cache_hint? @prefetch? V:v8 T:b32|u32|s32|f32 ; ={{V:T}}, [S r T*V], hint>b64 ; 8.8@100+
+ld weak? S:global? @evict1? hint:L2::cache_hint? @prefetch? V:v2|v4? T:@mem ; ={{V:T}}, [S r T*V], hint>u64
+ld weak? S:global @evict1? L2::evict_last|L2::evict_first|L2::evict_normal? hint:L2::cache_hint? @prefetch? V:v8 T:b32|u32|s32|f32 ; ={{V:T}}, [S r T*V], hint>u64 ; 8.8@100+
+ld weak? S:global @evict1? L2::evict_last|L2::evict_first|L2::evict_normal? hint:L2::cache_hint? @prefetch? V:v4 T:b64|u64|s64|f64 ; ={{V:T}}, [S r T*V], hint>u64 ; 8.8@100+
+ld S:global cop:ca|cg|cs nc hint:L2::cache_hint? @prefetch? V:v2|v4? T:@mem ; ={{V:T}}, [S r T*V], hint>u64
+ld S:global nc @evict1? hint:L2::cache_hint? @prefetch? V:v2|v4? T:@mem ; ={{V:T}}, [S r T*V], hint>u64
+ld S:global nc @evict1? L2::evict_last|L2::evict_first|L2::evict_normal? hint:L2::cache_hint? @prefetch? V:v8 T:b32|u32|s32|f32 ; ={{V:T}}, [S r T*V], hint>u64 ; 8.8@100+
 ld order:volatile S:@atspace|local? V:v2|v4? T:@mem ; ={{V:T}}, [S r T*V]
 ld order:volatile S:global? @prefetch V:v2|v4? T:@mem ; ={{V:T}}, [S r T*V]
 ld order:relaxed|acquire scope:@scope S:@atspace? V:v2|v4? T:@mem ; ={{V:T}}, [S r T*V]
-ld order:relaxed|acquire scope:@scope S:global? @evict1? hint:L2::cache_hint? @prefetch? V:v2|v4? T:@mem ; ={{V:T}}, [S r T*V], hint>b64
+ld order:relaxed|acquire scope:@scope S:global? @evict1? hint:L2::cache_hint? @prefetch? V:v2|v4? T:@mem ; ={{V:T}}, [S r T*V], hint>u64
 ldu S:global? V:v2|v4? T:@mem ; ={{V:T}}, [S r T*V]
 st weak? S:@stspace? cop:wb|cg|cs|wt? V:v2|v4? T:@mem ; [S w T*V], {{V:T}}
-st weak? S:global? @evict1? hint:L2::cache_hint? V:v2|v4? T:@mem ; [S w T*V], {{V:T}}, hint>b64
-st weak? S:global @evict1? L2::evict_last|L2::evict_first|L2::evict_normal? hint:L2::cache_hint? V:v8 T:b32|u32|s32|f32 ; [S w T*V], {{V:T}}, hint>b64 ; 8.8@100+
-st weak? S:global @evict1? L2::evict_last|L2::evict_first|L2::evict_normal? hint:L2::cache_hint? V:v4 T:b64|u64|s64|f64 ; [S w T*V], {{V:T}}, hint>b64 ; 8.8@100+
+st weak? S:global? @evict1? hint:L2::cache_hint? V:v2|v4? T:@mem ; [S w T*V], {{V:T}}, hint>u64
+st weak? S:global @evict1? L2::evict_last|L2::evict_first|L2::evict_normal? hint:L2::cache_hint? V:v8 T:b32|u32|s32|f32 ; [S w T*V], {{V:T}}, hint>u64 ; 8.8@100+
+st weak? S:global @evict1? L2::evict_last|L2::evict_first|L2::evict_normal? hint:L2::cache_hint? V:v4 T:b64|u64|s64|f64 ; [S w T*V], {{V:T}}, hint>u64 ; 8.8@100+
 st order:volatile S:@stspace? V:v2|v4? T:@mem ; [S w T*V], {{V:T}}
 st order:relaxed|release scope:@scope S:@atspace? V:v2|v4? T:@mem ; [S w T*V], {{V:T}}
-st order:relaxed|release scope:@scope S:global? @evict1? hint:L2::cache_hint? V:v2|v4? T:@mem ; [S w T*V], {{V:T}}, hint>b64
+st order:relaxed|release scope:@scope S:global? @evict1? hint:L2::cache_hint? V:v2|v4? T:@mem ; [S w T*V], {{V:T}}, hint>u64
 st async weak? S:shared::cluster done:mbarrier::complete_tx::bytes V:v2|v4? T:b32|u32|s32|f32|b64|u64|s64|f64 ; [S w T*V async], {{V:T}}, [S a 8 async] ; 8.1@90+
 st bulk weak? S:shared::cta? ; [S w #1 async], b64, #0 ; 8.6@100+
 prefetch S:global|local? L1|L2 ; [S h 0]
@@ -142,8 +142,8 @@ prefetch tensormap ; [generic h 128] ; 8.0@90+
 prefetchu L1 ; [generic h 0]
 applypriority S:global? L2::evict_normal ; [S h 128], #128 ; 7.4@80+
 discard S:global? L2 ; [S w 128], #128 ; 7.4@80+
-createpolicy fractional L2::evict_last|L2::evict_normal|L2::evict_first|L2::evict_unchanged L2::evict_first|L2::evict_unchanged? b64 ; =b64, f32? ; 7.4@80+
-createpolicy range global? L2::evict_last|L2::evict_normal|L2::evict_first|L2::evict_unchanged L2::evict_first|L2::evict_unchanged? b64 ; =b64, [global h 0], u32, u32 ; 7.4@80+
+createpolicy fractional L2::evict_last|L2::evict_normal|L2::evict_first|L2::evict_unchanged L2::evict_first|L2::evict_unchanged? b64 ; =u64, f32? ; 7.4@80+
+createpolicy range global? L2::evict_last|L2::evict_normal|L2::evict_first|L2::evict_unchanged L2::evict_first|L2::evict_unchanged? b64 ; =u64, [global h 0], u32, u32 ; 7.4@80+
 
 # ---- integer arithmetic
 add T:{_INT} ; =T, T, T
@@ -179,10 +179,10 @@ brev T:b32|b64 ; =T, T
 fns b32 ; =b32, b32, b32, s32
 bfe T:u32|s32|u64|s64 ; =T, T, u32, u32
 bfi T:b32|b64 ; =T, T, T, u32, u32
-bmsk clamp|wrap b32 ; =b32, u32, u32 ; 7.6@80+
+bmsk clamp|wrap b32 ; =u32, u32, u32 ; 7.6@80+
 szext clamp|wrap T:u32|s32 ; =T, T, u32 ; 7.6@80+
-dp4a u32|s32 u32|s32 ; =s32, b32, b32, s32
-dp2a lo|hi u32|s32 u32|s32 ; =s32, b32, b32, s32
+dp4a u32|s32 u32|s32 ; =s32, s32, s32, s32
+dp2a lo|hi u32|s32 u32|s32 ; =s32, s32, s32, s32
 add cc T:u32|s32|u64|s64 ; =T, T, T
 addc cc? T:u32|s32|u64|s64 ; =T, T, T
 sub cc T:u32|s32|u64|s64 ; =T, T, T
@@ -314,29 +314,32 @@ cvt @rnd ftz? sat? D:f16 S:f32 ; =D~, S~
 cvt rn|rz relu D:f16 S:f32 ; =D~, S~
 cvt rn|rz satfinite relu? D:f16 S:f32 ; =D~, S~ ; 8.1@80+
 cvt f32 bf16 ; =f32~, bf16 ; 7.1@80+
-cvt rn|rz relu? D:bf16 S:f32 ; =D, S~
-cvt rn|rz satfinite relu? D:bf16 S:f32 ; =D, S~ ; 8.1@80+
-cvt rm|rp D:bf16 S:f32 ; =D, S~
-cvt rn|rz relu? D:f16x2|bf16x2 f32 ; =D, f32~, f32~
-cvt rn|rz satfinite relu? D:f16x2|bf16x2 f32 ; =D, f32~, f32~ ; 8.1@80+
-cvt rs relu? satfinite? D:f16x2|bf16x2 f32 ; =D, f32~, f32~, b32 ; 8.7@100a 8.7@103a
+cvt rn|rz relu? D:bf16 S:f32 ; =D, S
+cvt rn|rz satfinite relu? D:bf16 S:f32 ; =D, S ; 8.1@80+
+cvt rm|rp D:bf16 S:f32 ; =D, S
+cvt rn|rz relu? D:f16x2 f32 ; =D, f32~, f32~
+cvt rn|rz relu? D:bf16x2 f32 ; =D, f32, f32
+cvt rn|rz satfinite relu? D:f16x2 f32 ; =D, f32~, f32~ ; 8.1@80+
+cvt rn|rz satfinite relu? D:bf16x2 f32 ; =D, f32, f32 ; 8.1@80+
+cvt rs relu? satfinite? D:f16x2 f32 ; =D, f32~, f32~, b32 ; 8.7@100a 8.7@103a
+cvt rs relu? satfinite? D:bf16x2 f32 ; =D, f32, f32, b32 ; 8.7@100a 8.7@103a
 cvt rs relu? satfinite e4m3x4|e5m2x4|e2m3x4|e3m2x4 f32 ; =b32, {{4:f32}}, b32 ; 8.7@100a 8.7@103a
-cvt rna tf32 f32 ; =b32, f32~
-cvt rna satfinite tf32 f32 ; =b32, f32~ ; 8.1@80+
-cvt rn|rz relu? tf32 f32 ; =b32, f32~ ; 7.8@90+
-cvt rn|rz satfinite relu? tf32 f32 ; =b32, f32~ ; 8.6@100+
-cvt rn satfinite relu? @fp8x2 f32 ; =b16, f32~, f32~ ; 8.1@89+ 7.8@90+
+cvt rna tf32 f32 ; =b32, f32
+cvt rna satfinite tf32 f32 ; =b32, f32 ; 8.1@80+
+cvt rn|rz relu? tf32 f32 ; =b32, f32 ; 7.8@90+
+cvt rn|rz satfinite relu? tf32 f32 ; =b32, f32 ; 8.6@100+
+cvt rn satfinite relu? @fp8x2 f32 ; =b16, f32, f32 ; 8.1@89+ 7.8@90+
 cvt rn satfinite relu? @fp8x2 f16x2 ; =b16, f16x2 ; 8.1@89+ 7.8@90+
 cvt rn relu? f16x2 @fp8x2 ; =f16x2, b16 ; 8.1@89+ 7.8@90+
-cvt rn satfinite relu? e2m1x2 f32 ; =b8, f32~, f32~ ; {_BLACKWELL}
-cvt rn satfinite relu? @fp6x2 f32 ; =b16, f32~, f32~ ; {_BLACKWELL}
+cvt rn satfinite relu? e2m1x2 f32 ; =b8, f32, f32 ; {_BLACKWELL}
+cvt rn satfinite relu? @fp6x2 f32 ; =b16, f32, f32 ; {_BLACKWELL}
 cvt rn relu? f16x2 e2m1x2 ; =f16x2, b8 ; {_BLACKWELL}
 cvt rn relu? f16x2 @fp6x2 ; =f16x2, b16 ; {_BLACKWELL}
-cvt rz|rp satfinite? ue8m0x2 f32 ; =b16, f32~, f32~ ; {_BLACKWELL}
+cvt rz|rp satfinite? ue8m0x2 f32 ; =b16, f32, f32 ; {_BLACKWELL}
 cvt rz|rp satfinite? ue8m0x2 bf16x2 ; =b16, bf16x2 ; {_BLACKWELL}
 cvt rn bf16x2 ue8m0x2 ; =bf16x2, b16 ; {_BLACKWELL}
-cvt pack sat u16|s16 s32 ; =b32, s32, s32
-cvt pack sat u8|s8|u4|s4|u2|s2 s32 b32 ; =b32, s32, s32, b32
+cvt pack sat u16|s16 s32 ; =b32~, s32, s32
+cvt pack sat u8|s8|u4|s4|u2|s2 s32 b32 ; =b32~, s32, s32, b32
 
 # ---- control flow
 bra uni? ; label
@@ -356,7 +359,7 @@ bar red popc u32 ; =u32, u32, u32?, p
 bar red and|or pred ; =p, u32, u32?, p
 bar cta sync ; u32, u32? ; 7.8@80+
 bar cta arrive ; u32, u32 ; 7.8@80+
-bar warp sync ; b32
+bar warp sync ; u32
 barrier sync aligned? ; u32, u32?
 barrier arrive aligned? ; u32, u32
 barrier red popc aligned? u32 ; =u32, u32, u32?, p
@@ -379,53 +382,53 @@ fence mbarrier_init release cluster ; ; 8.0@90+
 
 # ---- warp-wide operations
 activemask b32 ; =b32
-vote sync all|any|uni pred ; =p, p, b32
-vote sync ballot b32 ; =b32, p, b32
-match any sync T:b32|b64 ; =b32, T, b32
-match all sync T:b32|b64 ; =b32|p, T, b32
-shfl sync up|down|bfly|idx b32 ; =b32|p, b32, u32, u32, b32
-redux sync add|min|max T:u32|s32 ; =T, T, b32
-redux sync and|or|xor b32 ; =b32, b32, b32
-redux sync min|max abs? NaN? f32 ; =f32, f32, b32 ; 8.6@100a 8.6@103a 8.8@100f 8.8@103f
-elect sync ; =b32_&p, b32 ; 8.0@90+
+vote sync all|any|uni pred ; =p, p, u32
+vote sync ballot b32 ; =u32, p, u32
+match any sync T:b32|b64 ; =u32, T, u32
+match all sync T:b32|b64 ; =u32|p, T, u32
+shfl sync up|down|bfly|idx b32 ; =b32|p, b32, b32, b32, b32
+redux sync add|min|max T:u32|s32 ; =T, T, u32
+redux sync and|or|xor b32 ; =u32, u32, u32
+redux sync min|max abs? NaN? f32 ; =f32, f32, u32 ; 8.6@100a 8.6@103a 8.8@100f 8.8@103f
+elect sync ; =u32_&p, u32 ; 8.0@90+
 
 # ---- atomics
 atom order:relaxed|acquire|release|acq_rel? scope:@scope? S:@atspace? op:add T:u32|s32|u64|f32|f64 ; =T_, [S a T], T
-atom order:relaxed|acquire|release|acq_rel? scope:@scope? S:global? op:add hint:L2::cache_hint T:u32|s32|u64|f32|f64 ; =T_, [S a T], T, hint>b64
+atom order:relaxed|acquire|release|acq_rel? scope:@scope? S:global? op:add hint:L2::cache_hint T:u32|s32|u64|f32|f64 ; =T_, [S a T], T, hint>u64
 atom order:relaxed|acquire|release|acq_rel? scope:@scope? S:@atspace? op:min|max T:u32|s32|u64|s64 ; =T_, [S a T], T
-atom order:relaxed|acquire|release|acq_rel? scope:@scope? S:global? op:min|max hint:L2::cache_hint T:u32|s32|u64|s64 ; =T_, [S a T], T, hint>b64
+atom order:relaxed|acquire|release|acq_rel? scope:@scope? S:global? op:min|max hint:L2::cache_hint T:u32|s32|u64|s64 ; =T_, [S a T], T, hint>u64
 atom order:relaxed|acquire|release|acq_rel? scope:@scope? S:@atspace? op:inc|dec T:u32 ; =T_, [S a T], T
-atom order:relaxed|acquire|release|acq_rel? scope:@scope? S:global? op:inc|dec hint:L2::cache_hint T:u32 ; =T_, [S a T], T, hint>b64
+atom order:relaxed|acquire|release|acq_rel? scope:@scope? S:global? op:inc|dec hint:L2::cache_hint T:u32 ; =T_, [S a T], T, hint>u64
 atom order:relaxed|acquire|release|acq_rel? scope:@scope? S:@atspace? op:and|or|xor T:b32|b64 ; =T_, [S a T], T
-atom order:relaxed|acquire|release|acq_rel? scope:@scope? S:global? op:and|or|xor hint:L2::cache_hint T:b32|b64 ; =T_, [S a T], T, hint>b64
+atom order:relaxed|acquire|release|acq_rel? scope:@scope? S:global? op:and|or|xor hint:L2::cache_hint T:b32|b64 ; =T_, [S a T], T, hint>u64
 atom order:relaxed|acquire|release|acq_rel? scope:@scope? S:@atspace? op:exch T:b32|b64 ; =T_, [S a T], T
-atom order:relaxed|acquire|release|acq_rel? scope:@scope? S:global? op:exch hint:L2::cache_hint T:b32|b64 ; =T_, [S a T], T, hint>b64
+atom order:relaxed|acquire|release|acq_rel? scope:@scope? S:global? op:exch hint:L2::cache_hint T:b32|b64 ; =T_, [S a T], T, hint>u64
 atom order:relaxed|acquire|release|acq_rel? scope:@scope? S:@atspace? op:exch T:b128 ; =T_, [S a T], T ; 8.3@90+
-atom order:relaxed|acquire|release|acq_rel? scope:@scope? S:global? op:exch hint:L2::cache_hint T:b128 ; =T_, [S a T], T, hint>b64 ; 8.3@90+
+atom order:relaxed|acquire|release|acq_rel? scope:@scope? S:global? op:exch hint:L2::cache_hint T:b128 ; =T_, [S a T], T, hint>u64 ; 8.3@90+
 atom order:relaxed|acquire|release|acq_rel? scope:@scope? S:@atspace? op:cas T:b16|b32|b64 ; =T_, [S a T], T, T
 atom order:relaxed|acquire|release|acq_rel? scope:@scope? S:@atspace? op:cas T:b128 ; =T_, [S a T], T, T ; 8.3@90+
 atom order:relaxed|acquire|release|acq_rel? scope:@scope? S:@atspace? op:add noftz T:f16|f16x2 ; =T_, [S a T], T
-atom order:relaxed|acquire|release|acq_rel? scope:@scope? S:global? op:add noftz hint:L2::cache_hint T:f16|f16x2 ; =T_, [S a T], T, hint>b64
+atom order:relaxed|acquire|release|acq_rel? scope:@scope? S:global? op:add noftz hint:L2::cache_hint T:f16|f16x2 ; =T_, [S a T], T, hint>u64
 atom order:relaxed|acquire|release|acq_rel? scope:@scope? S:@atspace? op:add noftz T:bf16|bf16x2 ; =T_, [S a T], T ; 7.8@90+
-atom order:relaxed|acquire|release|acq_rel? scope:@scope? S:global? op:add noftz hint:L2::cache_hint T:bf16|bf16x2 ; =T_, [S a T], T, hint>b64 ; 7.8@90+
-atom order:relaxed|acquire|release|acq_rel? scope:@scope? S:global? op:add hint:L2::cache_hint? V:v2|v4 T:f32 ; ={{V:T}}, [S a T*V], {{V:T}}, hint>b64 ; 8.1@90+
-atom order:relaxed|acquire|release|acq_rel? scope:@scope? S:global? op:add|min|max noftz hint:L2::cache_hint? V:v2|v4|v8 T:f16|bf16 ; ={{V:T}}, [S a T*V], {{V:T}}, hint>b64 ; 8.1@90+
-atom order:relaxed|acquire|release|acq_rel? scope:@scope? S:global? op:add|min|max noftz hint:L2::cache_hint? V:v2|v4 T:f16x2|bf16x2 ; ={{V:T}}, [S a T*V], {{V:T}}, hint>b64 ; 8.1@90+
+atom order:relaxed|acquire|release|acq_rel? scope:@scope? S:global? op:add noftz hint:L2::cache_hint T:bf16|bf16x2 ; =T_, [S a T], T, hint>u64 ; 7.8@90+
+atom order:relaxed|acquire|release|acq_rel? scope:@scope? S:global? op:add hint:L2::cache_hint? V:v2|v4 T:f32 ; ={{V:T}}, [S a T*V], {{V:T}}, hint>u64 ; 8.1@90+
+atom order:relaxed|acquire|release|acq_rel? scope:@scope? S:global? op:add|min|max noftz hint:L2::cache_hint? V:v2|v4|v8 T:f16|bf16 ; ={{V:T}}, [S a T*V], {{V:T}}, hint>u64 ; 8.1@90+
+atom order:relaxed|acquire|release|acq_rel? scope:@scope? S:global? op:add|min|max noftz hint:L2::cache_hint? V:v2|v4 T:f16x2|bf16x2 ; ={{V:T}}, [S a T*V], {{V:T}}, hint>u64 ; 8.1@90+
 red order:relaxed|release? scope:@scope? S:@atspace? op:add T:u32|s32|u64|f32|f64 ; [S a T], T
-red order:relaxed|release? scope:@scope? S:global? op:add hint:L2::cache_hint T:u32|s32|u64|f32|f64 ; [S a T], T, hint>b64
+red order:relaxed|release? scope:@scope? S:global? op:add hint:L2::cache_hint T:u32|s32|u64|f32|f64 ; [S a T], T, hint>u64
 red order:relaxed|release? scope:@scope? S:@atspace? op:min|max T:u32|s32|u64|s64 ; [S a T], T
-red order:relaxed|release? scope:@scope? S:global? op:min|max hint:L2::cache_hint T:u32|s32|u64|s64 ; [S a T], T, hint>b64
+red order:relaxed|release? scope:@scope? S:global? op:min|max hint:L2::cache_hint T:u32|s32|u64|s64 ; [S a T], T, hint>u64
 red order:relaxed|release? scope:@scope? S:@atspace? op:inc|dec T:u32 ; [S a T], T
-red order:relaxed|release? scope:@scope? S:global? op:inc|dec hint:L2::cache_hint T:u32 ; [S a T], T, hint>b64
+red order:relaxed|release? scope:@scope? S:global? op:inc|dec hint:L2::cache_hint T:u32 ; [S a T], T, hint>u64
 red order:relaxed|release? scope:@scope? S:@atspace? op:and|or|xor T:b32|b64 ; [S a T], T
-red order:relaxed|release? scope:@scope? S:global? op:and|or|xor hint:L2::cache_hint T:b32|b64 ; [S a T], T, hint>b64
+red order:relaxed|release? scope:@scope? S:global? op:and|or|xor hint:L2::cache_hint T:b32|b64 ; [S a T], T, hint>u64
 red order:relaxed|release? scope:@scope? S:@atspace? op:add noftz T:f16|f16x2 ; [S a T], T
-red order:relaxed|release? scope:@scope? S:global? op:add noftz hint:L2::cache_hint T:f16|f16x2 ; [S a T], T, hint>b64
+red order:relaxed|release? scope:@scope? S:global? op:add noftz hint:L2::cache_hint T:f16|f16x2 ; [S a T], T, hint>u64
 red order:relaxed|release? scope:@scope? S:@atspace? op:add noftz T:bf16|bf16x2 ; [S a T], T ; 7.8@90+
-red order:relaxed|release? scope:@scope? S:global? op:add noftz hint:L2::cache_hint T:bf16|bf16x2 ; [S a T], T, hint>b64 ; 7.8@90+
-red order:relaxed|release? scope:@scope? S:global? op:add hint:L2::cache_hint? V:v2|v4 T:f32 ; [S a T*V], {{V:T}}, hint>b64 ; 8.1@90+
-red order:relaxed|release? scope:@scope? S:global? op:add|min|max noftz hint:L2::cache_hint? V:v2|v4|v8 T:f16|bf16 ; [S a T*V], {{V:T}}, hint>b64 ; 8.1@90+
-red order:relaxed|release? scope:@scope? S:global? op:add|min|max noftz hint:L2::cache_hint? V:v2|v4 T:f16x2|bf16x2 ; [S a T*V], {{V:T}}, hint>b64 ; 8.1@90+
+red order:relaxed|release? scope:@scope? S:global? op:add noftz hint:L2::cache_hint T:bf16|bf16x2 ; [S a T], T, hint>u64 ; 7.8@90+
+red order:relaxed|release? scope:@scope? S:global? op:add hint:L2::cache_hint? V:v2|v4 T:f32 ; [S a T*V], {{V:T}}, hint>u64 ; 8.1@90+
+red order:relaxed|release? scope:@scope? S:global? op:add|min|max noftz hint:L2::cache_hint? V:v2|v4|v8 T:f16|bf16 ; [S a T*V], {{V:T}}, hint>u64 ; 8.1@90+
+red order:relaxed|release? scope:@scope? S:global? op:add|min|max noftz hint:L2::cache_hint? V:v2|v4 T:f16x2|bf16x2 ; [S a T*V], {{V:T}}, hint>u64 ; 8.1@90+
 red async relaxed cluster S:shared::cluster done:mbarrier::complete_tx::bytes op:inc|dec T:u32 ; [S a T async], T, [S a 8 async] ; 8.1@90+
 red async relaxed cluster S:shared::cluster done:mbarrier::complete_tx::bytes op:min|max T:u32|s32 ; [S a T async], T, [S a 8 async] ; 8.1@90+
 red async relaxed cluster S:shared::cluster done:mbarrier::complete_tx::bytes op:add T:u32|s32|u64 ; [S a T async], T, [S a 8 async] ; 8.1@90+
@@ -434,9 +437,9 @@ red async relaxed cluster S:shared::cluster done:mbarrier::complete_tx::bytes op
 # ---- matrix fragments
 ldmatrix sync aligned m8n8 N:x1|x2|x4 trans? S:@sh? b16 ; ={{N:b32}}, [S r 16]
 ldmatrix sync aligned m16n16 N:x1|x2 trans S:@sh? b8 ; ={{2*N:b32}}, [S r 16] ; {_BLACKWELL}
-stmatrix sync aligned m8n8 N:x1|x2|x4 trans? S:@sh? b16 ; [S w 16], {{N:b32}} ; 7.8@90+
-stmatrix sync aligned m16n8 N:x1|x2|x4 trans S:@sh? b8 ; [S w 16], {{N:b32}} ; {_BLACKWELL}
-movmatrix sync aligned m8n8 trans b16 ; =b32, b32 ; 7.8@80+
+stmatrix sync aligned m8n8 N:x1|x2|x4 trans? S:@sh? b16 ; [S w 16], {{N:b32}}! ; 7.8@90+
+stmatrix sync aligned m16n8 N:x1|x2|x4 trans S:@sh? b8 ; [S w 16], {{N:b32}}! ; {_BLACKWELL}
+movmatrix sync aligned m8n8 trans b16 ; =b32, b32! ; 7.8@80+
 mma sync aligned m16n8k8 row col f32 f16 f16 f32 ; ={{4:f32}}, {{2:x32}}, {{1:x32}}, {{4:f32}}
 mma sync aligned m16n8k8 row col f16 f16 f16 f16 ; ={{2:x32}}, {{2:x32}}, {{1:x32}}, {{2:x32}}
 mma sync aligned m16n8k16 row col f32 f16 f16 f32 ; ={{4:f32}}, {{4:x32}}, {{2:x32}}, {{4:f32}}
@@ -480,8 +483,8 @@ wgmma mma_async sync aligned N:@k32int satfinite? s32 A:u8|s8 B:=A ; +{{N/2:s32}
 wgmma mma_async sync aligned N:@k32int satfinite? s32 A:u8|s8 B:!=A:u8|s8 ; +{{N/2:s32}}, desc/{{4:x32}}, desc, p ; 8.4@90a
 
 # ---- asynchronous copies of a thread
-cp async L:ca S:@sh global hint:L2::cache_hint? @prefetch? ; [S w #2 queued], [global r #2 queued], #4|8|16, u32/p^7.5?, hint>b64
-cp async L:cg S:@sh global hint:L2::cache_hint? @prefetch? ; [S w #2 queued], [global r #2 queued], #16, u32/p^7.5?, hint>b64
+cp async L:ca S:@sh global hint:L2::cache_hint? @prefetch? ; [S w #2 queued], [global r #2 queued], #4|8|16, u32/p^7.5?, hint>u64
+cp async L:cg S:@sh global hint:L2::cache_hint? @prefetch? ; [S w #2 queued], [global r #2 queued], #16, u32/p^7.5?, hint>u64
 cp async commit_group ; 
 cp async wait_group ; #0..255
 cp async wait_all ; 
@@ -490,80 +493,80 @@ cp async mbarrier arrive noinc? S:@sh? b64 ; [S a 8 queued]
 # ---- mbarrier
 mbarrier init S:@sh? b64 ; [S w 8], u32
 mbarrier inval S:@sh? b64 ; [S w 8]
-mbarrier arrive S:@sh? b64 ; =b64, [S a 8]
-mbarrier arrive S:@sh? b64 ; =b64_, [S a 8] ; 7.1@80+
-mbarrier arrive S:@sh? b64 ; =b64_, [S a 8], u32 ; 7.8@90+
+mbarrier arrive S:@sh? b64 ; =u64, [S a 8]
+mbarrier arrive S:@sh? b64 ; =u64_, [S a 8] ; 7.1@80+
+mbarrier arrive S:@sh? b64 ; =u64_, [S a 8], u32 ; 7.8@90+
 mbarrier arrive S:shared::cluster b64 ; _, [S a 8], u32? ; 8.0@90+
-mbarrier arrive order:release scope:cta|cluster S:@sh? b64 ; =b64_, [S a 8] ; 8.0@80+
-mbarrier arrive order:release scope:cta|cluster S:@sh? b64 ; =b64_, [S a 8], u32 ; 8.0@90+
-mbarrier arrive order:relaxed scope:cta|cluster S:@sh? b64 ; =b64_, [S a 8] ; 8.6@90+
-mbarrier arrive order:relaxed scope:cta|cluster S:@sh? b64 ; =b64_, [S a 8], u32 ; 8.6@90+
+mbarrier arrive order:release scope:cta|cluster S:@sh? b64 ; =u64_, [S a 8] ; 8.0@80+
+mbarrier arrive order:release scope:cta|cluster S:@sh? b64 ; =u64_, [S a 8], u32 ; 8.0@90+
+mbarrier arrive order:relaxed scope:cta|cluster S:@sh? b64 ; =u64_, [S a 8] ; 8.6@90+
+mbarrier arrive order:relaxed scope:cta|cluster S:@sh? b64 ; =u64_, [S a 8], u32 ; 8.6@90+
 mbarrier arrive order:release scope:cta|cluster S:shared::cluster b64 ; _, [S a 8], u32? ; 8.0@90+
 mbarrier arrive order:relaxed scope:cta|cluster S:shared::cluster b64 ; _, [S a 8], u32? ; 8.6@90+
-mbarrier arrive expect_tx S:@sh? b64 ; =b64_, [S a 8], u32 ; 8.0@90+
-mbarrier arrive expect_tx order:release scope:cta|cluster S:@sh? b64 ; =b64_, [S a 8], u32 ; 8.0@90+
-mbarrier arrive expect_tx order:relaxed scope:cta|cluster S:@sh? b64 ; =b64_, [S a 8], u32 ; 8.6@90+
+mbarrier arrive expect_tx S:@sh? b64 ; =u64_, [S a 8], u32 ; 8.0@90+
+mbarrier arrive expect_tx order:release scope:cta|cluster S:@sh? b64 ; =u64_, [S a 8], u32 ; 8.0@90+
+mbarrier arrive expect_tx order:relaxed scope:cta|cluster S:@sh? b64 ; =u64_, [S a 8], u32 ; 8.6@90+
 mbarrier arrive expect_tx S:shared::cluster b64 ; _, [S a 8], u32 ; 8.0@90+
 mbarrier arrive expect_tx order:release scope:cta|cluster S:shared::cluster b64 ; _, [S a 8], u32 ; 8.0@90+
 mbarrier arrive expect_tx order:relaxed scope:cta|cluster S:shared::cluster b64 ; _, [S a 8], u32 ; 8.6@90+
-mbarrier arrive noComplete S:@sh? b64 ; =b64, [S a 8], u32
-mbarrier arrive noComplete order:release scope:cta S:@sh? b64 ; =b64, [S a 8], u32 ; 8.0@80+
-mbarrier arrive_drop S:@sh? b64 ; =b64_, [S a 8]
-mbarrier arrive_drop S:@sh? b64 ; =b64_, [S a 8], u32 ; 7.8@90+
+mbarrier arrive noComplete S:@sh? b64 ; =u64, [S a 8], u32
+mbarrier arrive noComplete order:release scope:cta S:@sh? b64 ; =u64, [S a 8], u32 ; 8.0@80+
+mbarrier arrive_drop S:@sh? b64 ; =u64_, [S a 8]
+mbarrier arrive_drop S:@sh? b64 ; =u64_, [S a 8], u32 ; 7.8@90+
 mbarrier arrive_drop S:shared::cluster b64 ; _, [S a 8], u32? ; 8.0@90+
-mbarrier arrive_drop order:release scope:cta|cluster S:@sh? b64 ; =b64_, [S a 8] ; 8.0@80+
-mbarrier arrive_drop order:release scope:cta|cluster S:@sh? b64 ; =b64_, [S a 8], u32 ; 8.0@90+
-mbarrier arrive_drop order:relaxed scope:cta|cluster S:@sh? b64 ; =b64_, [S a 8] ; 8.6@90+
-mbarrier arrive_drop order:relaxed scope:cta|cluster S:@sh? b64 ; =b64_, [S a 8], u32 ; 8.6@90+
-mbarrier arrive_drop expect_tx S:@sh? b64 ; =b64_, [S a 8], u32 ; 8.0@90+
-mbarrier arrive_drop expect_tx order:release scope:cta|cluster S:@sh? b64 ; =b64_, [S a 8], u32 ; 8.0@90+
-mbarrier arrive_drop expect_tx order:relaxed scope:cta|cluster S:@sh? b64 ; =b64_, [S a 8], u32 ; 8.6@90+
-mbarrier arrive_drop noComplete S:@sh? b64 ; =b64, [S a 8], u32
+mbarrier arrive_drop order:release scope:cta|cluster S:@sh? b64 ; =u64_, [S a 8] ; 8.0@80+
+mbarrier arrive_drop order:release scope:cta|cluster S:@sh? b64 ; =u64_, [S a 8], u32 ; 8.0@90+
+mbarrier arrive_drop order:relaxed scope:cta|cluster S:@sh? b64 ; =u64_, [S a 8] ; 8.6@90+
+mbarrier arrive_drop order:relaxed scope:cta|cluster S:@sh? b64 ; =u64_, [S a 8], u32 ; 8.6@90+
+mbarrier arrive_drop expect_tx S:@sh? b64 ; =u64_, [S a 8], u32 ; 8.0@90+
+mbarrier arrive_drop expect_tx order:release scope:cta|cluster S:@sh? b64 ; =u64_, [S a 8], u32 ; 8.0@90+
+mbarrier arrive_drop expect_tx order:relaxed scope:cta|cluster S:@sh? b64 ; =u64_, [S a 8], u32 ; 8.6@90+
+mbarrier arrive_drop noComplete S:@sh? b64 ; =u64, [S a 8], u32
 mbarrier expect_tx S:shared|shared::cta|shared::cluster? b64 ; [S a 8], u32 ; 8.0@90+
 mbarrier expect_tx order:relaxed scope:cta|cluster S:shared|shared::cta|shared::cluster? b64 ; [S a 8], u32 ; 8.0@90+
 mbarrier complete_tx S:shared|shared::cta|shared::cluster? b64 ; [S a 8], u32 ; 8.0@90+
 mbarrier complete_tx order:relaxed scope:cta|cluster S:shared|shared::cta|shared::cluster? b64 ; [S a 8], u32 ; 8.0@90+
-mbarrier test_wait S:@sh? b64 ; =p, [S r 8], b64
-mbarrier test_wait order:acquire scope:cta|cluster S:@sh? b64 ; =p, [S r 8], b64 ; 8.0@80+
-mbarrier test_wait order:relaxed scope:cta|cluster S:@sh? b64 ; =p, [S r 8], b64 ; 8.6@90+
+mbarrier test_wait S:@sh? b64 ; =p, [S r 8], u64
+mbarrier test_wait order:acquire scope:cta|cluster S:@sh? b64 ; =p, [S r 8], u64 ; 8.0@80+
+mbarrier test_wait order:relaxed scope:cta|cluster S:@sh? b64 ; =p, [S r 8], u64 ; 8.6@90+
 mbarrier test_wait parity S:@sh? b64 ; =p, [S r 8], u32 ; 7.1@80+
 mbarrier test_wait parity order:acquire scope:cta|cluster S:@sh? b64 ; =p, [S r 8], u32 ; 8.0@80+
 mbarrier test_wait parity order:relaxed scope:cta|cluster S:@sh? b64 ; =p, [S r 8], u32 ; 8.6@90+
-mbarrier try_wait S:@sh? b64 ; =p, [S r 8], b64, u32? ; 7.8@90+
-mbarrier try_wait order:acquire scope:cta|cluster S:@sh? b64 ; =p, [S r 8], b64, u32? ; 8.0@90+
-mbarrier try_wait order:relaxed scope:cta|cluster S:@sh? b64 ; =p, [S r 8], b64, u32? ; 8.6@90+
+mbarrier try_wait S:@sh? b64 ; =p, [S r 8], u64, u32? ; 7.8@90+
+mbarrier try_wait order:acquire scope:cta|cluster S:@sh? b64 ; =p, [S r 8], u64, u32? ; 8.0@90+
+mbarrier try_wait order:relaxed scope:cta|cluster S:@sh? b64 ; =p, [S r 8], u64, u32? ; 8.6@90+
 mbarrier try_wait parity S:@sh? b64 ; =p, [S r 8], u32, u32? ; 7.8@90+
 mbarrier try_wait parity order:acquire scope:cta|cluster S:@sh? b64 ; =p, [S r 8], u32, u32? ; 8.0@90+
 mbarrier try_wait parity order:relaxed scope:cta|cluster S:@sh? b64 ; =p, [S r 8], u32, u32? ; 8.6@90+
-mbarrier pending_count b64 ; =u32, b64
+mbarrier pending_count b64 ; =u32, u64
 
 # ---- bulk copies and tensor copies
-cp async bulk S:shared::cluster global done:mbarrier::complete_tx::bytes mc:multicast::cluster? hint:L2::cache_hint? ; [S w #2 async], [global r #2 async], u32, [shared a 8 async], mc>b16, hint>b64 ; 8.0@90+
-cp async bulk S:shared::cta global done:mbarrier::complete_tx::bytes hint:L2::cache_hint? ; [S w #2 async], [global r #2 async], u32, [shared a 8 async], hint>b64 ; 8.6@90+
+cp async bulk S:shared::cluster global done:mbarrier::complete_tx::bytes mc:multicast::cluster? hint:L2::cache_hint? ; [S w #2 async], [global r #2 async], u32, [shared a 8 async], mc>b16, hint>u64 ; 8.0@90+
+cp async bulk S:shared::cta global done:mbarrier::complete_tx::bytes hint:L2::cache_hint? ; [S w #2 async], [global r #2 async], u32, [shared a 8 async], hint>u64 ; 8.6@90+
 cp async bulk S:shared::cluster shared::cta done:mbarrier::complete_tx::bytes ; [S w #2 async], [shared r #2 async], u32, [S a 8 async] ; 8.0@90+
-cp async bulk global S:shared::cta done:bulk_group hint:L2::cache_hint? ; [global w #2 async], [S r #2 async], u32, hint>b64 ; 8.0@90+
-cp async bulk prefetch L2 global hint:L2::cache_hint? ; [global h #1 async], u32, hint>b64 ; 8.0@90+
+cp async bulk global S:shared::cta done:bulk_group hint:L2::cache_hint? ; [global w #2 async], [S r #2 async], u32, hint>u64 ; 8.0@90+
+cp async bulk prefetch L2 global hint:L2::cache_hint? ; [global h #1 async], u32, hint>u64 ; 8.0@90+
 cp async bulk commit_group ; ; 8.0@90+
 cp async bulk wait_group read? ; #0..255 ; 8.0@90+
-cp async bulk tensor D:@dims S:shared::cluster global M:tile? done:mbarrier::complete_tx::bytes mc:multicast::cluster? hint:L2::cache_hint? ; [S w ? async], [tensor D global r ? async], [shared a 8 async], mc>b16, hint>b64 ; 8.0@90+
-cp async bulk tensor D:@dims S:shared::cta global M:tile? done:mbarrier::complete_tx::bytes hint:L2::cache_hint? ; [S w ? async], [tensor D global r ? async], [shared a 8 async], hint>b64 ; 8.6@90+
-cp async bulk tensor D:3d|4d|5d S:shared::cluster global M:im2col done:mbarrier::complete_tx::bytes mc:multicast::cluster? hint:L2::cache_hint? ; [S w ? async], [tensor D global r ? async], [shared a 8 async], {{D-2:b16}}, mc>b16, hint>b64 ; 8.0@90+
-cp async bulk tensor D:3d|4d|5d S:shared::cta global M:im2col done:mbarrier::complete_tx::bytes hint:L2::cache_hint? ; [S w ? async], [tensor D global r ? async], [shared a 8 async], {{D-2:b16}}, hint>b64 ; 8.6@90+
-cp async bulk tensor D:@dims global S:shared::cta M:tile? done:bulk_group hint:L2::cache_hint? ; [tensor D global w ? async], [S r ? async], hint>b64 ; 8.0@90+
-cp async bulk tensor D:3d|4d|5d global S:shared::cta M:im2col_no_offs done:bulk_group hint:L2::cache_hint? ; [tensor D global w ? async], [S r ? async], hint>b64 ; 8.0@90+
-cp async bulk prefetch tensor D:@dims L2 global M:tile? hint:L2::cache_hint? ; [tensor D global h ? async], hint>b64 ; 8.0@90+
-cp async bulk prefetch tensor D:3d|4d|5d L2 global M:im2col hint:L2::cache_hint? ; [tensor D global h ? async], {{D-2:b16}}, hint>b64 ; 8.0@90+
-cp reduce async bulk global S:shared::cta done:bulk_group hint:L2::cache_hint? op:and|or|xor T:b32|b64 ; [global a #2 async], [S r #2 async], u32, hint>b64 ; 8.0@90+
-cp reduce async bulk global S:shared::cta done:bulk_group hint:L2::cache_hint? op:add T:u32|s32|u64|f32|f64 ; [global a #2 async], [S r #2 async], u32, hint>b64 ; 8.0@90+
-cp reduce async bulk global S:shared::cta done:bulk_group hint:L2::cache_hint? op:inc|dec T:u32 ; [global a #2 async], [S r #2 async], u32, hint>b64 ; 8.0@90+
-cp reduce async bulk global S:shared::cta done:bulk_group hint:L2::cache_hint? op:min|max T:u32|s32|u64|s64|f16|bf16 ; [global a #2 async], [S r #2 async], u32, hint>b64 ; 8.0@90+
-cp reduce async bulk global S:shared::cta done:bulk_group hint:L2::cache_hint? op:add noftz T:f16|bf16 ; [global a #2 async], [S r #2 async], u32, hint>b64 ; 8.0@90+
+cp async bulk tensor D:@dims S:shared::cluster global M:tile? done:mbarrier::complete_tx::bytes mc:multicast::cluster? hint:L2::cache_hint? ; [S w ? async], [tensor D global r ? async], [shared a 8 async], mc>b16, hint>u64 ; 8.0@90+
+cp async bulk tensor D:@dims S:shared::cta global M:tile? done:mbarrier::complete_tx::bytes hint:L2::cache_hint? ; [S w ? async], [tensor D global r ? async], [shared a 8 async], hint>u64 ; 8.6@90+
+cp async bulk tensor D:3d|4d|5d S:shared::cluster global M:im2col done:mbarrier::complete_tx::bytes mc:multicast::cluster? hint:L2::cache_hint? ; [S w ? async], [tensor D global r ? async], [shared a 8 async], {{D-2:b16}}, mc>b16, hint>u64 ; 8.0@90+
+cp async bulk tensor D:3d|4d|5d S:shared::cta global M:im2col done:mbarrier::complete_tx::bytes hint:L2::cache_hint? ; [S w ? async], [tensor D global r ? async], [shared a 8 async], {{D-2:b16}}, hint>u64 ; 8.6@90+
+cp async bulk tensor D:@dims global S:shared::cta M:tile? done:bulk_group hint:L2::cache_hint? ; [tensor D global w ? async], [S r ? async], hint>u64 ; 8.0@90+
+cp async bulk tensor D:3d|4d|5d global S:shared::cta M:im2col_no_offs done:bulk_group hint:L2::cache_hint? ; [tensor D global w ? async], [S r ? async], hint>u64 ; 8.0@90+
+cp async bulk prefetch tensor D:@dims L2 global M:tile? hint:L2::cache_hint? ; [tensor D global h ? async], hint>u64 ; 8.0@90+
+cp async bulk prefetch tensor D:3d|4d|5d L2 global M:im2col hint:L2::cache_hint? ; [tensor D global h ? async], {{D-2:b16}}, hint>u64 ; 8.0@90+
+cp reduce async bulk global S:shared::cta done:bulk_group hint:L2::cache_hint? op:and|or|xor T:b32|b64 ; [global a #2 async], [S r #2 async], u32, hint>u64 ; 8.0@90+
+cp reduce async bulk global S:shared::cta done:bulk_group hint:L2::cache_hint? op:add T:u32|s32|u64|f32|f64 ; [global a #2 async], [S r #2 async], u32, hint>u64 ; 8.0@90+
+cp reduce async bulk global S:shared::cta done:bulk_group hint:L2::cache_hint? op:inc|dec T:u32 ; [global a #2 async], [S r #2 async], u32, hint>u64 ; 8.0@90+
+cp reduce async bulk global S:shared::cta done:bulk_group hint:L2::cache_hint? op:min|max T:u32|s32|u64|s64|f16|bf16 ; [global a #2 async], [S r #2 async], u32, hint>u64 ; 8.0@90+
+cp reduce async bulk global S:shared::cta done:bulk_group hint:L2::cache_hint? op:add noftz T:f16|bf16 ; [global a #2 async], [S r #2 async], u32, hint>u64 ; 8.0@90+
 cp reduce async bulk S:shared::cluster shared::cta done:mbarrier::complete_tx::bytes op:and|or|xor T:b32 ; [S a #2 async], [shared r #2 async], u32, [S a 8 async] ; 8.0@90+
 cp reduce async bulk S:shared::cluster shared::cta done:mbarrier::complete_tx::bytes op:add T:u32|s32|u64 ; [S a #2 async], [shared r #2 async], u32, [S a 8 async] ; 8.0@90+
 cp reduce async bulk S:shared::cluster shared::cta done:mbarrier::complete_tx::bytes op:min|max T:u32|s32 ; [S a #2 async], [shared r #2 async], u32, [S a 8 async] ; 8.0@90+
 cp reduce async bulk S:shared::cluster shared::cta done:mbarrier::complete_tx::bytes op:inc|dec T:u32 ; [S a #2 async], [shared r #2 async], u32, [S a 8 async] ; 8.0@90+
-cp reduce async bulk tensor D:@dims global S:shared::cta op:add|min|max|inc|dec|and|or|xor M:tile? done:bulk_group hint:L2::cache_hint? ; [tensor D global a ? async], [S r ? async], hint>b64 ; 8.0@90+
-cp reduce async bulk tensor D:3d|4d|5d global S:shared::cta op:add|min|max|inc|dec|and|or|xor M:im2col_no_offs done:bulk_group hint:L2::cache_hint? ; [tensor D global a ? async], [S r ? async], hint>b64 ; 8.0@90+
+cp reduce async bulk tensor D:@dims global S:shared::cta op:add|min|max|inc|dec|and|or|xor M:tile? done:bulk_group hint:L2::cache_hint? ; [tensor D global a ? async], [S r ? async], hint>u64 ; 8.0@90+
+cp reduce async bulk tensor D:3d|4d|5d global S:shared::cta op:add|min|max|inc|dec|and|or|xor M:im2col_no_offs done:bulk_group hint:L2::cache_hint? ; [tensor D global a ? async], [S r ? async], hint>u64 ; 8.0@90+
 tensormap replace tile global_address S:global|shared::cta? b1024 b64 ; [S w 128], b64 ; 8.3@90a {_BLACKWELL}
 tensormap replace tile rank S:global|shared::cta? b1024 b32 ; [S w 128], b32 ; 8.3@90a {_BLACKWELL}
 tensormap replace tile box_dim|global_dim|element_stride S:global|shared::cta? b1024 b32 ; [S w 128], #0..4, b32 ; 8.3@90a {_BLACKWELL}

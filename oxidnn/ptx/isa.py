@@ -28,8 +28,8 @@ TARGET_VERSIONS: dict[str, tuple[int, int]] = {
 }  # fmt: skip
 
 _PACKED_BYTES = {"bf16": 2, "f16x2": 4, "bf16x2": 4, "u16x2": 4, "s16x2": 4, "f32x2": 8, "tf32": 4, "x32": 4}
-_EXACT = {"bf16": "b16", "bf16x2": "b32", "f32x2": "b64", "tf32": "b32", "x32": "b32"}
-_INTEGERS = frozenset({"u8", "s8", "u16", "s16", "u32", "s32", "u64", "s64", "u16x2", "s16x2"})
+_EXACT = {"bf16": "b16", "bf16x2": "b32", "f32x2": "b64", "tf32": "b32", "x32": "b32", "u16x2": "b32", "s16x2": "b32"}
+_INTEGERS = frozenset({"u8", "s8", "u16", "s16", "u32", "s32", "u64", "s64"})
 
 
 def type_bytes(name: str) -> int:
@@ -321,7 +321,7 @@ class _Row:
         if text[0] == "{":
             count_text, element = text[1:-1].split(":")
             kind = bindings.get(element, element)
-            wide = "V" in self._names() and self.opcode in ("ld", "st", "ldu")
+            wide = self.opcode in ("ld", "ldu") or self.opcode == "st" and not self.pattern.startswith("st async")
             if count_text == "V" and "V" not in bindings:
                 return Kind("register", kind, immediate=literal, wide=wide), None
             return Kind("vector", kind, _count(count_text, bindings), literal, wide), None
@@ -331,9 +331,6 @@ class _Row:
             half = bindings[text[1:]]
             return Kind("register", f"{half[0]}{2 * int(half[1:])}", immediate=literal), None
         return Kind("register", bindings.get(text, text), immediate=literal, wide=wide, version=version), None
-
-    def _names(self) -> set[str]:
-        return {token.name for token in self.tokens}
 
     def _address(self, words: list[str], bindings: dict[str, str], index: int) -> tuple[Kind, Effect]:
         coordinates = 0

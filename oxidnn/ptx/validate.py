@@ -194,6 +194,7 @@ class _EntryCheck:
                 self.problem(f"operand {index} as {kind} needs .version {kind.version[0]}.{kind.version[1]}")
             effects = [effect for effect in form.effects if effect.operand == index]
             self._operand(kind, operand, wanted.role != "read", effects[0] if effects else None)
+        self._bulk_size(form)
         if form.opcode in ("bar", "barrier") and form.collective == "cta":
             self._barrier(form)
 
@@ -380,9 +381,19 @@ class _EntryCheck:
             if bits != 64:
                 self.problem(f"the address of {operand.name} in {space} space does not fit into {bits} bits")
 
+    def _bulk_size(self, form: Form) -> None:
+        for effect in form.effects:
+            if effect.proxy == "async" and effect.bytes_operand is not None:
+                amount = self.instruction.operands[effect.bytes_operand]
+                if isinstance(amount, Imm) and amount.value % 16:
+                    self.problem(f"{amount.text} bytes are not a multiple of 16")
+                return
+
     def _barrier(self, form: Form) -> None:
         # arrive and sync: number, threads; red: destination, number, threads (if there are four operands), predicate.
-        operands = self.instruction.operands[1:] if "red" in form.modifiers else self.instruction.operands
+        operands = self.instruction.operands
+        if "red" in form.modifiers:
+            operands = operands[1:-1]
         number = operands[0]
         if isinstance(number, Imm) and not 0 <= number.value <= 15:
             self.problem(f"barrier number {number.text} is outside 0..15")

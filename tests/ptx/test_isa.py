@@ -81,7 +81,7 @@ def test_every_gate_is_the_lowest() -> None:
         ("cp.async.cg.shared.global [%a], [%b], 8;", r"operand 2 of .* is not an immediate of \[16\]"),
         ("ld.global.v4.b32 {%a, %b}, [%c];", r"operand 0 of ld\.global\.v4\.b32 is not a vector of 4 \.b32"),
         ("ld.global.v4.b64 {%a, %b, %c, %d}, [%e];", r""),
-        ("elect.sync %a, -1;", r"operand 0 of elect\.sync is not \.b32 register with \|predicate"),
+        ("elect.sync %a, -1;", r"operand 0 of elect\.sync is not \.u32 register with \|predicate"),
         ("setp.eq.f16 %p|%q, %a, %b;", r"operand 0 of setp\.eq\.f16"),
         ("mbarrier.arrive.shared::cluster.b64 %a, [%b];", r"operand 0 of .* is not the sink _"),
         (

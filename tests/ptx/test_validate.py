@@ -140,6 +140,9 @@ REFUSED = {
         "wgmma.commit_group.sync.aligned;",
         r"a wait is missing in the entry \(wgmma\.wait_group\)", True,
     ),
+    "bulk bytes": Case(
+        "cp.async.bulk.prefetch.L2.global [%d0], 24;", r"24 bytes are not a multiple of 16"
+    ),
     "setmaxnreg unbounded": Case(
         "setmaxnreg.inc.sync.aligned.u32 160;", r"setmaxnreg is ignored unless", True, directives=".maxntid 128"
     ),
