@@ -28,6 +28,10 @@ BATCH_RACE_BYTES = 64 << 20
 SPIN_SLICE = 512  # backward branches after which another group gets its turn
 NEVER = 1 << 30
 
+# Registers are arrays of about 100 KB that come and go. glibc would give each one back to the system and fault its
+# pages in again; freeing one large block teaches it to keep memory of up to that size.
+np.empty(16 << 20, np.uint8)
+
 BUILDERS: dict[str, Callable[[Decoder, nodes.Instruction], Core]] = {
     **alu.BUILDERS, **convert.BUILDERS, **ldst.BUILDERS, **shuffle.BUILDERS, **mma.BUILDERS, **asynccopy.BUILDERS,
     **atomics.BUILDERS, **barrier.BUILDERS,
