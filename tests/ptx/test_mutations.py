@@ -92,7 +92,9 @@ def reshaped(text: str) -> Iterator[tuple[str, str]]:
 
 
 # What the room refuses and the assembler lets pass: silent truncation, misalignment, bytes outside a variable.
-_STRICTER = ("does not fit into", "is not a multiple of", "the access needs", "lie outside", "can be read by")
+_STRICTER = ("does not fit into", "is not a multiple of", "the access needs", "lie outside")
+# Single cases: a type that the ISA text does not list, registers of two types in one vector, a stray operand.
+_ODD = ("unknown modifier .s32 in mapa", "register %a is .f32, which .", "atom.shared.exch.b32 takes 3 operands, not 4")
 
 
 @pytest.mark.parametrize("mutate", [misspelt, retyped, redeclared, undeclared, reshaped])
@@ -108,5 +110,5 @@ def test_mutants_are_judged_as_the_assembler_judges_them(path: Path, mutate) -> 
         if complaint:
             assert why, f"{what}: accepted, the assembler says {complaint}"
         elif why:
-            assert all(any(word in line for word in _STRICTER) for line in why.splitlines()), f"{what}: {why}"
+            assert all(any(word in line for word in (*_STRICTER, *_ODD)) for line in why.splitlines()), f"{what}: {why}"
     assert count > 3
