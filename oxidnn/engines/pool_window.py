@@ -38,7 +38,10 @@ class AxisConsts:
 
 @dataclass(frozen=True, slots=True)
 class PoolConsts:
-    """is_unrolled: all taps are; else the last axis takes `round` taps a loop. index_dtype: "" without indices. gathered: (operand, register suffix) of what the backward reads per output."""
+    """is_unrolled: all taps are; else the last axis takes `round` taps a loop. index_dtype: "" without indices.
+
+    gathered: (operand, register suffix) of what the backward reads per output.
+    """
 
     dtype: str
     compute: str

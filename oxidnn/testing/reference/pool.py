@@ -29,7 +29,7 @@ def _positions(axis: Axis) -> tuple[np.ndarray, np.ndarray]:
     return taps, counted
 
 
-def _table(problem: PoolProblem) -> tuple[np.ndarray, np.ndarray]:
+def tap_table(problem: PoolProblem) -> tuple[np.ndarray, np.ndarray]:
     """(flat, counts): flat input position of every tap of every output [outputs, taps], -1 outside; the divisor of every output."""
     flat = np.zeros((1, 1), np.int64)
     counted = np.ones((1, 1), bool)
@@ -66,7 +66,7 @@ def _argmax(values: np.ndarray, flat: np.ndarray) -> np.ndarray:
 def forward(problem: Problem, inputs: Mapping[str, np.ndarray], scalars: Mapping[str, float]) -> dict[str, Expected]:
     assert isinstance(problem, PoolProblem)
     x, y_shape = inputs["x"], problem.desc("y").shape
-    flat, counts = _table(problem)
+    flat, counts = tap_table(problem)
     if problem.is_empty:
         return {o.name: Expected(np.zeros(o.desc.shape)) for o in problem.outputs}
     images = x.reshape(-1, prod(x.shape[2:]))
@@ -98,7 +98,7 @@ def backward(problem: Problem, inputs: Mapping[str, np.ndarray], scalars: Mappin
     x_shape = problem.desc("dx").shape
     if problem.is_empty:
         return {"dx": Expected(np.zeros(x_shape))}
-    flat, counts = _table(problem)
+    flat, counts = tap_table(problem)
     dy = inputs["dy"].reshape(-1, len(flat))
     dx, magnitude = np.zeros((2, len(dy), prod(x_shape[2:])))
     x = inputs["x"].reshape(dx.shape) if "x" in inputs else None

@@ -101,10 +101,10 @@ def _draw(name: str, mode: str, variant: str, rng: np.random.Generator, size: st
 
 def _indices(rng: np.random.Generator, problem: Problem) -> np.ndarray:
     """Indices a forward pass could have given: of each window's elements, any one."""
-    from ..reference.pool import _table
+    from ..reference.pool import tap_table
 
     assert isinstance(problem, PoolProblem)
-    flat, _ = _table(problem)
+    flat, _ = tap_table(problem)
     shape = problem.desc("indices").shape
     scores = np.where(flat >= 0, rng.random((shape[0], shape[1], *flat.shape)), -1.0)
     best = scores.argmax(-1)[..., None]
