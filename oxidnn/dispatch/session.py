@@ -71,6 +71,9 @@ class BoundPlan:
 
     def __call__(self, *arrays: Any, out: Any = None, stream: Any = None, **scalars: float) -> Any:
         """Runs it on arrays of the same types, shapes, strides and alignment as it was planned for. Raises InvalidArgument otherwise."""
+        missing = len(self._call.tensors) - len(arrays)
+        if missing > 0:
+            arrays = (*arrays, *(None,) * missing)
         pointers, keys = self._session._raw(arrays)
         if keys != self._key:
             raise InvalidArgument(f"plan {self._call.op}: arguments do not match the planned ones ({format_case(self._prepared.problem)}).")
