@@ -761,7 +761,7 @@ class State:
                 mask = self.undef[slot] if idx is None else self.undef[slot].take(idx)
                 if op.lenient and "select" in op.info:
                     chosen, yes, no = op.info["select"]
-                    if slot != chosen.slot:
+                    if slot != chosen.slot and slot in (yes.slot, no.slot):  # the guard, too, is checked here
                         p = chosen.take(self, idx)
                         mask = mask & ((p if slot == yes.slot else np.False_) | (~p if slot == no.slot else np.False_))
                 lanes = np.flatnonzero(mask)
