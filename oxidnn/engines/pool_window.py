@@ -182,6 +182,12 @@ class WindowEngine(_PoolEngine):
                                        {"walked": ("x",), "backward": False, "index_dtype": index})))
 
 
+def _found_again(dy: TensorDesc) -> TensorDesc:
+    """Indices in the workspace: densely, in dy's order of dimensions."""
+    order = tuple(sorted(range(dy.rank), key=lambda i: abs(dy.strides[i]), reverse=True))
+    return TensorDesc(S32, dy.shape, packed_strides(dy.shape, order))
+
+
 class GatherEngine(_PoolEngine):
     """Backward without atomics. The maximum without indices first finds them again, into the workspace."""
 
@@ -201,9 +207,7 @@ class GatherEngine(_PoolEngine):
             if problem.has("indices"):
                 operands["indices"] = (problem.desc("indices"), TensorArg("indices"))
             else:
-                dy = problem.desc("dy")
-                order = tuple(sorted(range(dy.rank), key=lambda i: abs(dy.strides[i]), reverse=True))
-                desc = TensorDesc(S32, dy.shape, packed_strides(dy.shape, order))
+                desc = _found_again(problem.desc("dy"))
                 workspace = desc.num_bytes
                 operands["indices"] = (desc, WorkspaceArg())
                 again: dict[str, tuple[TensorDesc, Any]] = {"x": (problem.desc("x"), TensorArg("x")), "indices": operands["indices"]}
@@ -221,10 +225,8 @@ class GatherEngine(_PoolEngine):
     def configs(self, problem: Problem, device: DeviceInfo) -> tuple[EngineConfig, ...]:
         assert isinstance(problem, PoolProblem)
         described = [o.desc for o in problem.operands if o.name != "x" or problem.mode == "lp"]
-        if problem.mode == "max" and not problem.has("indices"):  # the workspace's indices lie as dy does
-            dy = problem.desc("dy")
-            if dy.shape[1] > 1 and dy.strides[1] != 1:
-                return (EngineConfig.of(vec=1, threads=128), EngineConfig.of(vec=1, threads=256))
+        if problem.mode == "max" and not problem.has("indices"):
+            described.append(_found_again(problem.desc("dy")))
         vector = _vector_limit(described)
         return tuple(EngineConfig.of(vec=v, threads=t) for v in dict.fromkeys((vector, 1)) for t in (128, 256))
 

@@ -95,8 +95,10 @@ def test_overlapping_maxima_add_up() -> None:
     f"avg_pool_backward dy=f32[1,2,2,3]({2**30},6,3,1) window=2 x_shape=(1,2,5,6)",
     f"max_pool_backward dy=f16[1,8,2,3]({2**31},1,24,8) indices=s64[1,8,2,3]nhwc window=2 x_shape=(1,8,5,6)",
     "max_pool x=f32[1,2,5,6](60,-30,6,-1) window=2 stride=1",
+    "max_pool_backward dy=f32[2,8,2,3](0,1,8,0) x=f32[2,8,4,6]nhwc window=2",
+    "avg_pool_backward dy=f32[2,8,2,3](0,0,0,0) window=2 x_shape=(2,8,5,6)",
 ])
-def test_wide_and_negative_strides(line: str) -> None:
+def test_wide_negative_and_zero_strides(line: str) -> None:
     """A dimension of size 1 may have any stride: here one that no 32-bit register holds."""
     problem, backend = parse_case(line), EmulatedBackend("sm_80", checkers="all")
     run_problem(backend, problem, ENGINES[problem.op][0])
