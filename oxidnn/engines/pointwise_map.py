@@ -91,7 +91,8 @@ class PointwiseMap(Engine):
         return tuple(EngineConfig.of(vec=v) for v in (16, 8, 4, 2, 1) if v <= best)
 
     def estimate(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> float:
-        return 3.0 + problem.num_bytes / 2.5e6 * (1 + 0.5 / config["vec"])
+        # Larger packs use memory better; smaller ones leave each thread less to do, which is all that counts in a small problem.
+        return 3.0 + problem.num_bytes / (device.bandwidth_gbs * 1e3) * (1 + 0.5 / config["vec"]) + 0.05 * config["vec"]
 
     def build_steps(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> Build:
         assert isinstance(problem, PointwiseProblem)

@@ -345,9 +345,13 @@ class ReduceTree(Engine):
 
     def estimate(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> float:
         source, target, axes, kind, _ = self._parts(problem)
-        preferred = reduction_configs(problem.desc(source), problem.desc(target), axes, kind, device)[0]
-        slower = 1.0 if config == preferred else 1.5
-        return (3.0 if config["splits"] == 1 else 6.0) + problem.num_bytes / (device.bandwidth_gbs * 1e3) * slower
+        x = problem.desc(source)
+        preferred = reduction_configs(x, problem.desc(target), axes, kind, device)[0]
+        traffic = problem.num_bytes / (device.bandwidth_gbs * 1e3) * (1.0 if config["path"] == preferred["path"] else 2.0)
+        # The loads of one thread follow one another at the latency of memory.
+        in_flight = config["along"] * (config["vec"] if config["path"] == "row" else 1) * UNROLL * config["splits"]
+        rounds = -(-prod(x.shape[a] for a in axes) // in_flight)
+        return (3.0 if config["splits"] == 1 else 5.5) + max(traffic * (1 + 0.3 / config["vec"]), 0.7 * rounds)
 
     def build_steps(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> Build:
         if problem.is_empty:
