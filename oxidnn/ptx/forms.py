@@ -11,7 +11,7 @@ Operands, separated by commas: `=` writes, `+` reads and writes, otherwise read.
   {4:b32}     vector of that many; {V:T} a scalar without modifier V, else as many as .v4 says; {N/2:T}, {2*N:T}
   pack        vector whose elements make up T    #, #4|8, #0..15   immediate, of these values
   label, sym  a label; a variable's address      desc      64-bit matrix descriptor of shared memory
-  T~          the register may be wider than T   x32       exactly a .b32 register
+  T~          the register may be wider than T   x8, x16, x32   exactly a .b8, .b16, .b32 register
   p^7.5       the alternative needs that PTX version
   [space access bytes ...]   address; access is r, w, a (read-modify-write) or h (a hint: nothing is read); bytes is a number,
               a type times a count (`T*V`), `#2` (what operand 2 says) or `?` (what a descriptor or tensor map says); `queued`
@@ -135,7 +135,7 @@ st order:volatile S:@stspace? V:v2|v4? T:@mem ; [S w T*V], {{V:T}}
 st order:relaxed|release scope:@scope S:@atspace? V:v2|v4? T:@mem ; [S w T*V], {{V:T}}
 st order:relaxed|release scope:@scope S:global? @evict1? hint:L2::cache_hint? V:v2|v4? T:@mem ; [S w T*V], {{V:T}}, hint>u64
 st async weak? S:shared::cluster done:mbarrier::complete_tx::bytes V:v2|v4? T:b32|u32|s32|f32|b64|u64|s64|f64 ; [S w T*V async], {{V:T}}, [S a 8 async] ; 8.1@90+
-st bulk weak? S:shared::cta? ; [S w #1 async], b64, #0 ; 8.6@100+
+st bulk weak? S:shared::cta? ; [S w #1 async], u64, #0 ; 8.6@100+
 prefetch S:global|local? L1|L2 ; [S h 0]
 prefetch S:global L2::evict_last|L2::evict_normal ; [S h 0] ; 7.4@80+
 prefetch tensormap ; [generic h 128] ; 8.0@90+
@@ -323,23 +323,23 @@ cvt rn|rz satfinite relu? D:f16x2 f32 ; =D, f32~, f32~ ; 8.1@80+
 cvt rn|rz satfinite relu? D:bf16x2 f32 ; =D, f32, f32 ; 8.1@80+
 cvt rs relu? satfinite? D:f16x2 f32 ; =D, f32~, f32~, b32 ; 8.7@100a 8.7@103a
 cvt rs relu? satfinite? D:bf16x2 f32 ; =D, f32, f32, b32 ; 8.7@100a 8.7@103a
-cvt rs relu? satfinite e4m3x4|e5m2x4|e2m3x4|e3m2x4 f32 ; =b32, {{4:f32}}, b32 ; 8.7@100a 8.7@103a
-cvt rna tf32 f32 ; =b32, f32
-cvt rna satfinite tf32 f32 ; =b32, f32 ; 8.1@80+
-cvt rn|rz relu? tf32 f32 ; =b32, f32 ; 7.8@90+
-cvt rn|rz satfinite relu? tf32 f32 ; =b32, f32 ; 8.6@100+
-cvt rn satfinite relu? @fp8x2 f32 ; =b16, f32, f32 ; 8.1@89+ 7.8@90+
-cvt rn satfinite relu? @fp8x2 f16x2 ; =b16, f16x2 ; 8.1@89+ 7.8@90+
-cvt rn relu? f16x2 @fp8x2 ; =f16x2, b16 ; 8.1@89+ 7.8@90+
-cvt rn satfinite relu? e2m1x2 f32 ; =b8, f32, f32 ; {_BLACKWELL}
-cvt rn satfinite relu? @fp6x2 f32 ; =b16, f32, f32 ; {_BLACKWELL}
-cvt rn relu? f16x2 e2m1x2 ; =f16x2, b8 ; {_BLACKWELL}
-cvt rn relu? f16x2 @fp6x2 ; =f16x2, b16 ; {_BLACKWELL}
-cvt rz|rp satfinite? ue8m0x2 f32 ; =b16, f32, f32 ; {_BLACKWELL}
-cvt rz|rp satfinite? ue8m0x2 bf16x2 ; =b16, bf16x2 ; {_BLACKWELL}
-cvt rn bf16x2 ue8m0x2 ; =bf16x2, b16 ; {_BLACKWELL}
-cvt pack sat u16|s16 s32 ; =b32~, s32, s32
-cvt pack sat u8|s8|u4|s4|u2|s2 s32 b32 ; =b32~, s32, s32, b32
+cvt rs relu? satfinite e4m3x4|e5m2x4|e2m3x4|e3m2x4 f32 ; =x32, {{4:f32}}, b32 ; 8.7@100a 8.7@103a
+cvt rna tf32 f32 ; =x32, f32
+cvt rna satfinite tf32 f32 ; =x32, f32 ; 8.1@80+
+cvt rn|rz relu? tf32 f32 ; =x32, f32 ; 7.8@90+
+cvt rn|rz satfinite relu? tf32 f32 ; =x32, f32 ; 8.6@100+
+cvt rn satfinite relu? @fp8x2 f32 ; =x16, f32, f32 ; 8.1@89+ 7.8@90+
+cvt rn satfinite relu? @fp8x2 f16x2 ; =x16, f16x2 ; 8.1@89+ 7.8@90+
+cvt rn relu? f16x2 @fp8x2 ; =f16x2, x16 ; 8.1@89+ 7.8@90+
+cvt rn satfinite relu? e2m1x2 f32 ; =x8, f32, f32 ; {_BLACKWELL}
+cvt rn satfinite relu? @fp6x2 f32 ; =x16, f32, f32 ; {_BLACKWELL}
+cvt rn relu? f16x2 e2m1x2 ; =f16x2, x8 ; {_BLACKWELL}
+cvt rn relu? f16x2 @fp6x2 ; =f16x2, x16 ; {_BLACKWELL}
+cvt rz|rp satfinite? ue8m0x2 f32 ; =x16, f32, f32 ; {_BLACKWELL}
+cvt rz|rp satfinite? ue8m0x2 bf16x2 ; =x16, bf16x2 ; {_BLACKWELL}
+cvt rn bf16x2 ue8m0x2 ; =bf16x2, x16 ; {_BLACKWELL}
+cvt pack sat u16|s16 s32 ; =u32~, s32, s32
+cvt pack sat u8|s8|u4|s4|u2|s2 s32 b32 ; =u32~, s32, s32, b32
 
 # ---- control flow
 bra uni? ; label

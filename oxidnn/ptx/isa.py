@@ -27,8 +27,14 @@ TARGET_VERSIONS: dict[str, tuple[int, int]] = {
     "sm_120": (8, 7), "sm_120a": (8, 7), "sm_120f": (8, 8), "sm_121": (8, 8), "sm_121a": (8, 8), "sm_121f": (8, 8),
 }  # fmt: skip
 
-_PACKED_BYTES = {"bf16": 2, "f16x2": 4, "bf16x2": 4, "u16x2": 4, "s16x2": 4, "f32x2": 8, "tf32": 4, "x32": 4}
-_EXACT = {"bf16": "b16", "bf16x2": "b32", "f32x2": "b64", "tf32": "b32", "x32": "b32", "u16x2": "b32", "s16x2": "b32"}
+_PACKED_BYTES = {
+    "bf16": 2, "f16x2": 4, "bf16x2": 4, "u16x2": 4, "s16x2": 4, "f32x2": 8, "tf32": 4, "x8": 1, "x16": 2, "x32": 4,
+}  # fmt: skip
+# Types that only registers of untyped bits hold; xN is what the table calls exactly .bN.
+_EXACT = {
+    "bf16": "b16", "bf16x2": "b32", "f32x2": "b64", "tf32": "b32", "u16x2": "b32", "s16x2": "b32",
+    "x8": "b8", "x16": "b16", "x32": "b32",
+}  # fmt: skip
 _INTEGERS = frozenset({"u8", "s8", "u16", "s16", "u32", "s32", "u64", "s64"})
 
 
@@ -127,7 +133,7 @@ class Kind:
 
     def __str__(self) -> str:
         if self.name in ("register", "vector", "pack"):
-            inner = {"x32": ".b32"}.get(self.type, f".{self.type}")
+            inner = f".{self.type.replace('x', 'b')}" if self.type[0] == "x" else f".{self.type}"
             if self.name == "vector":
                 return f"a vector of {self.count} {inner}"
             if self.name == "pack":

@@ -246,7 +246,8 @@ class _EntryCheck:
         if operand.negated and kind != "pred":
             self.problem(f"only a predicate can be negated, {name} is .{declared}")
         elif not agrees(kind, declared, wide):
-            self.problem(f"register {name} is .{declared}, which .{kind} does not take")
+            shown = kind.replace("x", "b") if kind[0] == "x" else kind
+            self.problem(f"register {name} is .{declared}, which .{shown} does not take")
 
     def _special(self, name: str, kind: str, written: bool) -> None:
         declared = SPECIAL_REGISTERS.get(name)
@@ -268,7 +269,7 @@ class _EntryCheck:
             if isinstance(value, int):
                 self.problem(f"{operand.text} is an integer where .{kind} wants a float (write {operand.text}.0)")
             return
-        if kind in ("f16", "bf16", "f16x2", "bf16x2", "f32x2", "tf32", "x32", "b128", "u16x2", "s16x2"):
+        if kind in ("f16", "bf16", "f16x2", "bf16x2", "f32x2", "tf32", "x8", "x16", "x32", "b128", "u16x2", "s16x2"):
             self.problem(f".{kind} takes no immediate")
             return
         if kind == "pred":

@@ -10,7 +10,7 @@ REGISTER_TYPES = (
     "pred", "b8", "b16", "u16", "s16", "f16", "b32", "u32", "s32", "f32", "b64", "u64", "s64", "f64", "b128",
 )  # fmt: skip
 _BITS = {"bf16": "b16", "bf16x2": "b32", "f16x2": "b32", "u16x2": "b32", "s16x2": "b32", "f32x2": "b64", "tf32": "b32",
-         "x32": "b32", "u8": "b16", "s8": "b16"}  # fmt: skip
+         "x8": "b8", "x16": "b16", "x32": "b32", "u8": "b16", "s8": "b16"}  # fmt: skip
 
 
 def all_rows() -> Iterator[_Row]:

@@ -49,7 +49,7 @@ REFUSED = {
     "f32 in a tf32 mma": Case(
         "mma.sync.aligned.m16n8k4.row.col.f32.tf32.tf32.f32"
         " {%f0, %f1, %f2, %f3}, {%f4, %f5}, {%r0}, {%f0, %f1, %f2, %f3};",
-        r"register %f4 is \.f32, which \.x32 does not take",
+        r"register %f4 is \.f32, which \.b32 does not take",
     ),
     "global address in 32 bits": Case("ld.global.b32 %r0, [%r1];", r"register %r1 is \.b32; a global address is a 64-bit"),
     "float address": Case("ld.shared.b32 %r0, [%f1];", r"register %f1 is \.f32; a shared address is a 32- or 64-bit"),
