@@ -28,6 +28,7 @@ SHAPES = (
     (64, 64, 128, 2, 2, 3),
     (128, 32, 64, 4, 1, 4),
     (64, 32, 64, 2, 1, 4),
+    (64, 32, 64, 2, 2, 4),
     (128, 16, 64, 4, 1, 4),
     (32, 64, 64, 1, 2, 4),
 )
@@ -105,7 +106,8 @@ def _plan(am: AffineMatmul, config: EngineConfig, has_rn_tf32: bool) -> tuple[Mm
             vector = tiling.widest_vector(x, d.k, d.batch, "k")  # lines of less than 128 bytes cannot be swizzled by words
         pitch = (tile_k if vector.major == "k" else rows) * size
         swizzle = swizzle_for(size, vector.major, pitch)
-        loaders.append(tiling.plan_loader(name, x, d, vector, rows, tile_k, threads, offset, pitch, swizzle, True, wide))
+        loaders.append(tiling.plan_loader(name, x, d, vector, rows, tile_k, threads, offset, pitch, swizzle, True, wide,
+                                          config["cp"] == "ca"))
         offset += rows * tile_k * size
     stage_bytes = -(-offset // 1024) * 1024
     grid = tiling.plan_grid(am, (tile_m, tile_n, tile_k), config["split_k"], tiling.inner_direction(d))
@@ -114,6 +116,17 @@ def _plan(am: AffineMatmul, config: EngineConfig, has_rn_tf32: bool) -> tuple[Mm
     consts = MmaConsts(kind, tile_m, tile_n, tile_k, warps_m, warps_n, stages, stage_bytes, tile_k * size // 32, has_rn_tf32, loaders[0],
                        loaders[1], epilogue, has_slices=grid.slices > 1, is_split=grid.splits > 1, has_n_tiles=grid.n_tiles > 1)
     return consts, d, grid
+
+
+def registers_needed(c: MmaConsts) -> int:
+    """About how many registers the kernel takes; the assembler spills where this exceeds what a thread may have."""
+    total = c.warp_m * c.warp_n // 32 + (c.warp_m + c.warp_n) // 2 + 24
+    for x in (c.a, c.b):
+        offset = 2 if x.wide else 1
+        per_row, per_k = offset + len(x.bounds), offset + len(x.bounds) + x.k_digits
+        total += x.row_positions * per_row + x.k_positions * per_k + 2 * len(x.smem_registers)
+        total += 0 if x.is_async else x.row_positions * x.k_positions * x.words
+    return total
 
 
 def smem_bytes(consts: MmaConsts) -> int:
@@ -159,7 +172,8 @@ class MmaSm80Matmul:
         efficiency = 0.8 * fragment_bound * min(1.0, 0.55 + 0.45 * warps / 8)
         if device.is_emulated:
             return self._emulated_us(config, tile, grid, size)
-        return tiling.estimate_us(am, grid, tile, peak * 1e6 / device.num_sms, ctas_per_sm, device, efficiency)
+        return tiling.estimate_us(am, grid, tile, peak * 1e6 / device.num_sms, ctas_per_sm, device, efficiency,
+                                  config["cp"] == "ca")
 
     @staticmethod
     def _emulated_us(config: EngineConfig, tile: tuple[int, int, int], grid: tiling.Grid, size: int) -> float:
@@ -193,13 +207,25 @@ class MmaSm80Matmul:
 MMA_SM80 = MmaSm80Matmul()
 
 
+MAX_CONFIGS = 64
+
+
 @lru_cache(maxsize=256)
 def _sorted_configs(am: AffineMatmul, device: DeviceInfo) -> tuple[EngineConfig, ...]:
-    return tuple(sorted(_candidates(am, device), key=lambda c: MMA_SM80.estimate(am, c, device)))
+    found = [config for config, fits in _candidates(am, device) if fits]
+    # Where no shape is known to do without spills, the smallest has to.
+    found = found or [config for config, _ in _candidates(am, device) if config["tile_m"] * config["tile_n"] <= 2048]
+    return tuple(sorted(found, key=lambda c: MMA_SM80.estimate(am, c, device))[:MAX_CONFIGS])
 
 
-def _candidates(am: AffineMatmul, device: DeviceInfo) -> Iterator[EngineConfig]:
+def _candidates(am: AffineMatmul, device: DeviceInfo) -> Iterator[tuple[EngineConfig, bool]]:
+    """Configs that the device's shared memory takes, and whether their registers fit too."""
     size = am.a.dtype.num_bytes
+    has_rn_tf32 = device.at_least(9)
+    # Taps of a convolution that read an element again find it in L1 if cp.async leaves it there.
+    is_reused = not device.is_emulated and max(tiling.reuse(am.a, am.m, am.k, am.batch), tiling.reuse(am.b, am.n, am.k, am.batch)) > 1.5
+    # Rounding to tf32 with an eye on NaN takes temporaries. Both limits: the largest need seen to assemble without spills.
+    limit = 240 if size == 4 and not has_rn_tf32 else 262
     for tile_m, tile_n, k_bytes, warps_m, warps_n, stages in SHAPES:
         tile = (tile_m, tile_n, k_bytes // size)
         staging = tile_m * tile_n * 4 + 32 * max(tile_m, tile_n)
@@ -207,6 +233,10 @@ def _candidates(am: AffineMatmul, device: DeviceInfo) -> Iterator[EngineConfig]:
             continue
         if (tile_m >= 2 * am.m.size and tile_m > 64) or (tile_n >= 2 * am.n.size and tile_n > 32):
             continue  # more than half of the tile would be empty
+        knobs = {"tile_m": tile_m, "tile_n": tile_n, "tile_k": tile[2], "warps_m": warps_m, "warps_n": warps_n, "stages": stages}
+        consts, _, _ = _plan(am, EngineConfig.of(**knobs, split_k=1, cp="cg"), has_rn_tf32)
+        # With 32 accumulators or fewer the estimate lies above what is needed.
+        fits = registers_needed(consts) <= (limit if tile_m * tile_n > 1024 * warps_m * warps_n else 290)
         for split_k in tiling.split_choices(am, tile, 32 * warps_m * warps_n, device):
-            yield EngineConfig.of(tile_m=tile_m, tile_n=tile_n, tile_k=tile[2], warps_m=warps_m, warps_n=warps_n, stages=stages,
-                                  split_k=split_k)
+            for cache in ("cg", "ca") if is_reused else ("cg",):
+                yield EngineConfig.of(**knobs, split_k=split_k, cp=cache), fits

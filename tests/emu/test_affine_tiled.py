@@ -14,33 +14,44 @@ from oxidnn.testing.harness import run_problem
 
 
 def simt(threads_m: int, threads_n: int, reg_m: int, reg_n: int, tile_k: int, stages: int, split_k: int) -> EngineConfig:
-    return EngineConfig.of(threads_m=threads_m, threads_n=threads_n, reg_m=reg_m, reg_n=reg_n, tile_k=tile_k, stages=stages, split_k=split_k)
+    return EngineConfig.of(threads_m=threads_m, threads_n=threads_n, reg_m=reg_m, reg_n=reg_n, tile_k=tile_k, stages=stages,
+                           split_k=split_k)
 
 
 def mma(tile_m: int, tile_n: int, tile_k: int, warps_m: int, warps_n: int, stages: int, split_k: int) -> EngineConfig:
-    return EngineConfig.of(tile_m=tile_m, tile_n=tile_n, tile_k=tile_k, warps_m=warps_m, warps_n=warps_n, stages=stages, split_k=split_k)
+    return EngineConfig.of(tile_m=tile_m, tile_n=tile_n, tile_k=tile_k, warps_m=warps_m, warps_n=warps_n, stages=stages,
+                           split_k=split_k, cp=("ca", "cg")[split_k % 2])
 
 
-class Fixed(MatmulEngine):
-    """The engine with one config for all matmuls of a problem, whether its own heuristics would choose it or not."""
+class Only:
+    """An algorithm that knows one config, whether its own heuristics would choose it or not."""
 
-    def _config_for(self, algorithm, am, config, device):  # type: ignore[no-untyped-def]
-        return config if algorithm is self.algorithm else EngineConfig()
+    def __init__(self, algorithm, config: EngineConfig) -> None:  # type: ignore[no-untyped-def]
+        self.name, self.is_deterministic = algorithm.name, algorithm.is_deterministic
+        self.check, self.estimate, self.build = algorithm.check, algorithm.estimate, algorithm.build
+        self.config = config
+
+    def configs(self, am, device) -> tuple[EngineConfig, ...]:  # type: ignore[no-untyped-def]
+        return (self.config,)
 
 
 def run(line: str, algorithm, config: EngineConfig, arch: str = "sm_80", schedule=("random", 3)) -> None:  # type: ignore[no-untyped-def]
     problem = parse_case(line)
-    engine = Fixed(problem.op, algorithm)
+    engine = MatmulEngine(problem.op, Only(algorithm, config))
     backend = EmulatedBackend(arch, checkers="all", schedule=schedule)
     support = engine.check_support(problem, backend.info)
     assert support, support.reason
     run_problem(backend, problem, engine, config, seed=len(line))
 
 
+def matrix(name: str, rows: int, columns: int, is_transposed: bool, pad: int) -> str:
+    return f"{name}={{t}}[{rows},{columns}]" + (f"(1,{rows + pad})" if is_transposed else "")
+
+
 GEMMS = [
-    f"gemm a={{t}}[{m},{k}]{'' if a == 'n' else f'(1,{m + pad})' if pad else f'(1,{m})'} b={{t}}[{k},{n}]{'' if b == 'n' else f'(1,{k + pad})'}"
-    f" d={{t}}[{m},{n}]{f'(1,{m + pad})' if d == 't' else ''}"
-    for a in "nt" for b in "nt" for d, m, n, k, pad in (("n", 72, 40, 104, 0), ("t", 33, 35, 37, 3), ("n", 50, 33, 40, 1))
+    " ".join(("gemm", matrix("a", m, k, ta, pad), matrix("b", k, n, tb, pad), matrix("d", m, n, td, pad)))
+    for ta in (False, True) for tb in (False, True)
+    for td, m, n, k, pad in ((False, 72, 40, 104, 0), (True, 33, 35, 37, 3), (False, 50, 33, 40, 1))
 ]
 CONVS = (
     # NHWC and NCHW, channels that vectorise and not, all directions; strides, dilation, groups, 1 and 3 dimensions.
@@ -87,9 +98,9 @@ def test_mma_16_bit(line: str, kind: str) -> None:
 def test_mma_tf32(line: str, arch: str) -> None:
     """Against a reference of operands rounded to tf32, which the tolerance of 10-bit products contains."""
     problem = parse_case(line.format(t="f32") + " math=tf32")
-    engine = Fixed(problem.op, MMA_SM80)
-    backend = EmulatedBackend(arch, checkers="all")
     config = mma(64, 32, 16, 2, 1, 3, 1)
+    engine = MatmulEngine(problem.op, Only(MMA_SM80, config))
+    backend = EmulatedBackend(arch, checkers="all")
     assert engine.check_support(problem, backend.info)
     run_tf32(backend, problem, engine, config)
 
@@ -125,8 +136,9 @@ def test_split_k(line: str, split_k: int) -> None:
     run(line.format(t="f64"), SIMT, simt(8, 4, 4, 4, 8, 2, split_k))
 
 
-@pytest.mark.parametrize("tile", [(128, 128, 32, 2, 4, 4, 1), (128, 64, 64, 2, 2, 3, 2), (64, 128, 32, 2, 2, 4, 1), (128, 32, 32, 4, 1, 4, 1),
-                                  (128, 16, 32, 4, 1, 4, 1), (32, 64, 32, 1, 2, 4, 1), (256, 64, 32, 4, 1, 4, 1)])
+@pytest.mark.parametrize("tile", [
+    (128, 128, 32, 2, 4, 4, 1), (128, 64, 64, 2, 2, 3, 2), (64, 128, 32, 2, 2, 4, 1), (128, 32, 32, 4, 1, 4, 1), (128, 16, 32, 4, 1, 4, 1),
+    (32, 64, 32, 1, 2, 4, 1), (256, 64, 32, 4, 1, 4, 1)])
 @pytest.mark.parametrize("line", [CONVS[0], CONVS[10]])
 def test_mma_tiles(line: str, tile: tuple[int, ...]) -> None:
     run(line.format(t="bf16"), MMA_SM80, mma(*tile))
@@ -165,5 +177,6 @@ def test_nan_and_infinity_reach_the_result() -> None:
         a, b = np.ones((32, 32), np.float32), np.ones((32, 32), np.float32)
         a.view(np.uint32)[3, 4] = 0x7FFFFFFF
         a[5, 6] = np.inf
-        d = execute(backend, problem, Fixed("gemm", MMA_SM80), mma(32, 32, 16, 1, 1, 2, 1), {"a": a, "b": b})["d"]
+        config = mma(32, 32, 16, 1, 1, 2, 1)
+        d = execute(backend, problem, MatmulEngine("gemm", Only(MMA_SM80, config)), config, {"a": a, "b": b})["d"]
         assert np.isnan(d[3]).all() and np.isposinf(d[5]).all() and (np.delete(d, (3, 5), 0) == 32).all()

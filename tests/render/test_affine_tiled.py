@@ -1,0 +1,62 @@
+"""Every tile shape of the tiled matmuls assembles for both targets: no spills, bounded text, parameters within 4 KB."""
+
+from __future__ import annotations
+
+import pytest
+
+from oxidnn import ptx
+from oxidnn.codegen.render import render
+from oxidnn.device import known_device
+from oxidnn.engines.affine_mma_sm80 import MMA_SM80
+from oxidnn.engines.affine_simt import SIMT
+from oxidnn.engines.matmul import lower
+from oxidnn.ops.case import parse_case
+from oxidnn.runtime.assembler import assemble, disassemble
+
+LINES = (
+    "conv_fprop x={t}[128,64,28,28]nhwc w={t}[128,64,3,3]nhwc y={t}[128,128,28,28]nhwc bias=f32[128] residual={t}[128,128,28,28]nhwc "
+    "padding=1 epilogue=bias_residual_relu",
+    "conv_fprop x={t}[128,5,28,28]nhwc w={t}[128,5,3,3]nhwc y={t}[128,128,28,28]nhwc padding=1",
+    "conv_fprop x={t}[16,64,9,28,28] w={t}[128,64,3,3,3] padding=1 stride=2",
+    "conv_wgrad x={t}[128,64,28,28]nhwc dy={t}[128,128,28,28]nhwc dw={t}[128,64,3,3]nhwc padding=1",
+    "gemm a={t}[4,1024,1024](1048576,1,1024) b={t}[4,1024,1024]",
+)
+KINDS = (("bf16", MMA_SM80, ""), ("f32", MMA_SM80, " math=tf32"), ("f32", SIMT, ""), ("f64", SIMT, ""))
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
+@pytest.mark.parametrize("line", LINES)
+@pytest.mark.parametrize(("kind", "algorithm", "math"), KINDS, ids=lambda k: getattr(k, "name", k))
+def test_every_tile_shape_assembles(line: str, kind: str, algorithm, math: str, arch: str) -> None:  # type: ignore[no-untyped-def]
+    device = known_device(arch)
+    seen = set()
+    for am in lower(parse_case(line.format(t=kind) + math))[:1]:
+        for config in algorithm.configs(am, device):
+            shape = tuple(knob for knob in config.knobs if knob[0] not in ("split_k", "cp"))
+            if shape in seen:
+                continue
+            seen.add(shape)
+            for step in algorithm.build("conv", am, config, device, 0).steps:
+                text = render(step.spec)
+                result = assemble(text, arch)
+                assert result.spill_bytes == 0, f"{result.spill_bytes} bytes spilled: {step.spec.describe()}"
+                assert text.count("\n") <= 6000, config.name
+                assert sum(8 if p.type in ("u64", "s64") else 4 for p in step.spec.params) < 4096
+                if len(seen) == 1:
+                    ptx.validate(ptx.parse(text))
+    assert len(seen) >= 3, f"{len(seen)} tile shapes are left"
+
+
+def test_nhwc_convolutions_use_wide_copies_and_tensor_cores() -> None:
+    """What makes the loop fast must not get lost: 16-byte copies past the registers, matrix loads, and few other instructions."""
+    device = known_device("sm_90a")
+    for line in (LINES[0], LINES[3]):
+        am = lower(parse_case(line.format(t="bf16")))[0]
+        config = next(c for c in MMA_SM80.configs(am, device) if (c["tile_m"], c["tile_n"], c["tile_k"], c["warps_n"]) == (128, 128, 32, 4))
+        sass = disassemble(assemble(render(MMA_SM80.build("conv", am, config, device, 0).steps[0].spec), "sm_90a").cubin)
+        if sass is None:
+            pytest.skip("nvdisasm is not installed")
+        assert "HMMA.16816.F32.BF16" in sass and "LDSM.16" in sass and "STG.E.128" in sass
+        copies = [line for line in sass.splitlines() if "LDGSTS" in line]
+        assert copies and all(".128 " in line for line in copies)
+        assert "STL" not in sass and "LDL" not in sass
