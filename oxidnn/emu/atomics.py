@@ -126,7 +126,7 @@ def elements(S: State, space: str, a: Array, access: Access, idx: Array | None) 
     else:
         addresses = a + np.array([access.offset & ((1 << 64) - 1)], np.uint64)
         for allocation, lanes in ldst.partition(S, addresses, width):
-            parts.append((allocation, ldst._checked_index(S, addresses[lanes], allocation, width), lanes))
+            parts.append((allocation, ldst.element_index(addresses[lanes], allocation, width), lanes))
     for allocation, index, lanes in parts:
         if not allocation.writable:
             raise Fault("bounds", f"writes to read-only memory: {allocation}", lanes)

@@ -197,7 +197,8 @@ def misaligned(addresses: Array, width: int, S: State) -> None:
 
 def partition(S: State, addresses: Array, width: int) -> Iterator[tuple[Allocation, Array]]:
     """The lanes per allocation; Fault if one lies in none."""
-    unique, inverse = np.unique(addresses >> np.uint64(4), return_inverse=True)
+    if int(np.bitwise_or.reduce(addresses)) & (width - 1):
+        misaligned(addresses, width, S)
     found: dict[int, tuple[Allocation, list[int]]] = {}
     for position, address in enumerate(addresses.tolist()):
         allocation = S.memory.find(address, width)
@@ -256,7 +257,7 @@ def gather_global(S: State, a: Array, access: Access, idx: Array | None) -> Arra
     addresses = a + np.array([access.offset & ((1 << 64) - 1)], np.uint64)
     out = np.empty(len(a), RAW[width])
     for allocation, lanes in partition(S, addresses, width):
-        index = _checked_index(S, addresses[lanes], allocation, width)
+        index = element_index(addresses[lanes], allocation, width)
         if allocation.shadow is not None and S.uninit:
             _relane(check_written, lanes, S, allocation, index, width)
         if S.global_race is not None:
@@ -281,9 +282,7 @@ def _relane(fn: Callable[..., None], lanes: Array, *arguments: Any) -> None:
         raise
 
 
-def _checked_index(S: State, addresses: Array, allocation: Allocation, width: int) -> Array:
-    if int(np.bitwise_or.reduce(addresses)) & (width - 1):
-        misaligned(addresses, width, S)
+def element_index(addresses: Array, allocation: Allocation, width: int) -> Array:
     return ((addresses - np.uint64(allocation.origin)) >> _SHIFTS[width]).view(np.int64)
 
 
@@ -298,7 +297,7 @@ def scatter_global(S: State, a: Array, values: Array, access: Access, idx: Array
         return
     addresses = a + np.array([access.offset & ((1 << 64) - 1)], np.uint64)
     for allocation, lanes in partition(S, addresses, width):
-        index = _checked_index(S, addresses[lanes], allocation, width)
+        index = element_index(addresses[lanes], allocation, width)
         if not allocation.writable:
             raise Fault("bounds", f"writes to read-only memory: {S.memory.describe(int(addresses[lanes[0]]))}", lanes)
         if S.global_race is not None:
@@ -335,10 +334,10 @@ def window_index(S: State, a: Array, access: Access, window: Window, offsets: Ar
         high = bits = int(o[0])
     else:
         high, bits = int(np.maximum.reduce(o)), int(np.bitwise_or.reduce(o))
-    if high > window.size - width:
-        outside(S, a, access, window, what)
     if bits & access.mask:
         misaligned(a + np.array([access.offset & ((1 << 32) - 1)], a.dtype), width, S)
+    if high > window.size - width:
+        outside(S, a, access, window, what)
     o = o.astype(np.int64)
     if window.stride and (offsets.size > 1 or offsets[0]):
         o = o + offsets

@@ -97,7 +97,14 @@ class Allocation:
         self.origin = self.start & ~15
         self.lead = self.start - self.origin
         length = (self.lead + self.size + 15) & ~15
-        self.views = views_of(host_view(self.origin, length)) if self.size else views_of(np.zeros(0, np.uint8))
+        if isinstance(self.owner, np.ndarray) and self.owner.dtype == np.uint8 and self.owner.flags.owndata and self.size:
+            first = self.origin - self.owner.ctypes.data
+            raw = self.owner[first : first + length] if 0 <= first <= len(self.owner) - length else None
+        else:
+            raw = None
+        if raw is None:
+            raw = host_view(self.origin, length) if self.size else np.zeros(0, np.uint8)
+        self.views = views_of(raw)
         self.bounds = {width: self.lead + self.size - width for width in WIDTHS}
 
     @property
