@@ -13,6 +13,7 @@ from .environment import f32_literal, f64_literal
 
 # (log1p(f) - f) / f^2, |f| <= 1/3 · (expm1(r) - r) / r^2, |r| <= ln2/2 · (tanh(x)/x - 1) / z, z = x^2, x < 0.5626
 # erf(x)/x - 1 in z, x < 1 · log2(erfc(t)) / t, 0.9 < t < 4 · erfc(a) exp(a^2) (a + K) in u = (a - K)/(a + K), a < 10.5 (K = 3; f64: 28, 4)
+# (atan(t)/t - 1)/z, z = t^2, t <= tan(pi/8) · (asin(x)/x - 1)/z, z = x^2, x <= 1/2
 # (sin(r)/r - 1)/z and (cos(r) - 1 + z/2)/z^2, z = r^2, |r| <= pi/4 · (2 atanh(s) - 2s) / (s z), z = s^2, s <= 0.1716
 LOG1P_F32 = (
     0.11629986, -0.127455264, 0.108498253, -0.122176208, 0.142963842, -0.166781962, 0.199998498, -0.249998376, 0.333333343, -0.5,
@@ -68,6 +69,17 @@ ERFCX_F64 = (
     -3.635296646587849e-06, 0.00017681319046764806, -0.0004550526455639654, -0.00028095893558087193, 0.0061120556492774555,
     -0.02637005333230321, 0.07638151490987771, -0.17401093724044453, 0.33085158787798813, -0.5408538313132201, 0.7732087022652374,
     -0.9765487290808821, 1.095995661000491,
+)
+ATAN_F32 = (-0.0645184144, 0.107437052, -0.142639533, 0.199995399, -0.333333313)
+ATAN_F64 = (
+    -0.01917627151752541, 0.03923115561987146, -0.050854323376990446, 0.05858145587628195, -0.06664511064599371, 0.07692183163650894,
+    -0.09090904576954117, 0.11111111015227572, -0.14285714284666184, 0.19999999999995519, -0.3333333333333333,
+)
+ASIN_F32 = (0.0336918347, 0.0171486866, 0.0311007686, 0.0445993915, 0.0750009492, 0.166666657)
+ASIN_F64 = (
+    0.02961431186348912, -0.019245257116497865, 0.019556980312071145, 0.003043893553525322, 0.009319814583697673,
+    0.009621799004518932, 0.011566464825440121, 0.013963779590463264, 0.01735281656310595, 0.02237215744272046, 0.030381944475548442,
+    0.04464285714255172, 0.07500000000000118, 0.16666666666666666,
 )
 
 LOG2E = 1.4426950408889634
@@ -415,6 +427,59 @@ def sine(t: str, shift: int) -> Callable[[Emitter, str], str]:
         value = e(f"selp.{t}", cos, sin, e("setp.ne.s32", e("and.b32", quadrant, 1), 0))
         value = e(f"selp.{t}", e(f"neg.{t}", value), value, e("setp.ne.s32", e("and.b32", quadrant, 2), 0))
         return value if shift else _keep_tiny(e, x, value, 2.0**-14 if t == "f32" else 2.0**-28, t)
+
+    return lower
+
+
+def arctan(t: str) -> Callable[[Emitter, str], str]:
+    """atan|x| = base + atan(u), |u| <= tan(pi/8): u = -1/x beyond tan(3 pi/8), (x - 1)/(x + 1) beyond tan(pi/8), else x itself."""
+
+    def lower(e: Emitter, x: str) -> str:
+        a = e(f"abs.{t}", x)
+        middle, far = e(f"setp.gt.{t}", a, 0.41421356237309503), e(f"setp.gt.{t}", a, 2.414213562373095)
+        top = e(f"selp.{t}", -1.0, e(f"selp.{t}", e(f"sub.rn.{t}", a, 1.0), a, middle), far)
+        bottom = e(f"selp.{t}", a, e(f"selp.{t}", e(f"add.rn.{t}", a, 1.0), 1.0, middle), far)
+        base = e(f"selp.{t}", 1.5707963267948966, e(f"selp.{t}", 0.7853981633974483, 0.0, middle), far)
+        u = e(f"div.rn.{t}", top, bottom)
+        z = e(f"mul.rn.{t}", u, u)
+        part = e(f"fma.rn.{t}", e(f"mul.rn.{t}", e.polynomial(z, ATAN_F32 if t == "f32" else ATAN_F64, t), z), u, u)
+        return e(f"copysign.{t}", x, e(f"add.rn.{t}", base, part))
+
+    return lower
+
+
+def _arcsin_core(e: Emitter, x: str, t: str) -> str:
+    """asin(x) for 0 <= x <= 1/2."""
+    z = e(f"mul.rn.{t}", x, x)
+    return e(f"fma.rn.{t}", e(f"mul.rn.{t}", e.polynomial(z, ASIN_F32 if t == "f32" else ASIN_F64, t), z), x, x)
+
+
+def arcsin(t: str) -> Callable[[Emitter, str], str]:
+    """Beyond 1/2: asin|x| = pi/2 - 2 asin(sqrt((1 - |x|)/2)). NaN outside [-1, 1], from the square root."""
+
+    def lower(e: Emitter, x: str) -> str:
+        a = e(f"abs.{t}", x)
+        outer = e(f"setp.gt.{t}", a, 0.5)
+        root = e(f"sqrt.rn.{t}", e(f"fma.rn.{t}", a, -0.5, 0.5))
+        part = _arcsin_core(e, e(f"selp.{t}", root, a, outer), t)
+        value = e(f"selp.{t}", e(f"fma.rn.{t}", part, -2.0, 1.5707963267948966), part, outer)
+        return e(f"copysign.{t}", x, value)
+
+    return lower
+
+
+def arccos(t: str) -> Callable[[Emitter, str], str]:
+    """pi/2 - asin(x) within 1/2, 2 asin(sqrt((1 - x)/2)) above, and pi minus that of -x below."""
+
+    def lower(e: Emitter, x: str) -> str:
+        a = e(f"abs.{t}", x)
+        outer, negative = e(f"setp.gt.{t}", a, 0.5), e(f"setp.lt.{t}", x, 0.0)
+        root = e(f"sqrt.rn.{t}", e(f"fma.rn.{t}", a, -0.5, 0.5))
+        part = _arcsin_core(e, e(f"selp.{t}", root, a, outer), t)
+        twice = e(f"add.rn.{t}", part, part)
+        far = e(f"selp.{t}", e(f"sub.rn.{t}", 3.141592653589793, twice), twice, negative)
+        near = e(f"sub.rn.{t}", 1.5707963267948966, e(f"copysign.{t}", x, part))
+        return e(f"selp.{t}", far, near, outer)
 
     return lower
 

@@ -473,6 +473,49 @@ def _normcdf(x: Any) -> np.ndarray:
     return 0.5 * _erfc(t) * np.exp(np.where((t > 0) & (t < 40), -2 * t * lost, 0.0))
 
 
+def _near_overflow(a: Expression, value: Expression) -> Expression:
+    """`value`, or e^a / 2 without overflow where a is large."""
+    root = _f("exp", 0.5 * a)
+    return where(a > 80, 0.5 * root * root, value)
+
+
+def _sinh(a: Expression) -> Expression:
+    """sinh of a >= 0 from t = e^a - 1: (t + t/(1 + t)) / 2."""
+    t = _f("expm1", a)
+    return _near_overflow(a, 0.5 * t + 0.5 * (t / (t + 1)))
+
+
+def _cosh(a: Expression) -> Expression:
+    t = _f("exp", a)
+    return _near_overflow(a, 0.5 * t + 0.5 / t)
+
+
+def _asinh(a: Expression) -> Expression:
+    """asinh of a >= 0; beyond 1e9 it is log(2a)."""
+    return where(a < 1e9, _f("log1p", a + a * a / (1 + _f("sqrt", a * a + 1))), _f("log", a) + el.LN2)
+
+
+def _acosh(t: Expression) -> Expression:
+    """acosh(1 + t); beyond 1e30 it is log(2t)."""
+    return where(t < 1e30, _f("log1p", t + _f("sqrt", t) * _f("sqrt", t + 2)), _f("log", t) + el.LN2)
+
+
+def _hypot(a: Expression, b: Expression) -> Expression:
+    """sqrt(a^2 + b^2) of a, b >= 0 without overflow between; infinite if either is."""
+    big, small = _f("fmax", a, b), _f("fmin", a, b)
+    ratio = where(big > 0, where(_f("isinf", big), 0, small / big), 0)
+    size = big * _f("sqrt", ratio * ratio + 1)
+    return where(_f("isinf", big), big, where(_f("isnan", a) | _f("isnan", b), a + b, size))
+
+
+def _atan2(a: Expression, b: Expression) -> Expression:
+    """The angle of the point (b, a): atan|a/b| mirrored into its quadrant."""
+    ratio = where(_f("isinf", a) & _f("isinf", b), 1, where(_f("eq", a, 0) & _f("eq", b, 0), 0, _f("abs", a / b)))
+    angle = _f("atan", ratio)
+    mirrored = _f("copysign", where(_f("copysign", 1, b) < 0, math.pi - angle, angle), a)
+    return where(_f("isnan", a) | _f("isnan", b), a + b, mirrored)
+
+
 def _mod(x: Any, y: Any) -> Any:
     return np.mod(x, y)
 
@@ -562,6 +605,31 @@ _row("erfc", 1, _erfc, lower=_each(el.erfc), ulp=8, ulp64=8,
 _row("normcdf", 1, _normcdf, lower=_each(el.normcdf), ulp=8, ulp64=8,
      gradient=lambda g, y, x: (g * (1 / math.sqrt(2 * math.pi) * _f("exp", -0.5 * (x * x))),),
      doc="distribution function of the standard normal")
+_row("atan", 1, np.arctan, lower=_each(el.arctan), ulp=3, ulp64=3, gradient=lambda g, y, x: (g / (1 + x * x),))
+_row("asin", 1, np.arcsin, lower=_each(el.arcsin), ulp=3, ulp64=3, gradient=lambda g, y, x: (g * _f("rsqrt", (1 - x) * (1 + x)),))
+_row("acos", 1, np.arccos, lower=_each(el.arccos), ulp=3, ulp64=3, gradient=lambda g, y, x: (-(g * _f("rsqrt", (1 - x) * (1 + x))),))
+_row("atan2", 2, np.arctan2, expand=_atan2,
+     gradient=lambda g, y, a, b: (g * b / (a * a + b * b), -(g * a / (a * a + b * b))))
+_row("sinh", 1, np.sinh,
+     expand=lambda x: _f("copysign", _sinh(_f("abs", x)), x), gradient=lambda g, y, x: (g * _f("cosh", x),))
+_row("cosh", 1, np.cosh, expand=lambda x: _cosh(_f("abs", x)),
+     gradient=lambda g, y, x: (g * _f("sinh", x),))
+_row("asinh", 1, np.arcsinh, expand=lambda x: _f("copysign", _asinh(_f("abs", x)), x),
+     gradient=lambda g, y, x: (g / _f("hypot", x, 1),))
+_row("acosh", 1, np.arccosh, expand=lambda x: _acosh(x - 1), gradient=lambda g, y, x: (g * _f("rsqrt", x - 1) * _f("rsqrt", x + 1),))
+_row("atanh", 1, np.arctanh, expand=lambda x: _f("copysign", (lambda a: 0.5 * _f("log1p", 2 * a / (1 - a)))(_f("abs", x)), x),
+     gradient=lambda g, y, x: (g / ((1 - x) * (1 + x)),))
+
+# Further arithmetic.
+_row("copysign", 2, np.copysign, lower=_each(lambda t: lambda e, a, b: e(f"copysign.{t}", b, a)),
+     doc="the size of the first, the sign of the second", gradient=lambda g, y, a, b: (where(_f("eq", y, a), g, -g), None))
+_row("hypot", 2, np.hypot, expand=lambda a, b: _hypot(_f("abs", a), _f("abs", b)), gradient=lambda g, y, a, b: (g * a / y, g * b / y))
+_row("cube", 1, lambda x: x * x * x, expand=lambda x: x * x * x)
+_row("frac", 1, lambda x: x - np.trunc(x), expand=lambda x: x - _f("trunc", x), gradient=lambda g, y, x: (g,))
+_row("step", 2, lambda x, v: np.where(np.greater(x, 0), 1, np.where(np.less(x, 0), 0, v)), defaults=(0.0,),
+     expand=lambda x, v: where(x > 0, 1, where(x < 0, 0, v)), gradient=lambda g, y, x, v: (None, where(_f("eq", x, 0), g, 0)),
+     doc="Heaviside; the second operand is its value at 0")
+_row("lerp", 3, lambda a, b, w: a + w * (b - a), expand=lambda a, b, w: a + w * (b - a))
 
 # Activations.
 _row("relu", 1, lambda x: np.maximum(x, 0), expand=lambda x: _f("maximum", x, 0), gradient=lambda g, y, x: (where(x > 0, g, 0),))
@@ -609,11 +677,13 @@ _row("logit", 1, lambda x: np.log(x / (1 - x)), expand=lambda x: _f("log", x / (
 (neg, sign, relu, relu6, leaky_relu, elu, celu, selu, clamp, sigmoid, logsigmoid, hard_sigmoid, tanh, hard_tanh, silu, hard_swish, mish,
  softplus, softsign, gelu, gelu_tanh, quick_gelu, swish, hard_shrink, soft_shrink, tanh_shrink, threshold, logit, exp, exp2, expm1, log,
  log2, log10, log1p, sqrt, rsqrt, reciprocal, square, sin, cos, tan, erf, erfc, normcdf, floor, ceil, trunc, maximum, minimum, fmax, fmin,
- add, sub, mul, div, mod, eq, ne, lt, le, gt, ge, logical_and, logical_or, logical_xor, logical_not, isnan, isinf) = map(_function, (
+ add, sub, mul, div, mod, eq, ne, lt, le, gt, ge, logical_and, logical_or, logical_xor, logical_not, isnan, isinf, atan, asin, acos, atan2,
+ sinh, cosh, asinh, acosh, atanh, copysign, hypot, cube, frac, step, lerp) = map(_function, (
     "neg sign relu relu6 leaky_relu elu celu selu clamp sigmoid logsigmoid hard_sigmoid tanh hard_tanh silu hard_swish mish softplus "
     "softsign gelu gelu_tanh quick_gelu swish hard_shrink soft_shrink tanh_shrink threshold logit exp exp2 expm1 log log2 log10 log1p "
     "sqrt rsqrt reciprocal square sin cos tan erf erfc normcdf floor ceil trunc maximum minimum fmax fmin add sub mul div mod eq ne lt "
-    "le gt ge logical_and logical_or logical_xor logical_not isnan isinf").split())
+    "le gt ge logical_and logical_or logical_xor logical_not isnan isinf atan asin acos atan2 sinh cosh asinh acosh atanh copysign hypot cube frac "
+    "step lerp").split())
 abs, round, pow = map(_function, ("abs", "round", "pow"))  # noqa: A001 - as in NumPy, the names are those of the functions
 
 

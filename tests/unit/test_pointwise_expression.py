@@ -147,7 +147,7 @@ def test_lowering_refuses_what_it_cannot_write() -> None:
 
 POINTS = np.array([-4.3, -2.7, -1.31, -0.73, -0.21, 0.17, 0.62, 1.43, 2.9, 5.1])
 POSITIVE = ("log", "log2", "log10", "sqrt", "rsqrt", "pow")
-FLAT = ("floor", "ceil", "round", "trunc", "sign")  # constant between their jumps
+FLAT = ("floor", "ceil", "round", "trunc", "sign", "step")  # constant between their jumps
 
 
 @pytest.mark.parametrize("name", [n for n, f in TABLE.items() if not f.is_condition and n != "where"])
@@ -155,7 +155,11 @@ def test_derivatives_agree_with_finite_differences(name: str) -> None:
     """Every function by every one of its operands, at points away from kinks."""
     row = TABLE[name]
     x = np.abs(POINTS) if name in POSITIVE else np.abs(POINTS) - 0.1 if name == "log1p" else POINTS
-    if name == "logit":
+    if name in ("asin", "acos", "atanh"):
+        x = POINTS / 6
+    elif name == "acosh":
+        x = np.abs(POINTS) + 1.2
+    elif name == "logit":
         x = POINTS / 11 + 0.5
     operands = [x, *([0.37, 1.9][i] + 0.1 * np.arange(len(x)) for i in range(row.arity - 1))]
     if name in ("hard_sigmoid", "clamp", "hard_tanh", "threshold"):
