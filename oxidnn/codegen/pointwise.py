@@ -682,8 +682,8 @@ _row("logit", 1, lambda x: np.log(x / (1 - x)), expand=lambda x: _f("log", x / (
     "neg sign relu relu6 leaky_relu elu celu selu clamp sigmoid logsigmoid hard_sigmoid tanh hard_tanh silu hard_swish mish softplus "
     "softsign gelu gelu_tanh quick_gelu swish hard_shrink soft_shrink tanh_shrink threshold logit exp exp2 expm1 log log2 log10 log1p "
     "sqrt rsqrt reciprocal square sin cos tan erf erfc normcdf floor ceil trunc maximum minimum fmax fmin add sub mul div mod eq ne lt "
-    "le gt ge logical_and logical_or logical_xor logical_not isnan isinf atan asin acos atan2 sinh cosh asinh acosh atanh copysign hypot cube frac "
-    "step lerp").split())
+    "le gt ge logical_and logical_or logical_xor logical_not isnan isinf atan asin acos atan2 sinh cosh asinh acosh atanh copysign "
+    "hypot cube frac step lerp").split())
 abs, round, pow = map(_function, ("abs", "round", "pow"))  # noqa: A001 - as in NumPy, the names are those of the functions
 
 
