@@ -33,7 +33,6 @@ _MEM = "b8|u8|s8|b16|u16|s16|b32|u32|s32|f32|b64|u64|s64|f64|b128"
 _BLACKWELL = "8.6@100f 8.6@103f 8.7@120f"  # what all sm_100a-, 103a- and 120a-specific targets have
 
 
-
 def _saturating() -> str:
     """The rows of integer cvt.sat: only where the destination cannot hold every source value."""
     rows = []
@@ -298,7 +297,7 @@ cvt D:@allint S:@allint ; =D~, S~
 {_SATURATING}
 cvt @irnd ftz? sat? D:@allint S:f32 ; =D~, S~
 cvt @irnd sat? D:@allint S:f64|f16 ; =D~, S~
-cvt @irnd D:@int S:bf16 ; =D~, S ; 7.8@90+
+cvt @irnd D:@int S:bf16 ; =D, S ; 7.8@90+
 cvt @rnd sat? D:f32|f64|f16 S:@allint ; =D~, S~
 cvt @rnd D:bf16 S:@int ; =D, S~ ; 7.8@90+
 cvt ftz? sat? D:f32 S:f16 ; =D~, S~
@@ -313,7 +312,7 @@ cvt @rnd sat? D:f16 S:f64 ; =D~, S~
 cvt @rnd ftz? sat? D:f16 S:f32 ; =D~, S~
 cvt rn|rz relu D:f16 S:f32 ; =D~, S~
 cvt rn|rz satfinite relu? D:f16 S:f32 ; =D~, S~ ; 8.1@80+
-cvt f32 bf16 ; =f32~, bf16 ; 7.1@80+
+cvt f32 bf16 ; =f32, bf16 ; 7.1@80+
 cvt rn|rz relu? D:bf16 S:f32 ; =D, S
 cvt rn|rz satfinite relu? D:bf16 S:f32 ; =D, S ; 8.1@80+
 cvt rm|rp D:bf16 S:f32 ; =D, S
@@ -441,9 +440,9 @@ stmatrix sync aligned m8n8 N:x1|x2|x4 trans? S:@sh? b16 ; [S w 16], {{N:b32}}! ;
 stmatrix sync aligned m16n8 N:x1|x2|x4 trans S:@sh? b8 ; [S w 16], {{N:b32}}! ; {_BLACKWELL}
 movmatrix sync aligned m8n8 trans b16 ; =b32, b32! ; 7.8@80+
 mma sync aligned m16n8k8 row col f32 f16 f16 f32 ; ={{4:f32}}, {{2:x32}}, {{1:x32}}, {{4:f32}}
-mma sync aligned m16n8k8 row col f16 f16 f16 f16 ; ={{2:x32}}, {{2:x32}}, {{1:x32}}, {{2:x32}}
+mma sync aligned m16n8k8 row col f16 f16 f16 f16 ; ={{2:b32}}, {{2:x32}}, {{1:x32}}, {{2:x32}}
 mma sync aligned m16n8k16 row col f32 f16 f16 f32 ; ={{4:f32}}, {{4:x32}}, {{2:x32}}, {{4:f32}}
-mma sync aligned m16n8k16 row col f16 f16 f16 f16 ; ={{2:x32}}, {{4:x32}}, {{2:x32}}, {{2:x32}}
+mma sync aligned m16n8k16 row col f16 f16 f16 f16 ; ={{2:b32}}, {{4:x32}}, {{2:x32}}, {{2:x32}}
 mma sync aligned m16n8k8 row col f32 bf16 bf16 f32 ; ={{4:f32}}, {{2:x32}}, {{1:x32}}, {{4:f32}}
 mma sync aligned m16n8k16 row col f32 bf16 bf16 f32 ; ={{4:f32}}, {{4:x32}}, {{2:x32}}, {{4:f32}}
 mma sync aligned m16n8k4 row col f32 tf32 tf32 f32 ; ={{4:f32}}, {{2:x32}}, {{1:x32}}, {{4:f32}}
@@ -459,9 +458,9 @@ mma sync aligned m16n8k256 row col s32 b1 b1 s32 xor popc ; ={{4:s32}}, {{4:x32}
 mma sync aligned m16n8k128 row col s32 b1 b1 s32 and popc ; ={{4:s32}}, {{2:x32}}, {{1:x32}}, {{4:s32}} ; 7.1@80+
 mma sync aligned m16n8k256 row col s32 b1 b1 s32 and popc ; ={{4:s32}}, {{4:x32}}, {{2:x32}}, {{4:s32}} ; 7.1@80+
 mma sync aligned m16n8k32 row col f32 @fp8 @fp8 f32 ; ={{4:f32}}, {{4:x32}}, {{2:x32}}, {{4:f32}} ; 8.4@89+
-mma sync aligned m16n8k32 row col f16 @fp8 @fp8 f16 ; ={{2:x32}}, {{4:x32}}, {{2:x32}}, {{2:x32}} ; 8.7@89+
+mma sync aligned m16n8k32 row col f16 @fp8 @fp8 f16 ; ={{2:b32}}, {{4:x32}}, {{2:x32}}, {{2:x32}} ; 8.7@89+
 mma sync aligned m16n8k16 row col f32 @fp8 @fp8 f32 ; ={{4:f32}}, {{2:x32}}, {{1:x32}}, {{4:f32}} ; 8.7@89+
-mma sync aligned m16n8k16 row col f16 @fp8 @fp8 f16 ; ={{2:x32}}, {{2:x32}}, {{1:x32}}, {{2:x32}} ; 8.7@89+
+mma sync aligned m16n8k16 row col f16 @fp8 @fp8 f16 ; ={{2:b32}}, {{2:x32}}, {{1:x32}}, {{2:x32}} ; 8.7@89+
 mma sync aligned m16n8k32 row col kind::f8f6f4 f32 e4m3|e5m2|e3m2|e2m3|e2m1 e4m3|e5m2|e3m2|e2m3|e2m1 f32 ; ={{4:f32}}, {{4:x32}}, {{2:x32}}, {{4:f32}} ; 8.7@120f
 mma sync aligned m8n8k4 row col f64 f64 f64 f64 ; ={{2:f64}}, {{1:f64}}, {{1:f64}}, {{2:f64}}
 mma sync aligned m16n8k4 row col f64 f64 f64 f64 ; ={{4:f64}}, {{2:f64}}, {{1:f64}}, {{4:f64}} ; 7.8@90+

@@ -53,9 +53,7 @@ _STATEMENT = re.compile(
 _PIECE = re.compile(r"\s*(\[[^\]]*\]|\{[^{}]*\}|[^,\[\]{}]+?)\s*(?:,|$)")
 _REGISTER = re.compile(rf"(!?)({REGISTER}(?:\.[xyzw])?|_)")
 _SYMBOL = re.compile(rf"({IDENTIFIER})(?:\s*\+\s*(-?\s*\w+))?")
-_ADDRESS = re.compile(
-    rf"\s*({REGISTER}|{IDENTIFIER}|\w+)\s*(?:\+\s*(-?\s*\w+))?\s*(?:,\s*(\{{.*\}})\s*)?", re.DOTALL
-)
+_ADDRESS = re.compile(rf"\s*({REGISTER}|{IDENTIFIER}|\w+)\s*(?:\+\s*(-?\s*\w+))?\s*(?:,\s*(\{{.*\}})\s*)?", re.DOTALL)
 _RANGE = re.compile(rf"({REGISTER})(?:\s*<\s*(\d+)\s*>)?")
 _SPACE = re.compile(r"\s+")
 
@@ -373,9 +371,7 @@ class _Parser:
             split = self.heads[modifiers] = tuple(modifiers.split(".")[1:])
         guard = Reg(match["guard"], bool(match["not"])) if match["guard"] else None
         operands = self.operand_list(match["operands"].strip(), line)
-        return Instruction(
-            match["opcode"], split, operands, guard, line, " ".join(match["instruction"].split()) + ";"
-        )
+        return Instruction(match["opcode"], split, operands, guard, line, " ".join(match["instruction"].split()) + ";")
 
     # -- operands
 

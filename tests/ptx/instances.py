@@ -76,7 +76,7 @@ def operand_text(kind: Kind, index: int) -> str:
         return {"global": "global_space", "const": "const_space", "local": "local_space", "param": "parameter"}.get(
             kind.space, "shared_space"
         )
-    return { "label": "END", "sink": "_"}[kind.name]
+    return {"label": "END", "sink": "_"}[kind.name]
 
 
 def text_of(form: Form, alternative: int = 0) -> str:

@@ -74,7 +74,10 @@ def test_every_gate_is_the_lowest() -> None:
         ("shfl.bfly.b32 %a, %b, 1, 31, -1;", r"unknown modifier \.bfly in shfl\.bfly\.b32 \(allowed there: \.sync\)"),
         ("add.rn.f32.ftz %a, %b, %c;", r"unknown modifier \.ftz in add\.rn\.f32\.ftz"),
         ("wgmma.fence.sync;", r"wgmma\.fence\.sync lacks a modifier \(one of \.aligned\)"),
-        ("wgmma.mma_async.sync.aligned.m64n40k32.s32.s8.s8 {%a}, %b, %c, %p;", r"unknown modifier \.s32 in .*\.m64n40k32"),
+        (
+            "wgmma.mma_async.sync.aligned.m64n40k32.s32.s8.s8 {%a}, %b, %c, %p;",
+            r"unknown modifier \.s32 in .*\.m64n40k32",
+        ),
         ("red.global.max.bf16x2 [%a], %b;", r"unknown modifier \.bf16x2"),
         ("add.u32 %a, %b;", r"add\.u32 takes 3 operands, not 2"),
         ("min.f32 %a, %b, %c, %d, %e;", r"min\.f32 takes 3 or 4 operands, not 5"),
@@ -118,7 +121,9 @@ def test_memory_effects() -> None:
     assert effects("ld.b64 %a, [%b];") == [(1, "generic", "read", 8)]
     assert effects("ld.param.u8 %a, [p];") == [(1, "param", "read", 1)]
     assert effects("atom.shared::cluster.add.u32 %a, [%b], 1;") == [(1, "shared::cluster", "atomic", 4)]
-    assert effects("red.global.add.noftz.v8.bf16 [%a], {%b, %b, %b, %b, %b, %b, %b, %b};") == [(0, "global", "atomic", 16)]
+    assert effects("red.global.add.noftz.v8.bf16 [%a], {%b, %b, %b, %b, %b, %b, %b, %b};") == [
+        (0, "global", "atomic", 16)
+    ]
     assert effects("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%a, %b, %c, %d}, [%e];") == [(1, "shared", "read", 16)]
     assert effects("mbarrier.try_wait.parity.shared::cta.b64 %p, [%a], 0;") == [(1, "shared::cta", "read", 8)]
     assert effects("prefetch.global.L2 [%a];") == [(0, "global", "hint", 0)]
@@ -133,7 +138,10 @@ def test_asynchronous_effects_say_proxy_and_completion() -> None:
         Effect(1, "global", "read", None, 2, True, "generic"),
     )
     load = lookup(
-        one("cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%a], [%b, {%c, %d}], [%e];")
+        one(
+            "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+            " [%a], [%b, {%c, %d}], [%e];"
+        )
     )
     assert load.completion == "mbarrier"
     assert load.effects == (
@@ -192,7 +200,10 @@ def test_bindings_name_the_choices() -> None:
 
 
 def test_forms_lists_every_arity() -> None:
-    assert sorted(len(form.operands) for form in forms("mbarrier", ("try_wait", "parity", "shared::cta", "b64"))) == [3, 4]
+    assert sorted(len(form.operands) for form in forms("mbarrier", ("try_wait", "parity", "shared::cta", "b64"))) == [
+        3,
+        4,
+    ]
     assert all(isinstance(form, Form) for form in forms("bar", ("sync",)))
 
 

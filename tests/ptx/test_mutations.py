@@ -14,7 +14,24 @@ from oxidnn.errors import PtxError
 from .assembler import assemble
 
 CORPUS = sorted((Path(__file__).parent / "corpus").glob("*.ptx"))
-_TYPES = ("pred", "b8", "u8", "b16", "u16", "s16", "b32", "u32", "s32", "f32", "b64", "u64", "s64", "f64", "f16", "bf16x2")
+_TYPES = (
+    "pred",
+    "b8",
+    "u8",
+    "b16",
+    "u16",
+    "s16",
+    "b32",
+    "u32",
+    "s32",
+    "f32",
+    "b64",
+    "u64",
+    "s64",
+    "f64",
+    "f16",
+    "bf16x2",
+)
 _STATEMENT = re.compile(r"^\s*(?:@!?%\w+\s+)?([a-z]\w*)((?:\.[\w:]+)*)", re.MULTILINE)
 
 
@@ -67,7 +84,10 @@ def redeclared(text: str) -> Iterator[tuple[str, str]]:
         for other in ("pred", "b16", "u16", "f16", "b32", "s32", "f32", "b64", "s64", "f64"):
             if other != match[1]:
                 line = text.count("\n", 0, match.start()) + 1
-                yield f"line {line}: .reg .{match[1]} -> .{other}", text[: match.start(1)] + other + text[match.end(1) :]
+                yield (
+                    f"line {line}: .reg .{match[1]} -> .{other}",
+                    text[: match.start(1)] + other + text[match.end(1) :],
+                )
 
 
 def undeclared(text: str) -> Iterator[tuple[str, str]]:

@@ -15,7 +15,9 @@ from oxidnn.ptx.nodes import Addr, Imm, Instruction, Label, Pair, Reg, RegDecl, 
 from .assembler import assemble
 
 CORPUS = sorted((Path(__file__).parent / "corpus").glob("*.ptx"))
-HEAD = ".version 7.0\n.target sm_80\n.address_size 64\n.visible .entry k(.param .u64 p)\n{\n"  # the body starts on line 6
+HEAD = (
+    ".version 7.0\n.target sm_80\n.address_size 64\n.visible .entry k(.param .u64 p)\n{\n"  # the body starts on line 6
+)
 
 
 def statements(body: str) -> tuple[object, ...]:
@@ -170,10 +172,16 @@ def test_refusals_name_the_line(body: str, message: str) -> None:
         (".version 8.0\n", "no .target directive"),
         (".version 8.0\n.target sm_80\n.address_size 32\n", r"line 3: address size is not 64"),
         (".version 8.0\n.target sm_80\n.func f { ret; }\n", "line 3: only entries and variables"),
-        (".version 8.0\n.target sm_80\n.entry k()\n.maxntid\n{ ret; }", r"line 4: \.maxntid takes 1 to 3 numbers, not 0"),
+        (
+            ".version 8.0\n.target sm_80\n.entry k()\n.maxntid\n{ ret; }",
+            r"line 4: \.maxntid takes 1 to 3 numbers, not 0",
+        ),
         (".version 8.0\n.target sm_80\n.entry k()\n.maxregs 3\n{ ret; }", r"line 4: not a performance directive"),
         (".version 8.0\n.target sm_80\n.entry k(.param u32 x)\n{ ret; }", r"line 3: not a parameter"),
-        (".version 8.0\n.target sm_80\n.entry k(.param .u32 x,\n .param .u32 x)\n{ ret; }", r"line 4: duplicate definition"),
+        (
+            ".version 8.0\n.target sm_80\n.entry k(.param .u32 x,\n .param .u32 x)\n{ ret; }",
+            r"line 4: duplicate definition",
+        ),
     ],
 )
 def test_module_level_refusals(text: str, message: str) -> None:
