@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from oxidnn.emu.decode import Core, Decoder
-from oxidnn.emu.ldst import Access, _relane, gather_global, mark_ready, misaligned, policy, store, window_index
-from oxidnn.emu.memory import PENDING, RAW, Array, Fault
+from oxidnn.emu.ldst import (
+    Access, _relane, gather_global, loader, mark_ready, misaligned, policy, store, window_index, window_place,
+)  # fmt: skip
+from oxidnn.emu.memory import MARKS, PENDING, RAW, Array, Fault
 from oxidnn.ptx import nodes
 
 if TYPE_CHECKING:
@@ -131,35 +133,35 @@ def copy_elements(d: Decoder, ins: nodes.Instruction) -> Core:
     d.op.info["access"] = target
     raw = RAW[width]
 
-    def fetch(S: State, a: Array, idx: Array | None, sizes: Array | None) -> Array:
+    read_whole = loader("global", base, whole)
+
+    def fetch(S: State, idx: Array | None, sizes: Array | None) -> Array:
         """The source bytes of every lane, zero beyond its size; nothing is read where the size is 0."""
         if sizes is None:
-            return gather_global(S, a, whole, idx)
-        n = max(len(a), len(sizes))
-        if (sizes > width).any():
+            return read_whole(S, idx)
+        full = sizes == width
+        if np.count_nonzero(full) == len(full):
+            return read_whole(S, idx)
+        if np.count_nonzero(sizes > width):
             raise Fault("bounds", f"src-size {int(sizes.max())} exceeds cp-size {width}", np.flatnonzero(sizes > width))
-        full = np.broadcast_to(sizes == width, (n,))
-        if full.all():
-            return gather_global(S, a, whole, idx)
-        positions = np.arange(S.N, dtype=np.int64) if idx is None else idx
-        a = np.broadcast_to(a, (n,))
-        out = np.zeros((n, width), np.uint8)
+        n = S.lanes(idx)
+        full, sizes = np.broadcast_to(full, (n,)), np.broadcast_to(sizes, (n,))
+        out = np.zeros(n, raw)
         lanes = np.flatnonzero(full)
-        where = positions if n == 1 else None
         if len(lanes):
-            at = positions[lanes] if where is None else where
-            out[lanes] = _relane_value(gather_global, lanes, S, a[lanes], whole, at).view(np.uint8).reshape(-1, width)
-        sizes = np.broadcast_to(sizes, (n,))
+            out[lanes] = _relane_value(read_whole, lanes, S, lanes if idx is None else idx.take(lanes))
         part = np.flatnonzero((sizes > 0) & ~full)
         if len(part):
+            a = np.broadcast_to(base.take(S, idx), (n,))
+            octets = out.view(np.uint8).reshape(n, width)
             starts = a[part] + np.uint64(offset & ((1 << 64) - 1))
             if (starts & np.uint64(width - 1)).any():
                 _relane(misaligned, part, starts, width, S)
             for byte in range(int(sizes[part].max())):
                 lanes = part[sizes[part] > byte]
-                at = positions[lanes] if where is None else where
-                out[lanes, byte] = _relane_value(gather_global, lanes, S, a[lanes] + np.uint64(byte), octet, at)
-        return out.reshape(-1).view(raw)
+                where = lanes if idx is None else idx.take(lanes)
+                octets[lanes, byte] = _relane_value(gather_global, lanes, S, a[lanes] + np.uint64(byte), octet, where)
+        return out
 
     def run(S: State, idx: Array | None) -> None:
         sizes = None
@@ -167,10 +169,13 @@ def copy_elements(d: Decoder, ins: nodes.Instruction) -> Core:
             sizes = read.take(S, idx)
         elif ignore is not None:
             sizes = np.where(ignore.take(S, idx), np.uint32(0), np.uint32(width))
-        values = fetch(S, base.take(S, idx), idx, sizes)
-        offsets = S.shared_offset
-        a = to_base.take(S, idx)
-        index = window_index(S, a, target, S.shared, offsets if idx is None or offsets.size == 1 else offsets.take(idx), "shared")
+        values = fetch(S, idx, sizes)
+        place = window_place(S, to_base, target, S.shared)
+        index = place.index(target, idx) if place is not None else None
+        if index is None:
+            offsets = S.shared_offset
+            offsets = offsets if idx is None or offsets.size == 1 else offsets.take(idx)
+            index = window_index(S, to_base.take(S, idx), target, S.shared, offsets, "shared")
         if S.race is not None:
             S.race.access(S, index, target, idx)
         if S.bank is not None:
@@ -178,7 +183,7 @@ def copy_elements(d: Decoder, ins: nodes.Instruction) -> Core:
         S.counters.shared_written += width * len(index)
         store(S.shared.views[width], index, values)
         if S.shared.shadow is not None:
-            S.shared.shadow[1].reshape(-1, width)[index] = PENDING
+            S.shared.shadow[width][index] = MARKS[PENDING][width]
             S.copies.issue(S, idx, index, width)
 
     return run

@@ -9,7 +9,7 @@ import numpy as np
 
 from oxidnn.emu.decode import DTYPE, Core, Decoder, Parameter, Source
 from oxidnn.emu.memory import (
-    LOCAL_WINDOW, RAW, READY, SHARED_BASE, SHARED_WINDOW, SHIFT, Allocation, Array, Fault, Window, all_ready,
+    LOCAL_WINDOW, MARKS, RAW, READY, SHARED_BASE, SHARED_WINDOW, SHIFT, Allocation, Array, Fault, Window, all_ready,
     not_ready,
 )  # fmt: skip
 from oxidnn.ptx import nodes
@@ -314,13 +314,7 @@ def store(view: Array, index: Array, values: Array) -> None:
 
 
 def mark_ready(shadow: dict[int, Array], index: Array, width: int) -> None:
-    if width == 16:
-        shadow[8].reshape(-1, 2)[index] = np.uint64(0xFFFFFFFFFFFFFFFF)
-    else:
-        shadow[width][index] = _READY[width]
-
-
-_READY = {width: RAW[width].type((1 << 8 * width) - 1) for width in (1, 2, 4, 8)}
+    shadow[width][index] = MARKS[READY][width]
 
 
 # -- shared and local memory

@@ -434,6 +434,7 @@ class State:
                 if value.size > 1:
                     self.varying.append(slot.index)
         self.places: dict[int, ldst.Place] = {}
+        self.fragments: dict[Any, tuple[tuple[Array, ...], Array]] = {}  # dense mma operands of registers
         self.guards: dict[tuple[int, bool], tuple[Any, Array, int, Array | None]] = {}
         self.checked: set[tuple[int, int]] = set()
         self.barrier_rounds = 0
@@ -551,6 +552,8 @@ class State:
         new[idx] = value
         self.R[slot] = new
         self.places.pop(slot, None)
+        if self.fragments:
+            self.fragments.clear()
         if self.undef:
             mask = self.undef.get(slot)
             if mask is not None:
@@ -614,6 +617,7 @@ class State:
             self.shared_offset = self.shared_offset[:1]
         self.guards.clear()
         self.places.clear()
+        self.fragments.clear()
         self.whole = self.N % 32 == 0 and bool((self.lane.reshape(-1, 32) == np.arange(32)).all())
         self.partial = self.N % self.T != 0 or bool((self.thread.reshape(-1, self.T) != np.arange(self.T)).any())
 

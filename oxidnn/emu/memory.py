@@ -40,6 +40,11 @@ ALL_ONES = {1: 0xFF, 2: 0xFFFF, 4: 0xFFFFFFFF, 8: (1 << 64) - 1, 16: (1 << 64) -
 
 Array = NDArray
 
+# One element of every width with all bytes READY or PENDING, to be scattered into shadow bytes.
+MARKS: dict[int, dict[int, Array]] = {
+    state: {width: np.full(width, state, np.uint8).view(RAW[width]) for width in WIDTHS} for state in (READY, PENDING)
+}
+
 
 class Fault(Exception):
     """A checker's finding inside an instruction; `lanes` indexes the executing lanes, the machine adds the rest."""
@@ -62,7 +67,7 @@ def all_ready(shadow: dict[int, Array], index: Array, width: int) -> bool:
     found = shadow[width].take(index)
     if width == 16:
         found = found.view(np.uint64)
-    return int(found.min()) == ALL_ONES[width]
+    return int(np.minimum.reduce(found)) == ALL_ONES[width]
 
 
 def not_ready(shadow: dict[int, Array], index: Array, width: int) -> tuple[Array, bool]:

@@ -113,11 +113,37 @@ def mma(d: Decoder, ins: nodes.Instruction) -> Core:
     c_element = np.dtype(np.float16) if packed else DTYPE[accumulator]
     d.op.kind = "warp"
 
+    keys = [(role, type_, tuple(x.slot for x in sources)) for role, type_, sources in
+            (("a", a_type, a), ("b", b_type, b), ("c", result, c))]  # fmt: skip
+    result_key = ("c", result, tuple(slot for slot, _ in targets))
+
+    def operand(S: State, key: Any, sources: list[Any], make: Callable[[], Array], idx: Array | None) -> Array:
+        """The dense fragment of some registers, made again only when one of them has changed."""
+        if idx is not None:
+            return make()
+        R = S.R
+        known = S.fragments.get(key)
+        if known is not None and all(R[s.slot] is x for s, x in zip(sources, known[0], strict=True)):
+            return known[1]
+        found = make()
+        S.fragments[key] = (tuple(R[s.slot] for s in sources), found)
+        return found
+
     def run(S: State, idx: Array | None) -> None:
         warps = Warps(S, idx)
-        A = tensor_core.decode(fragment_a(stacked(S, warps, a, idx, element), m), a_type)
-        B = tensor_core.decode(fragment_b(stacked(S, warps, b, idx, element)), b_type)
-        C = fragment_c(stacked(S, warps, c, idx, c_element), m)
+
+        def make_a() -> Array:
+            return tensor_core.decode(fragment_a(stacked(S, warps, a, idx, element), m), a_type)
+
+        def make_b() -> Array:
+            return tensor_core.decode(fragment_b(stacked(S, warps, b, idx, element)), b_type)
+
+        def make_c() -> Array:
+            return fragment_c(stacked(S, warps, c, idx, c_element), m)
+
+        A = operand(S, keys[0], a, make_a, idx)
+        B = operand(S, keys[1], b, make_b, idx)
+        C = operand(S, keys[2], c, make_c, idx)
         if result == "s32":
             total = (A @ B.transpose(0, 2, 1)).astype(I64) + C
             D = np.clip(total, -(1 << 31), (1 << 31) - 1).astype(np.int32) if saturates else total.astype(np.int32)
@@ -135,6 +161,8 @@ def mma(d: Decoder, ins: nodes.Instruction) -> Core:
                 row = out[i].view(U32).reshape(-1) if packed else out[i].reshape(-1)
                 row = row if warps.flat is None else row.take(warps.flat)
                 S.set(slot, idx, row.view(stored))
+        if idx is None and min(result_key[2]) >= 0:
+            S.fragments[result_key] = (tuple(S.R[slot] for slot, _ in targets), D)
 
     return run
 
