@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -67,16 +68,16 @@ def _raw_other(array: Any) -> Raw:
     return view.ptr, (view.desc, view.device, view.framework, view.is_readonly)
 
 
-_RAW: dict[type, Callable[[Any], Raw]] = {}
+READERS: dict[type, Callable[[Any], Raw]] = {}
 _RAW_OF = {"torch": _raw_torch, "numpy": _raw_numpy, "cupy": _raw_cupy, "oxidnn": _raw_device_array}
 
 
 def raw(array: Any) -> Raw:
     """(address, key) of an array; the key is hashable and fixes everything a plan depends on. The warm path's only look at it."""
     kind = type(array)
-    reader = _RAW.get(kind)
+    reader = READERS.get(kind)
     if reader is None:
-        reader = _RAW[kind] = _RAW_OF.get(framework_of(kind), _raw_other)
+        reader = READERS[kind] = _RAW_OF.get(framework_of(kind), _raw_other)
     return reader(array)
 
 
@@ -192,6 +193,7 @@ class Frame:
     framework: str
     allocator: Callable[[TensorDesc], Callable[[], Any]]
     current_stream: Callable[[], int]
+    address: Callable[[Any], int]
     finish: Callable[[Any], Any] | None = None  # e.g. DeviceArray -> jax array
     takes_stream: bool = True
     # Results were allocated in the order of the frame's own stream: makes them safe to write on another one.
@@ -237,7 +239,7 @@ def frame_of(example: Any, backend: Backend, stream: int) -> Frame:
             return partial(torch.empty_strided, desc.shape, desc.strides, dtype=kind, device=example.device)
 
         if not example.is_cuda:
-            return Frame("torch", allocate, lambda: stream)
+            return Frame("torch", allocate, lambda: stream, torch.Tensor.data_ptr)
         index = example.get_device()
         getter = getattr(torch._C, "_cuda_getCurrentRawStream", None)
         current = partial(getter, index) if getter else lambda: torch.cuda.current_stream(index).cuda_stream
@@ -248,9 +250,9 @@ def frame_of(example: Any, backend: Backend, stream: int) -> Frame:
                 for result in results:
                     result.record_stream(torch.cuda.ExternalStream(on, device=example.device))
 
-        return Frame("torch", allocate, current, adopt=adopt_torch)
+        return Frame("torch", allocate, current, torch.Tensor.data_ptr, adopt=adopt_torch)
     if framework == "numpy":
-        return Frame("numpy", lambda desc: partial(_dense, np.empty, desc, desc.dtype.numpy), lambda: stream)
+        return Frame("numpy", lambda desc: partial(_dense, np.empty, desc, desc.dtype.numpy), lambda: stream, lambda a: a.ctypes.data)
     if framework == "cupy":
         cupy = sys.modules["cupy"]
         place = example.device
@@ -262,7 +264,7 @@ def frame_of(example: Any, backend: Backend, stream: int) -> Frame:
         def current_cupy() -> int:
             return cupy.cuda.get_current_stream().ptr
 
-        return Frame("cupy", lambda desc: partial(_dense, empty, desc, desc.dtype.numpy), current_cupy,
+        return Frame("cupy", lambda desc: partial(_dense, empty, desc, desc.dtype.numpy), current_cupy, lambda a: a.data.ptr,
                      adopt=lambda _, on: backend.order(current_cupy(), on))
     from . import array
 
@@ -276,11 +278,11 @@ def frame_of(example: Any, backend: Backend, stream: int) -> Frame:
             backend.synchronize(stream)
             return from_dlpack(result)
 
-        return Frame("jax", allocate_here, lambda: stream, finish, takes_stream=False)
+        return Frame("jax", allocate_here, lambda: stream, attrgetter("ptr"), finish, takes_stream=False)
 
     def adopt(results: tuple[Any, ...], on: int) -> None:
         backend.order(stream, on)
         for result in results:
             result.move_to_stream(on)
 
-    return Frame("oxidnn", allocate_here, lambda: stream, adopt=adopt)
+    return Frame("oxidnn", allocate_here, lambda: stream, attrgetter("ptr"), adopt=adopt)

@@ -2,11 +2,43 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
-from functools import lru_cache
+from dataclasses import dataclass
+from functools import cache, lru_cache
+from pathlib import Path
 
-from .environment import environment
+from .environment import environment, template_directories
 from .spec import KernelSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A kernel's text, rendered only if somebody reads it (`str`): its digest is known from the spec alone.
+
+    So a process that finds the cubin in the store never compiles a template.
+    """
+
+    spec: KernelSpec
+
+    def __str__(self) -> str:
+        return render(self.spec)
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 (hex) of everything the text depends on: the spec, the templates and the code that lowers expressions."""
+        return hashlib.sha256(f"{sources_digest()} {self.spec!r}".encode()).hexdigest()
+
+
+@cache
+def sources_digest() -> str:
+    """SHA-256 (hex) of all templates and of this room's modules."""
+    digest = hashlib.sha256()
+    own = Path(__file__).resolve().parent
+    for directory, pattern in (*((d, "**/*.j2") for d in template_directories()), (own, "*.py")):
+        for path in sorted(directory.glob(pattern)):
+            digest.update(path.relative_to(directory).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
+    return digest.hexdigest()
 
 
 @lru_cache(maxsize=4096)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from threading import Lock
 
 from .. import report
-from ..codegen.render import render
+from ..codegen.render import Source
 from ..engines.base import Build, Engine, EngineConfig, ScalarArg, TensorArg, WorkspaceArg
 from ..ops.base import Problem
 from ..ops.case import format_case
@@ -19,7 +19,7 @@ class Plan:
     Concurrency: several threads may execute one plan; the argument blocks are rewritten and launched under a lock.
     """
 
-    __slots__ = ("_lock", "_patched", "build", "config", "engine", "launches", "origin", "problem", "workspace_bytes")
+    __slots__ = ("_lock", "_numbers", "_scratch", "_tensors", "build", "config", "engine", "launches", "origin", "problem", "workspace_bytes")
 
     def __init__(self, problem: Problem, engine: Engine, config: EngineConfig, build: Build, backend: Backend) -> None:
         self.problem = problem
@@ -31,26 +31,25 @@ class Plan:
         slots = {operand.name: i for i, operand in enumerate(problem.operands)}
         scalar_slots = {name: i for i, name in enumerate(problem.scalars)}
         launches: list[BoundLaunch] = []
-        # Per launch: (argument index, kind, slot or byte offset, byte offset); kinds 0 tensor, 1 workspace, 2 scalar.
-        self._patched: list[tuple[BoundLaunch, tuple[tuple[int, int, int, int], ...]]] = []
         origins = []
+        # What a call rewrites: (setter of the argument, slot, byte offset) of tensors, (setter, byte offset) of workspace, (setter, slot).
+        tensors: list[tuple[Callable[[int], None], int, int]] = []
+        scratch: list[tuple[Callable[[int], None], int]] = []
+        numbers: list[tuple[Callable[[float], None], int]] = []
         for step in build.steps:
-            kernel = backend.load(render(step.spec), step.spec)
+            kernel = backend.load(Source(step.spec), step.spec)
             origins.append(kernel.origin)
-            constants: list[int | float] = []
-            patches = []
+            launch = kernel.bind(step.grid, [arg if isinstance(arg, (int, float)) else 0 for arg in step.args])
+            launches.append(launch)
             for index, arg in enumerate(step.args):
                 if isinstance(arg, TensorArg):
-                    patches.append((index, 0, slots[arg.name], arg.byte_offset))
+                    tensors.append((launch.setter(index), slots[arg.name], arg.byte_offset))
                 elif isinstance(arg, WorkspaceArg):
-                    patches.append((index, 1, 0, arg.byte_offset))
+                    scratch.append((launch.setter(index), arg.byte_offset))
                 elif isinstance(arg, ScalarArg):
-                    patches.append((index, 2, scalar_slots[arg.name], 0))
-                constants.append(arg if isinstance(arg, (int, float)) else 0)
-            launch = kernel.bind(step.grid, constants)
-            launches.append(launch)
-            self._patched.append((launch, tuple(patches)))
+                    numbers.append((launch.setter(index), scalar_slots[arg.name]))
         self.launches = tuple(launches)
+        self._tensors, self._scratch, self._numbers = tuple(tensors), tuple(scratch), tuple(numbers)
         self.origin = "+".join(sorted(set(origins))) or "none"
 
     @property
@@ -61,14 +60,13 @@ class Plan:
     def execute(self, pointers: Sequence[int], workspace: int, stream: int, scalars: Sequence[float] = ()) -> None:
         """Enqueues all steps on `stream`. pointers: addresses in the order of problem.operands; workspace: at least workspace_bytes."""
         with self._lock:
-            for launch, patches in self._patched:
-                for index, kind, slot, offset in patches:
-                    if kind == 0:
-                        launch.set(index, pointers[slot] + offset)
-                    elif kind == 1:
-                        launch.set(index, workspace + offset)
-                    else:
-                        launch.set(index, scalars[slot])
+            for set_pointer, slot, offset in self._tensors:
+                set_pointer(pointers[slot] + offset)
+            for set_pointer, offset in self._scratch:
+                set_pointer(workspace + offset)
+            for set_number, slot in self._numbers:
+                set_number(scalars[slot])
+            for launch in self.launches:
                 launch.launch(stream)
 
     def describe(self) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 from .. import report
 from ..device import DeviceInfo
 from ..errors import InvalidArgument, expected
-from ..interchange import Frame, as_view, frame_of, raw
+from ..interchange import READERS, Frame, as_view, frame_of, raw
 from ..ops import OPS
 from ..ops.base import Policy, Problem
 from ..ops.case import format_case
@@ -41,7 +41,7 @@ class Call:
 class Prepared:
     """A plan joined to the way its arguments arrive: what a cache hit needs."""
 
-    __slots__ = ("frame", "make_outputs", "num_outputs", "order", "plan", "problem", "spans")
+    __slots__ = ("frame", "make_outputs", "num_outputs", "order", "overlap_pairs", "plan", "problem")
 
     def __init__(self, problem: Problem, plan: Plan | None, order: tuple[int, ...] | None, frame: Frame,
                  make_outputs: tuple[Callable[[], Any], ...]) -> None:
@@ -51,7 +51,7 @@ class Prepared:
         self.frame = frame
         self.make_outputs = make_outputs
         self.num_outputs = len(problem.outputs)
-        self.spans = tuple(_span(o.desc) for o in problem.operands)  # byte ranges relative to each address
+        self.overlap_pairs = _overlap_pairs(problem)
 
 
 class BoundPlan:
@@ -119,14 +119,19 @@ class Session:
             names = (*names, *extra)
             arrays = (*arrays, *extra.values())
         pointers, keys = self._raw(arrays)
-        outs = () if out is None else out if isinstance(out, tuple) else (out,)
-        out_key = self._raw(outs)[1] if outs else None
-        key = (call.op, names, keys, attrs, out_key, self.current_policy())
+        outs: tuple[Any, ...] = ()
+        out_key = None
+        if out is not None:
+            outs = out if isinstance(out, tuple) else (out,)
+            out_key = self._raw(outs)[1]
+        overrides = _POLICY.get()
+        policy = None if overrides is None else overrides.get(id(self))
+        key = (call.op, names, keys, attrs, out_key, policy)
         try:
             prepared = self._plans.get(key)
         except TypeError:  # a list among the attributes
             attrs = tuple(_hashable(a) for a in attrs)
-            key = (call.op, names, keys, attrs, out_key, self.current_policy())
+            key = (call.op, names, keys, attrs, out_key, policy)
             prepared = self._plans.get(key)
         if prepared is None:
             prepared = self._prepare(key, call, names, arrays, attrs, outs, stream)
@@ -140,33 +145,37 @@ class Session:
             if array is None:
                 keys.append(None)
             else:
-                pointer, key = raw(array)
+                pointer, key = (READERS.get(type(array)) or raw)(array)
                 pointers.append(pointer)
                 keys.append(key)
         return pointers, tuple(keys)
 
     def _execute(self, prepared: Prepared, arrays: Sequence[Any], pointers: list[int], out: Any, stream: Any, scalars: tuple[float, ...]) -> Any:
-        plan = prepared.plan
+        plan, frame = prepared.plan, prepared.frame
         if out is None:
-            outs = tuple([make() for make in prepared.make_outputs])
+            makers = prepared.make_outputs
+            outs = (makers[0](),) if len(makers) == 1 else tuple([make() for make in makers])
+            finish = frame.finish
         else:
             outs = out if isinstance(out, tuple) else (out,)
             if len(outs) != prepared.num_outputs:
                 raise expected(prepared.problem.op, "out", f"{len(outs)} arrays", f"{prepared.num_outputs}")
-        finish = prepared.frame.finish if out is None else None
+            finish = None
         if plan is None:
             return _result(finish, outs)
+        address = frame.address if out is None else _address
         for array in outs:
-            pointers.append(raw(array)[0])
-        order = prepared.order
-        if order is not None:
-            pointers = [pointers[i] for i in order]
+            pointers.append(address(array))
+        if prepared.order is not None:
+            pointers = [pointers[i] for i in prepared.order]
         if out is not None:
             _check_overlap(prepared, pointers)
-        frame = prepared.frame
-        handle = frame.current_stream() if stream is None else frame.stream(stream)
-        if stream is not None and out is None and frame.adopt is not None:
-            frame.adopt(outs, handle)
+        if stream is None:
+            handle = frame.current_stream()
+        else:
+            handle = frame.stream(stream)
+            if out is None and frame.adopt is not None:
+                frame.adopt(outs, handle)
         workspace = self.workspace.take(plan.workspace_bytes, handle) if plan.workspace_bytes else 0
         if self._is_emulated:
             self._execute_emulated(plan, [a for a in (*arrays, *outs) if a is not None], pointers, workspace, handle, scalars)
@@ -236,13 +245,17 @@ class Session:
         _, keys = self._raw(arrays)
         attrs = tuple(_hashable(a) for a in attrs)
         outs = () if out is None else out if isinstance(out, tuple) else (out,)
-        key = (call.op, call.tensors, keys, attrs, self._raw(outs)[1] if outs else None, self.current_policy())
+        key = (call.op, call.tensors, keys, attrs, self._raw(outs)[1] if outs else None, (_POLICY.get() or {}).get(id(self)))
         prepared = self._plans.get(key) or self._prepare(key, call, call.tensors, arrays, attrs, outs, None)
         return BoundPlan(self, call, attrs, prepared, keys)
 
     def explain(self, call: Call, arrays: tuple[Any, ...], attrs: tuple[Any, ...]) -> Explanation:
         tensors = {n: as_view(a).desc for n, a in zip(call.tensors, arrays, strict=True) if a is not None}
         return explain(self.problem(call, tensors, attrs), self.info, self.db)
+
+
+def _address(array: Any) -> int:
+    return raw(array)[0]
 
 
 def _result(finish: Callable[[Any], Any] | None, outs: tuple[Any, ...]) -> Any:
@@ -261,18 +274,22 @@ def _span(desc: TensorDesc) -> tuple[int, int]:
     return low * size, (high + 1) * size
 
 
+def _overlap_pairs(problem: Problem) -> tuple[tuple[int, int, int, int, int, int, bool], ...]:
+    """Every (output, other) pair of operands with the byte spans of both, and whether the output may be exactly the other."""
+    operands = problem.operands
+    pairs = []
+    for i, output in enumerate(operands):
+        for j, other in enumerate(operands):
+            if output.is_output and j != i and not (other.is_output and j < i):
+                may_be_same = not other.is_output and other.name in problem.in_place and output.desc == other.desc
+                pairs.append((i, j, *_span(output.desc), *_span(other.desc), may_be_same))
+    return tuple(pairs)
+
+
 def _check_overlap(prepared: Prepared, pointers: list[int]) -> None:
     """An output may share no byte with an input or another output, unless it is exactly that input and the op works in place."""
-    problem = prepared.problem
-    operands = problem.operands
-    for i, output in enumerate(operands):
-        if not output.is_output:
-            continue
-        low, high = pointers[i] + prepared.spans[i][0], pointers[i] + prepared.spans[i][1]
-        for j, other in enumerate(operands):
-            if j == i or (other.is_output and j < i):
-                continue
-            if low < pointers[j] + prepared.spans[j][1] and pointers[j] + prepared.spans[j][0] < high:
-                same = pointers[i] == pointers[j] and output.desc == other.desc
-                if not (same and not other.is_output and other.name in problem.in_place):
-                    raise InvalidArgument(f"{problem.op}: out {output.name!r} overlaps {other.name!r} in memory (expected separate memory).")
+    for i, j, low, high, other_low, other_high, may_be_same in prepared.overlap_pairs:
+        here, there = pointers[i], pointers[j]
+        if here + low < there + other_high and there + other_low < here + high and not (may_be_same and here == there):
+            names = [o.name for o in prepared.problem.operands]
+            raise InvalidArgument(f"{prepared.problem.op}: out {names[i]!r} overlaps {names[j]!r} in memory (expected separate memory).")

@@ -21,6 +21,7 @@ from functools import cache
 from pathlib import Path
 
 from .. import report, switches
+from ..codegen.render import Source
 from ..errors import AssemblyError, InvalidArgument, OxidnnError
 from .cubin_store import CubinStore, write_atomically
 
@@ -66,7 +67,7 @@ def assemble(text: str, arch: str, name: str = "") -> Assembled:
     return assembled
 
 
-def cubin_for(text: str, arch: str, name: str = "", store: CubinStore | None = None) -> tuple[Assembled, str]:
+def cubin_for(text: str | Source, arch: str, name: str = "", store: CubinStore | None = None) -> tuple[Assembled, str]:
     """(assembled, origin): origin is "memory", "disk" or "assembled".
 
     Concurrency: threads that ask for one text at the same time assemble it once; processes at most once each.
@@ -87,13 +88,15 @@ def cubin_for(text: str, arch: str, name: str = "", store: CubinStore | None = N
                 facts, cubin = stored
                 found = Assembled(cubin, *(facts[f] for f in ("log", "registers", "spill_bytes", "stack_bytes", "smem_bytes", "assembler")))
                 origin = "disk"
-                dump(text, found, name or entry_name(text))
+                if switches.get("OXIDNN_DUMP"):
+                    dump(str(text), found, name or entry_name(str(text)))
             else:
+                text = str(text)
                 found = assemble(text, arch, name)
                 facts = {k: v for k, v in asdict(found).items() if k != "cubin"} | {"name": name or entry_name(text), "arch": arch}
                 store.put(key, facts, found.cubin)
                 origin = "assembled"
-            report.line("cache", name or entry_name(text), arch, origin, key[:16])
+            report.line("cache", name, arch, origin, key[:16])
             _memory[key] = found
             while len(_memory) > _MEMORY_ENTRIES:
                 _memory.popitem(last=False)
@@ -102,9 +105,10 @@ def cubin_for(text: str, arch: str, name: str = "", store: CubinStore | None = N
     return found, origin
 
 
-def cubin_key(text: str, arch: str, identity: str) -> str:
-    """SHA-256 (hex) of everything a cubin depends on."""
-    return hashlib.sha256(f"{_OPTIONS_VERSION}\n{arch}\n{identity}\n{text}".encode()).hexdigest()
+def cubin_key(text: str | Source, arch: str, identity: str) -> str:
+    """SHA-256 (hex) of everything a cubin depends on; a Source counts by its digest."""
+    content = text.digest if isinstance(text, Source) else text
+    return hashlib.sha256(f"{_OPTIONS_VERSION}\n{arch}\n{identity}\n{content}".encode()).hexdigest()
 
 
 def forget_cubins() -> None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
+from ..codegen.render import Source
 from ..codegen.spec import KernelSpec
 from ..device import DeviceInfo
 from ..tensor import TensorView
@@ -27,6 +28,10 @@ class BoundLaunch(Protocol):
     """A launch ready to go; `set` rewrites single arguments in place (pointers, call-time scalars)."""
 
     def set(self, index: int, value: int | float) -> None: ...
+
+    def setter(self, index: int) -> Callable[[Any], None]:
+        """What `set` does to one argument, without its checks: for addresses and numbers known to fit. Made once, called often."""
+        ...
 
     def launch(self, stream: int) -> None:
         """Enqueues the kernel; allocates nothing, synchronises nothing. Raises LaunchError when the device refuses."""
@@ -55,7 +60,7 @@ class Backend(Protocol):
     def download(self, host: np.ndarray, ptr: int, stream: int) -> None: ...
     def fill(self, ptr: int, byte: int, num_bytes: int, stream: int) -> None: ...
     def synchronize(self, stream: int) -> None: ...
-    def load(self, text: str, spec: KernelSpec) -> Kernel: ...
+    def load(self, text: str | Source, spec: KernelSpec) -> Kernel: ...
     def default_stream(self) -> int: ...
     def is_capturing(self, stream: int) -> bool: ...
     def capture_id(self, stream: int) -> int:

@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from .. import report, switches
+from ..codegen.render import Source, sources_digest
 from ..codegen.spec import KernelSpec
 from ..device import KNOWN, DeviceInfo, arch_of
 from ..errors import AssemblyError, InvalidArgument, LaunchError
@@ -246,6 +247,9 @@ class CudaLaunch:
             check_value(self._kernel.spec, index, value)
             raise
 
+    def setter(self, index: int) -> Callable[[Any], None]:
+        return self._setters[index]
+
     def launch(self, stream: int) -> None:
         if stream != self._stream:
             self._config.hStream = stream
@@ -357,6 +361,9 @@ class CudaBackend:
         reason = why_no_cuda()
         if reason:
             raise LaunchError(f"cuda:{index} cannot be used: {reason}. DnnHandle('emu:sm_90a') runs kernels on the CPU.")
+        import cuda.core  # noqa: F401  half a second, which belongs to opening the device and not to its first kernel
+
+        sources_digest()
         cu = self._cu = _driver()
         count = _checked(cu.cuDeviceGetCount(), "cuDeviceGetCount")
         if not 0 <= index < count:
@@ -494,7 +501,7 @@ class CudaBackend:
 
     # -- kernels --
 
-    def load(self, text: str, spec: KernelSpec) -> CudaKernel:
+    def load(self, text: str | Source, spec: KernelSpec) -> CudaKernel:
         """The kernel of a text: from the modules loaded, the cubin store, or the assembler. Legal while streams are captured.
 
         Raises AssemblyError for a text the assembler refuses, LaunchError for a cubin the device does not take or whose parameters
@@ -502,9 +509,10 @@ class CudaBackend:
         """
         with _modules_lock:
             modules = _modules.setdefault(self.index, OrderedDict())
-            module = modules.get(text)
+            key = text.digest if isinstance(text, Source) else text
+            module = modules.get(key)
             if module is not None:
-                modules.move_to_end(text)
+                modules.move_to_end(key)
                 origin = "memory"
             else:
                 assembled, origin = cubin_for(text, self.info.arch, spec.symbol, self._store)
@@ -512,7 +520,7 @@ class CudaBackend:
                     raise AssemblyError(f"{spec.symbol}: {assembled.registers} registers and {assembled.spill_bytes} bytes of spills "
                                         f"(expected at most {spec.max_registers} and none). spec: {spec.describe()}")
                 module = self._load_module(assembled.cubin, spec)
-                modules[text] = module
+                modules[key] = module
                 while len(modules) > _MODULES_KEPT:
                     modules.popitem(last=False)
             if spec.dynamic_smem > module.dynamic_smem:

@@ -6,11 +6,13 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from .. import emu, report, switches
+from ..codegen.render import Source
 from ..codegen.spec import KernelSpec
 from ..device import emulated_device
 from ..emu.checkers import NAMES, expand
@@ -74,6 +76,9 @@ class EmulatedLaunch:
     def set(self, index: int, value: int | float) -> None:
         check_value(self.kernel.spec, index, value)
         self.args[index] = value
+
+    def setter(self, index: int) -> Callable[[Any], None]:
+        return partial(self.set, index)
 
     def launch(self, stream: int) -> None:
         """Runs it. Raises EmulatorFault when a checker fires; what it wrote up to then stays written."""
@@ -148,8 +153,9 @@ class EmulatedBackend:
         """Counts device bytes as initialised: the host may write them through a view the emulator does not see."""
         self.memory.mark_initialised(ptr, num_bytes)
 
-    def load(self, text: str, spec: KernelSpec) -> EmulatedKernel:
+    def load(self, text: str | Source, spec: KernelSpec) -> EmulatedKernel:
         """Parses and decodes the text (once a process). Raises PtxError naming the line for what the emulator does not take."""
+        text = str(text)
         program, is_hit = _program(text)
         if not is_hit:
             dump(text, None, spec.symbol)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,6 @@ import pytest
 
 from oxidnn.codegen.spec import KernelSpec, Target
 from oxidnn.device import DeviceInfo, emulated_device
-from oxidnn.dispatch import plan as plan_module
 from oxidnn.dispatch import registry
 from oxidnn.dtypes import F32
 from oxidnn.engines.base import SUPPORTED, Arg, Build, Engine, EngineConfig, Step, Support, TensorArg, WorkspaceArg, refuse
@@ -125,6 +125,9 @@ class FakeLaunch:
     def set(self, index: int, value: int | float) -> None:
         self.args[index] = value
 
+    def setter(self, index: int) -> Callable[[int | float], None]:
+        return partial(self.set, index)
+
     def launch(self, stream: int) -> None:
         self.backend.touch()
         self.backend.num_launches += 1
@@ -224,7 +227,6 @@ def double_op(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
     """Registers the op; the value is a function that sets its engines."""
     monkeypatch.setitem(OPS, "double", OpDef("double", ("x",), ("y",), make_double))
     monkeypatch.setitem(REFERENCES, "double", doubled)
-    monkeypatch.setattr(plan_module, "render", lambda spec: spec.template)
     monkeypatch.setitem(registry.ENGINES, "double", ())
 
     def set_engines(*engines: FakeEngine) -> None:
