@@ -53,6 +53,7 @@ REDUCTIONS = {
     "mul_no_zeros": Reduction("where(x == 0, 1, x)", "a0 * b0", neutral=1.0),
     "any": Reduction("where(x != 0, 1, 0)", "maximum(a0, b0)"),
     "all": Reduction("where(x != 0, 1, 0)", "minimum(a0, b0)", neutral=1.0),
+    "count_nonzero": Reduction("where(x != 0, 1, 0)", "a0 + b0"),
     "logsumexp": Reduction("x, 1", _LOGSUMEXP, "s0 + log(s1)", neutral="low"),
     "var": Reduction("x, x * x", "a0 + b0, a1 + b1", _VARIANCE),
     "std": Reduction("x, x * x", "a0 + b0, a1 + b1", f"sqrt({_VARIANCE})"),
@@ -218,6 +219,8 @@ def _power_of_two(n: int) -> int:
 def compute_type(kind: str, x: DType, y: DType) -> str:
     if kind in ("var", "std"):
         return "f64"
+    if kind == "count_nonzero":
+        return "f64" if x.is_float else "s64"
     if x.is_float:
         return "f64" if "f64" in (x.name, y.name) else "f32"
     if kind in FRACTIONAL:
@@ -247,7 +250,7 @@ def reduction_configs(x: TensorDesc, y: TensorDesc, axes: Sequence[int], kind: s
         per_cta = along * (vec if path == "row" else 1) * UNROLL
         splits = max(1, min(4 * device.num_sms // max(1, tiles), space.num_reduced // (2 * per_cta), 1024))
         for s in dict.fromkeys((splits, 1, 3)):
-            if s == 1 or space.num_reduced > s:
+            if s == 1 or (space.num_reduced > s and space.num_outputs <= 1 << 20):
                 found.append(EngineConfig.of(path=path, vec=vec, along=along, splits=s))
     return tuple(found)
 

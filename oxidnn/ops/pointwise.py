@@ -4,7 +4,8 @@
     activation name="gelu" x=...                 y
     activation_backward name="gelu" dy=... x=... dx
 
-Operands broadcast as NumPy's; a per-channel operand has shape (C,) and lies along dimension 1. Types mix freely. Arithmetic is f64 if any
+Operands broadcast as NumPy's; a per-channel operand has shape (C,) and lies along dimension 1. An output may lie exactly where an input
+of the same description lies. Types mix freely. Arithmetic is f64 if any
 operand is, exact integers if all operands are integers and the expression has an integer form, else f32.
 """
 

@@ -22,8 +22,8 @@ from .base import OpDef, Operand, Policy, Problem
 
 STORED = ("f64", "f32", "f16", "bf16", "s8", "u8", "s16", "u16", "s32", "u32", "s64", "bool")
 MAX_RANK = 8
-KINDS = ("sum", "mean", "max", "min", "prod", "amax", "norm1", "norm2", "mul_no_zeros", "any", "all", "argmax", "argmin", "logsumexp",
-         "var", "std")
+KINDS = ("sum", "mean", "max", "min", "prod", "amax", "norm1", "norm2", "mul_no_zeros", "any", "all", "count_nonzero", "argmax",
+         "argmin", "logsumexp", "var", "std")
 NEED_ELEMENTS = ("max", "min", "amax", "argmax", "argmin")
 FRACTIONAL = ("mean", "norm2", "logsumexp", "var", "std")  # of integers: a float
 COUNTED = ("sum", "prod", "norm1", "mul_no_zeros")  # of integers: s64
@@ -47,7 +47,7 @@ class ReduceProblem(Problem):
 def default_dtype(kind: str, x: DType) -> DType:
     if kind in ("any", "all"):
         return dtypes.BOOL
-    if kind in ("argmax", "argmin"):
+    if kind in ("argmax", "argmin", "count_nonzero"):
         return dtypes.S64
     if x.is_float:
         return x
@@ -101,7 +101,7 @@ def make_reduce(tensors: Mapping[str, TensorDesc], attrs: Mapping[str, Any], pol
         raise expected("reduce", "y.strides", y.strides, "an output whose elements do not overlap")
     if kind in ("any", "all") and y.dtype.name != "bool":
         raise expected("reduce", "y.dtype", y.dtype, f"bool for {kind}")
-    if kind in ("argmax", "argmin") and y.dtype.name not in ("s32", "s64"):
+    if kind in ("argmax", "argmin", "count_nonzero") and y.dtype.name not in ("s32", "s64"):
         raise expected("reduce", "y.dtype", y.dtype, f"s32 or s64 for {kind}")
     if kind in FRACTIONAL and not y.dtype.is_float:
         raise expected("reduce", "y.dtype", y.dtype, f"a float type for {kind}")

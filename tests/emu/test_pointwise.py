@@ -22,6 +22,7 @@ from oxidnn.testing.data import to_storage
 from oxidnn.testing.harness import execute, run_problem
 from oxidnn.testing.reference.pointwise import error_bound
 from oxidnn.testing.sample import CASES, SAMPLES
+from tests.emu.running import apply as apply_instructions
 
 ENGINE = PointwiseMap()
 OPS = ("pointwise", "activation", "activation_backward")
@@ -291,3 +292,15 @@ def test_kernels_assemble_without_spills(arch: str) -> None:
             for step in ENGINE.build_steps(problem, config, device).steps:
                 built = assemble(render(step.spec), arch)
                 assert built.spill_bytes == 0 and built.registers <= step.spec.max_registers, (line, config.name)
+
+
+def test_lowering_may_write_the_registers_it_reads() -> None:
+    """Results that are operands, permuted: everything is read before anything is written."""
+    rng = np.random.default_rng(0)
+    x, y = rng.standard_normal(100).astype(np.float32), rng.standard_normal(100).astype(np.float32)
+    body = parse("y, x, exp(x) * exp(x) - y").lower({"x": "%a0", "y": "%a1"}, ["%a0", "%a1", "%f0"])
+    # %a0 = y, %a1 = x, %f0 = exp(x)^2 - y: the sum of 2 %a0 and %a1 + %f0 tells them apart.
+    tail = "fma.rn.f32 %f1, %a0, 0f40000000, %a1; add.f32 %d, %f1, %f0;"
+    got = apply_instructions(body + tail, [x, y], np.float32)
+    wide_x, wide_y = x.astype(np.float64), y.astype(np.float64)
+    np.testing.assert_allclose(got, 2 * wide_y + wide_x + np.exp(2 * wide_x) - wide_y, rtol=1e-5, atol=1e-6)

@@ -143,6 +143,7 @@ def test_integers_are_exact() -> None:
         ("all", True),
         ("norm1", 0),
         ("norm2", 0),
+        ("count_nonzero", 0),
         ("mul_no_zeros", 1),
         ("logsumexp", -np.inf),
         ("var", np.nan),

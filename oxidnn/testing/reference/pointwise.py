@@ -86,7 +86,8 @@ def reference(problem: Problem, inputs: Mapping[str, np.ndarray], scalars: Mappi
             expected[operand.name] = Expected(np.asarray(round_to(want, kind.name) if kind.name != "s64" else np.rint(want)))
             continue
         accumulate = dtype(problem.compute) if floating else None
-        magnitude = np.broadcast_to(bound, problem.shape) / (2 * accumulate.epsilon) if accumulate is not None else None
+        with np.errstate(over="ignore"):
+            magnitude = np.broadcast_to(bound, problem.shape) / (2 * accumulate.epsilon) if accumulate is not None else None
         expected[operand.name] = Expected(want.astype(np.float64), magnitude, accumulate=accumulate)
     return expected
 

@@ -57,6 +57,8 @@ def reference(problem: Problem, inputs: Mapping[str, np.ndarray], scalars: Mappi
             magnitude = np.abs(want) * max(1.0, count) ** 0.5  # every factor's rounding is relative to the product
         elif kind in ("any", "all"):
             want = (np.any if kind == "any" else np.all)(x, axis=axes)
+        elif kind == "count_nonzero":
+            want = np.count_nonzero(x, axis=axes)
         elif kind in ("argmax", "argmin"):
             want = _arg(x, axes, kind == "argmax")
         elif kind == "logsumexp":

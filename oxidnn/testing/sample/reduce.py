@@ -36,7 +36,7 @@ def sample_reduce(rng: np.random.Generator, size: str) -> Problem:
     if rng.random() < 0.3:
         y = problem.desc("y")
         chosen = y.dtype
-        if kind in ("argmax", "argmin"):
+        if kind in ("argmax", "argmin", "count_nonzero"):
             chosen = dtype("s32")
         elif y.dtype.is_float and default_dtype(kind, x_type).is_float and rng.random() < 0.5:
             chosen = dtype(str(rng.choice(["f32", "f64"])))
@@ -64,7 +64,7 @@ def _fill(rng: np.random.Generator, problem: Problem) -> np.ndarray:
         if rng.random() < 0.4:
             odd = rng.random(x.shape) < 2 / max(1, problem.num_reduced)
             values = np.where(odd, rng.choice([np.nan, np.inf, -np.inf]), values)
-    elif problem.kind in ("any", "all"):
+    elif problem.kind in ("any", "all", "count_nonzero"):
         values = np.where(rng.random(x.shape) < 1 / max(1, problem.num_reduced), 0.0, 1.0)
         values = 1 - values if problem.kind == "any" else values
     elif problem.kind == "logsumexp":
