@@ -719,30 +719,56 @@ class State:
     group: Array | None = None
 
     def _run_checked(self, pc: int, end: int, idx: Array | None) -> None:
-        """The same as the fast loop, looking for reads of registers that nothing wrote."""
-        ops, code, touched = self.program.ops, self.program.code, self.program.touched
+        """The same as the fast loop, looking for reads of registers that nothing wrote.
+
+        A register that no thread has written is found when a block runs for the first time in a batch; one that only
+        some threads have written stands in `undef`, and instructions that touch it are checked each time.
+        """
+        ops, code, touched, undef = self.program.ops, self.program.code, self.program.touched, self.undef
+        first = (pc, end) not in self.checked
         complete = True
         for p in range(pc, end):
             self.pc = p
+            if not first and (not undef or touched[p].isdisjoint(undef)):
+                code[p](self, idx)
+                continue
             op = ops[p]
-            executes, active = True, idx
+            mask = None
+            wide = idx is None
             if op.guard is not None:
-                self._check_reads((op.guard.slot,), idx, op)
-                if op.reads or op.writes:
-                    active = self.active(op.guard, idx)
-                    executes = active is None or len(active) > 0
-                    if executes and op.reads:
-                        self._check_reads(op.reads, active, op)
-                    elif not executes:
-                        complete = False
-            elif op.reads:
-                self._check_reads(op.reads, idx, op)
+                self._check_reads((op.guard.slot,), idx, None, op)
+                mask, count = self.guard_mask(op.guard, idx)
+                wide = wide and count == self.N
+                if count == 0:
+                    complete = False
+                    continue
+            if op.reads:
+                self._check_reads(op.reads, idx, mask, op)
             code[p](self, idx)
-            if self.undef and active is None and not touched[p].isdisjoint(self.undef):
+            if undef and wide:
                 for slot in op.writes:
-                    self.undef.pop(slot, None)
-        if complete and not self.undef:
+                    undef.pop(slot, None)
+        if complete and first:
             self.checked.add((pc, end))
+
+    def guard_mask(self, guard: Source, idx: Array | None) -> tuple[Array | None, int]:
+        """Mask of the lanes of `idx` whose guard holds (None: all of them), and their number."""
+        n = self.lanes(idx)
+        p = self.R[guard.slot]
+        if p.size == 1 and self.N > 1:
+            return None, n if bool(p[0]) != guard.inverted else 0
+        if idx is not None:
+            p = p.take(idx)
+            mask = ~p if guard.inverted else p
+            count = int(np.count_nonzero(mask))
+        else:
+            key = (guard.slot, guard.inverted)
+            known = self.guards.get(key)
+            if known is None or known[0] is not p:
+                mask = ~p if guard.inverted else p
+                known = self.guards[key] = (p, mask, int(np.count_nonzero(mask)), None)
+            _, mask, count, _ = known
+        return (None if count == n else mask), count
 
     def active(self, guard: Source, idx: Array | None) -> Array | None:
         """Positions of the threads of `idx` whose guard holds; None for all threads of the batch."""
@@ -754,7 +780,8 @@ class State:
             return idx
         return on if idx is None else idx.take(on)
 
-    def _check_reads(self, reads: Sequence[int], idx: Array | None, op: Op) -> None:
+    def _check_reads(self, reads: Sequence[int], idx: Array | None, mask: Array | None, op: Op) -> None:
+        """Fault if one of the lanes of `idx` (where `mask`) reads a register that it has not written."""
         for slot in reads:
             if self.R[slot] is None:
                 name = self.program.slots[slot].name
@@ -762,14 +789,16 @@ class State:
                     raise Fault("uninit", f"register {name} is read before anything wrote it")
                 self.R[slot] = np.zeros(1, DTYPE[self.program.slots[slot].type])
             elif self.undef and slot in self.undef:
-                mask = self.undef[slot] if idx is None else self.undef[slot].take(idx)
+                bad = self.undef[slot] if idx is None else self.undef[slot].take(idx)
+                if mask is not None:
+                    bad = bad & mask
                 if op.lenient and "select" in op.info:
                     chosen, yes, no = op.info["select"]
-                    if slot != chosen.slot and slot in (yes.slot, no.slot):  # the guard, too, is checked here
+                    if slot != chosen.slot:
                         p = chosen.take(self, idx)
-                        mask = mask & ((p if slot == yes.slot else np.False_) | (~p if slot == no.slot else np.False_))
-                lanes = np.flatnonzero(mask)
-                if len(lanes):
+                        bad = bad & ((p if slot == yes.slot else np.False_) | (~p if slot == no.slot else np.False_))
+                if np.count_nonzero(bad):
+                    lanes = np.flatnonzero(bad)
                     name = self.program.slots[slot].name
                     positions = lanes if idx is None else idx.take(lanes)
                     raise Fault("uninit", f"register {name} is read by a thread that never wrote it", np.array([0]), positions)
@@ -779,7 +808,7 @@ class State:
         guard = op.guard
         if self.uninit and (op.reads or guard is not None):
             if guard is not None and (self.R[guard.slot] is None or self.undef):
-                self._check_reads((guard.slot,), idx, op)
+                self._check_reads((guard.slot,), idx, None, op)
         if op.kind == "branch":
             if guard is None:
                 return op.target, idx
@@ -810,7 +839,7 @@ class State:
                 idx = active
                 self.group = idx
         if op.reads and (self.undef or (pc, pc) not in self.checked):
-            self._check_reads(op.reads, idx, op)
+            self._check_reads(op.reads, idx, None, op)
             if not self.undef:
                 self.checked.add((pc, pc))
         if op.kind == "exit":
@@ -942,9 +971,8 @@ def guarded(op: Op) -> Core:
             return
         known = S.guards.get(key)
         if known is None or known[0] is not p:
-            mask = ~p if inverted else p
-            known = (p, mask, int(np.count_nonzero(mask)), None)
-            S.guards[key] = known
+            S.guard_mask(guard, None)
+            known = S.guards[key]
         _, mask, count, sub = known
         if count == 0:
             return
