@@ -224,8 +224,8 @@ def _candidates(am: AffineMatmul, device: DeviceInfo) -> Iterator[tuple[EngineCo
     has_rn_tf32 = device.at_least(9)
     # Taps of a convolution that read an element again find it in L1 if cp.async leaves it there.
     is_reused = not device.is_emulated and max(tiling.reuse(am.a, am.m, am.k, am.batch), tiling.reuse(am.b, am.n, am.k, am.batch)) > 1.5
-    # Rounding to tf32 with an eye on NaN takes temporaries. Both limits: the largest need seen to assemble without spills.
-    limit = 240 if size == 4 and not has_rn_tf32 else 262
+    # Largest needs that assemble without spills; rounding to tf32 takes temporaries, more where NaN has to be kept by hand.
+    limit = 260 if size == 2 else 250 if has_rn_tf32 else 232
     for tile_m, tile_n, k_bytes, warps_m, warps_n, stages in SHAPES:
         tile = (tile_m, tile_n, k_bytes // size)
         staging = tile_m * tile_n * 4 + 32 * max(tile_m, tile_n)
@@ -235,8 +235,7 @@ def _candidates(am: AffineMatmul, device: DeviceInfo) -> Iterator[tuple[EngineCo
             continue  # more than half of the tile would be empty
         knobs = {"tile_m": tile_m, "tile_n": tile_n, "tile_k": tile[2], "warps_m": warps_m, "warps_n": warps_n, "stages": stages}
         consts, _, _ = _plan(am, EngineConfig.of(**knobs, split_k=1, cp="cg"), has_rn_tf32)
-        # With 32 accumulators or fewer the estimate lies above what is needed.
-        fits = registers_needed(consts) <= (limit if tile_m * tile_n > 1024 * warps_m * warps_n else 290)
+        fits = registers_needed(consts) <= limit
         for split_k in tiling.split_choices(am, tile, 32 * warps_m * warps_n, device):
             for cache in ("cg", "ca") if is_reused else ("cg",):
                 yield EngineConfig.of(**knobs, split_k=split_k, cp=cache), fits

@@ -249,11 +249,9 @@ def plan_loader(name: str, x: Operand, d: Digits, vector: Vector, rows: int, til
     for i in range(row_positions):
         for j in range(k_positions):
             line, at = (i * line_step, j * inner_step) if vector.major == "k" else (j * line_step, i * inner_step)
-            key, constant = (line, at), 0
-            if swizzle[2] == 0:
-                key, constant = (0, 0), line * pitch + at * size
-            elif line_step % 8 == 0:  # the phase repeats: only the xor of the inner part needs a register
-                key, constant = (0, at), line * pitch
+            # The phase repeats every 8 lines and acts within 128 bytes of a line: beyond, a displacement is a constant.
+            low_line, low_at = (line % 8, at % (128 // size)) if swizzle[2] else (0, 0)
+            key, constant = (low_line, low_at), (line - low_line) * pitch + (at - low_at) * size
             if key not in address_registers:
                 address_registers.append(key)
             places.append((address_registers.index(key), constant))
