@@ -132,12 +132,12 @@ class DnnHandle:
         finally:
             _POLICY.reset(token)
 
-    def plan(self, op: str, *arrays: Any, out: Any = None, **attrs: Any) -> BoundPlan:
+    def plan(self, op: str, /, *arrays: Any, out: Any = None, **attrs: Any) -> BoundPlan:
         """The bound plan of `op` on arrays like these: `plan(x, w, out=y)` then runs with no look-up, legally under graph capture."""
         call, padded, values = _signature(op, arrays, attrs)
         return self._session.plan(call, padded, values, out)
 
-    def explain(self, op: str, *arrays: Any, **attrs: Any) -> Explanation:
+    def explain(self, op: str, /, *arrays: Any, **attrs: Any) -> Explanation:
         """Which engines take the problem, why the others do not, what they are estimated and measured at, and which is chosen."""
         call, padded, values = _signature(op, arrays, attrs)
         return self._session.explain(call, padded, values)
