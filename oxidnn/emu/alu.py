@@ -800,7 +800,7 @@ def selp(d: Decoder, ins: nodes.Instruction) -> Core:
     sources = [d.src(c, "pred"), d.src(a, type_), d.src(b, type_)]
     d.op.lenient = True
     d.op.info["select"] = sources
-    return d.emit(np.where, dst, DTYPE[type_], sources)
+    return d.emit(floats.select, dst, DTYPE[type_], sources)
 
 
 def slct(d: Decoder, ins: nodes.Instruction) -> Core:

@@ -28,6 +28,19 @@ _EXPONENT = {2: np.array([0x7C00], U16), 4: np.array([0x7F800000], U32), 8: np.a
 _SIGN = {2: np.array([0x8000], U16), 4: np.array([0x80000000], U32), 8: np.array([0x8000000000000000], U64)}
 
 
+def select(mask: Array, a: Array, b: Array) -> Array:
+    """np.where(mask, a, b) for equal dtypes. On many lanes of 4 or 8 bytes, bit arithmetic is faster: it has no branches."""
+    size = a.dtype.itemsize
+    if mask.size < 1024 or size not in (4, 8):
+        return np.where(mask, a, b)
+    bits = _BITS[size]
+    m = mask.astype(bits)
+    np.negative(m, out=m)
+    m &= a.view(bits) ^ b.view(bits)
+    m ^= b.view(bits)
+    return m.view(a.dtype)
+
+
 def canonical(x: Array) -> Array:
     """`x` with every NaN replaced by the hardware's (0x7FFFFFFF in f32)."""
     nan = x != x

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from oxidnn.emu import alu, asynccopy, atomics, barrier, convert, ldst, mma, shuffle
+from oxidnn.emu import alu, asynccopy, atomics, barrier, convert, floats, ldst, mma, shuffle
 from oxidnn.emu.checkers import expand, observer
 from oxidnn.emu.decode import DTYPE, Core, Decoder, Op, Parameter, Scope, Slot, Source, Variable
 from oxidnn.emu.memory import SHARED_BASE, Array, Fault, GlobalMemory, Window
@@ -36,8 +36,6 @@ BUILDERS: dict[str, Callable[[Decoder, nodes.Instruction], Core]] = {
     **alu.BUILDERS, **convert.BUILDERS, **ldst.BUILDERS, **shuffle.BUILDERS, **mma.BUILDERS, **asynccopy.BUILDERS,
     **atomics.BUILDERS, **barrier.BUILDERS,
 }  # fmt: skip
-
-POISON = {1: 0xCD, 2: 0xFFFF, 4: 0xFFFFFFFF, 8: 0xFFFFFFFFFFFFFFFF}
 
 
 def load(module: nodes.Module, entry: str | None = None) -> Program:
@@ -535,13 +533,17 @@ class State:
         """Masked write; in place where the register already has an array of its own."""
         old = self.R[slot]
         if old is None:
-            new = np.empty(self.N, value.dtype)
-            raw = new.view(np.uint8)
-            raw[:] = 0xFF if value.dtype != np.bool_ and self.uninit else 0
+            new = np.zeros(self.N, value.dtype)
             if self.uninit:
-                mask = np.ones(self.N, np.bool_)
-                mask[idx] = False
-                self.undef[slot] = mask
+                if self.mask is not None:
+                    undefined = ~self.mask
+                else:
+                    undefined = np.ones(self.N, np.bool_)
+                    undefined[idx] = False
+                new[idx] = value
+                self.R[slot] = new
+                self.undef[slot] = undefined
+                return
         elif old.size != self.N or self.N == 1:
             new = np.empty(self.N, old.dtype)
             new[:] = old
@@ -571,7 +573,7 @@ class State:
                 self.undef[slot] = ~mask
             self.R[slot] = new
             return
-        self.R[slot] = np.where(mask, new, old)
+        self.R[slot] = floats.select(mask, new, old)
         if self.undef:
             undefined = self.undef.get(slot)
             if undefined is not None:
@@ -714,6 +716,7 @@ class State:
                 idx = self.group = None
             pc = new_pc
 
+    mask: Array | None = None  # of a predicated instruction that runs for some of all the threads
     spins = 0
     rotate = False
     group: Array | None = None
@@ -988,7 +991,9 @@ def guarded(op: Op) -> Core:
         if sub is None:
             sub = np.flatnonzero(mask)
             S.guards[key] = (p, mask, count, sub)
+        S.mask = mask
         inside(S, sub)
+        S.mask = None
 
     def inside(S: State, sub: Array) -> None:
         try:
