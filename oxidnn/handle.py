@@ -34,7 +34,7 @@ TUNE = ("off", "db", "auto", "force")
 
 _WINDOW = (("stride", 1), ("padding", 0), ("dilation", 1), ("groups", 1))
 _POOL = (("window", None), ("stride", None), ("padding", 0), ("dilation", 1), ("ceil_mode", False))
-_AVERAGE = (("window", None), ("stride", None), ("padding", 0), ("ceil_mode", False), ("count_include_pad", True), ("divisor_override", None))
+_AVERAGE = (*_POOL, ("count_include_pad", True), ("divisor_override", None))
 _LOSS = (("reduction", "mean"), ("label_smoothing", 0.0), ("ignore_index", -100))
 
 CALLS: dict[str, Call] = {
@@ -49,16 +49,26 @@ CALLS: dict[str, Call] = {
         Call("conv_transpose_wgrad", ("x", "dy"), (("w_shape", None), *_WINDOW, ("output_padding", 0))),
         Call("gemm", ("a", "b", "bias", "c"), (("transpose_a", False), ("transpose_b", False), ("alpha", 1.0), ("beta", 0.0), ("epilogue", None))),
         Call("max_pool", ("x",), (*_POOL, ("return_indices", False))),
-        Call("max_pool_backward", ("dy", "indices"), (("x_shape", None), *_POOL)),
+        Call("max_pool_backward", ("dy", "indices", "x"), (("x_shape", None), *_POOL)),
         Call("avg_pool", ("x",), _AVERAGE),
         Call("avg_pool_backward", ("dy",), (("x_shape", None), *_AVERAGE)),
+        Call("lp_pool", ("x",), (*_POOL, ("norm", 2.0))),
+        Call("lp_pool_backward", ("dy", "x", "y"), (*_POOL, ("norm", 2.0))),
+        Call("adaptive_max_pool", ("x",), (("output_size", None), ("return_indices", False))),
+        Call("adaptive_max_pool_backward", ("dy", "indices", "x"), (("output_size", None), ("x_shape", None))),
+        Call("adaptive_avg_pool", ("x",), (("output_size", None),)),
+        Call("adaptive_avg_pool_backward", ("dy",), (("output_size", None), ("x_shape", None))),
+        Call("global_max_pool", ("x",)),
+        Call("global_max_pool_backward", ("dy", "x")),
+        Call("global_avg_pool", ("x",)),
+        Call("global_avg_pool_backward", ("dy",), (("x_shape", None),)),
         Call("softmax", ("x",), (("axis", -1), ("log", False))),
         Call("softmax_backward", ("dy", "y"), (("axis", -1), ("log", False))),
         Call("cross_entropy", ("logits", "target", "weight"), _LOSS),
         Call("cross_entropy_backward", ("logits", "target", "weight", "d_loss"), _LOSS),
         Call("activation", ("x",), (("name", None),)),
         Call("activation_backward", ("dy", "x"), (("name", None),)),
-        Call("reduce", ("x",), (("op", "sum"), ("axes", None), ("keepdims", False))),
+        Call("reduce", ("x",), (("op", "sum"), ("axes", None), ("keepdims", False), ("correction", 0))),
     )
 }
 
@@ -215,20 +225,57 @@ class DnnHandle:
         return self._session.run(CALLS["max_pool"], (x,), (window, stride, padding, dilation, ceil_mode, return_indices), out, stream)
 
     def max_pool_backward(self, dy: Any, indices: Any, x_shape: Sequence[int], window: Any, *, stride: Any = None, padding: Any = 0,
-                          dilation: Any = 1, ceil_mode: bool = False, out: Any = None, stream: Any = None) -> Any:
+                          dilation: Any = 1, ceil_mode: bool = False, x: Any = None, out: Any = None, stream: Any = None) -> Any:
+        """dx, from the indices of the forward; or from `x` with indices None, which are then found again."""
         attrs = (tuple(x_shape), window, stride, padding, dilation, ceil_mode)
-        return self._session.run(CALLS["max_pool_backward"], (dy, indices), attrs, out, stream)
+        return self._session.run(CALLS["max_pool_backward"], (dy, indices, x), attrs, out, stream)
 
-    def avg_pool(self, x: Any, window: Any, *, stride: Any = None, padding: Any = 0, ceil_mode: bool = False, count_include_pad: bool = True,
-                 divisor_override: int | None = None, out: Any = None, stream: Any = None) -> Any:
+    def avg_pool(self, x: Any, window: Any, *, stride: Any = None, padding: Any = 0, dilation: Any = 1, ceil_mode: bool = False,
+                 count_include_pad: bool = True, divisor_override: int | None = None, out: Any = None, stream: Any = None) -> Any:
         """Mean of each window; the divisor counts padding unless count_include_pad is False, or is divisor_override."""
-        attrs = (window, stride, padding, ceil_mode, count_include_pad, divisor_override)
+        attrs = (window, stride, padding, dilation, ceil_mode, count_include_pad, divisor_override)
         return self._session.run(CALLS["avg_pool"], (x,), attrs, out, stream)
 
-    def avg_pool_backward(self, dy: Any, x_shape: Sequence[int], window: Any, *, stride: Any = None, padding: Any = 0, ceil_mode: bool = False,
-                          count_include_pad: bool = True, divisor_override: int | None = None, out: Any = None, stream: Any = None) -> Any:
-        attrs = (tuple(x_shape), window, stride, padding, ceil_mode, count_include_pad, divisor_override)
+    def avg_pool_backward(self, dy: Any, x_shape: Sequence[int], window: Any, *, stride: Any = None, padding: Any = 0, dilation: Any = 1,
+                          ceil_mode: bool = False, count_include_pad: bool = True, divisor_override: int | None = None, out: Any = None,
+                          stream: Any = None) -> Any:
+        attrs = (tuple(x_shape), window, stride, padding, dilation, ceil_mode, count_include_pad, divisor_override)
         return self._session.run(CALLS["avg_pool_backward"], (dy,), attrs, out, stream)
+
+    def lp_pool(self, x: Any, window: Any, *, norm: float = 2.0, stride: Any = None, padding: Any = 0, dilation: Any = 1, ceil_mode: bool = False,
+                out: Any = None, stream: Any = None) -> Any:
+        """(sum of |x|^norm over the window)^(1/norm)."""
+        return self._session.run(CALLS["lp_pool"], (x,), (window, stride, padding, dilation, ceil_mode, norm), out, stream)
+
+    def lp_pool_backward(self, dy: Any, x: Any, y: Any, window: Any, *, norm: float = 2.0, stride: Any = None, padding: Any = 0,
+                         dilation: Any = 1, ceil_mode: bool = False, out: Any = None, stream: Any = None) -> Any:
+        return self._session.run(CALLS["lp_pool_backward"], (dy, x, y), (window, stride, padding, dilation, ceil_mode, norm), out, stream)
+
+    def adaptive_max_pool(self, x: Any, output_size: Any, *, return_indices: bool = False, out: Any = None, stream: Any = None) -> Any:
+        """Bin i of L -> O covers [floor(i L / O), ceil((i + 1) L / O))."""
+        return self._session.run(CALLS["adaptive_max_pool"], (x,), (output_size, return_indices), out, stream)
+
+    def adaptive_max_pool_backward(self, dy: Any, indices: Any, x_shape: Sequence[int], output_size: Any, *, x: Any = None, out: Any = None,
+                                   stream: Any = None) -> Any:
+        return self._session.run(CALLS["adaptive_max_pool_backward"], (dy, indices, x), (output_size, tuple(x_shape)), out, stream)
+
+    def adaptive_avg_pool(self, x: Any, output_size: Any, *, out: Any = None, stream: Any = None) -> Any:
+        return self._session.run(CALLS["adaptive_avg_pool"], (x,), (output_size,), out, stream)
+
+    def adaptive_avg_pool_backward(self, dy: Any, x_shape: Sequence[int], output_size: Any, *, out: Any = None, stream: Any = None) -> Any:
+        return self._session.run(CALLS["adaptive_avg_pool_backward"], (dy,), (output_size, tuple(x_shape)), out, stream)
+
+    def global_max_pool(self, x: Any, *, out: Any = None, stream: Any = None) -> Any:
+        return self._session.run(CALLS["global_max_pool"], (x,), (), out, stream)
+
+    def global_max_pool_backward(self, dy: Any, x: Any, *, out: Any = None, stream: Any = None) -> Any:
+        return self._session.run(CALLS["global_max_pool_backward"], (dy, x), (), out, stream)
+
+    def global_avg_pool(self, x: Any, *, out: Any = None, stream: Any = None) -> Any:
+        return self._session.run(CALLS["global_avg_pool"], (x,), (), out, stream)
+
+    def global_avg_pool_backward(self, dy: Any, x_shape: Sequence[int], *, out: Any = None, stream: Any = None) -> Any:
+        return self._session.run(CALLS["global_avg_pool_backward"], (dy,), (tuple(x_shape),), out, stream)
 
     # ---- softmax and losses ------------------------------------------------------------------------------------------------------
 
@@ -275,9 +322,13 @@ class DnnHandle:
         """dx = dy * activation'(x)."""
         return self._session.run(CALLS["activation_backward"], (dy, x), (name,), out, stream)
 
-    def reduce(self, x: Any, op: str = "sum", axes: Any = None, keepdims: bool = False, *, out: Any = None, stream: Any = None) -> Any:
-        """Reduction over `axes` (None: all): sum, mean, max, min, prod, norm1, norm2, amax, any, all, argmax, argmin, ..."""
-        return self._session.run(CALLS["reduce"], (x,), (op, axes, keepdims), out, stream)
+    def reduce(self, x: Any, op: str = "sum", axes: Any = None, keepdims: bool = False, *, correction: int = 0, out: Any = None,
+               stream: Any = None) -> Any:
+        """Reduction over `axes` (None: all): sum, mean, max, min, prod, norm1, norm2, amax, any, all, argmax, argmin, var, std, ...
+
+        correction: of var and std, which divide by the number of elements less it.
+        """
+        return self._session.run(CALLS["reduce"], (x,), (op, axes, keepdims, correction), out, stream)
 
 
 _CONV, _GEMM = CALLS["conv_fprop"], CALLS["gemm"]

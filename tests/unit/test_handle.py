@@ -1,0 +1,154 @@
+"""DnnHandle's methods: each agrees with the ops' own signatures, refuses bad input before anything runs, and works on NumPy arrays."""
+
+from __future__ import annotations
+
+import inspect
+
+import numpy as np
+import pytest
+
+import oxidnn
+from oxidnn import expr
+from oxidnn.handle import CALLS
+from oxidnn.ops import OPS
+
+
+@pytest.fixture(scope="module")
+def h() -> oxidnn.DnnHandle:
+    return oxidnn.DnnHandle("emu:sm_80")
+
+
+def rand(*shape: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+
+
+METHOD_OF = {"conv_fprop": "conv"}
+
+
+@pytest.mark.parametrize("op", sorted(set(OPS) - {"pointwise"}))
+def test_every_op_has_a_method_with_all_its_tensors(op: str) -> None:
+    call = CALLS[op]
+    assert set(OPS[op].inputs) >= set(call.tensors) >= set(OPS[op].inputs) - set(OPS[op].optional)
+    parameters = inspect.signature(getattr(oxidnn.DnnHandle, METHOD_OF.get(op, op))).parameters
+    assert {"out", "stream", *call.tensors, *(n for n, _ in call.attrs)} <= set(parameters)
+
+
+def test_conv_bias_relu_and_gradients(h: oxidnn.DnnHandle) -> None:
+    x, w, b = rand(2, 3, 5, 6), rand(4, 3, 3, 3, seed=1), rand(4, seed=2)
+    y = h.conv(x, w, b, padding=1, epilogue="bias_relu")
+    padded = np.pad(x.astype(np.float64), ((0, 0), (0, 0), (1, 1), (1, 1)))
+    windows = np.lib.stride_tricks.sliding_window_view(padded, (3, 3), (2, 3))
+    want = np.maximum(np.einsum("nchwrs,kcrs->nkhw", windows, w) + b[:, None, None], 0)
+    np.testing.assert_allclose(y, want, atol=1e-5)
+    dy = rand(*y.shape, seed=3)
+    dw = h.conv_wgrad(x, dy, w.shape, padding=1)
+    np.testing.assert_allclose(dw, np.einsum("nchwrs,nkhw->kcrs", windows, dy), atol=1e-4)
+    np.testing.assert_allclose(h.conv_bgrad(dy), dy.sum((0, 2, 3)), atol=1e-4)
+    # <dy, conv(x)> == <conv_dgrad(dy), x>
+    dx = h.conv_dgrad(dy, w, x.shape, padding=1)
+    assert dx.shape == x.shape
+    assert np.vdot(dx, x) == pytest.approx(float(np.vdot(dw, w)), rel=1e-4)
+
+
+def test_epilogue_operands_by_name(h: oxidnn.DnnHandle) -> None:
+    x, w, scale = rand(1, 2, 4, 4), rand(3, 2, 1, 1, seed=1), rand(3, seed=2)
+    y = h.conv(x, w, epilogue=expr.acc * expr.arg("scale", axis="c"), operands={"scale": scale})
+    np.testing.assert_allclose(y, h.conv(x, w) * scale[:, None, None], rtol=1e-5, atol=1e-6)
+
+
+def test_out_in_place_and_aliases(h: oxidnn.DnnHandle) -> None:
+    x, w = rand(1, 2, 4, 4), rand(2, 2, 1, 1, seed=1)
+    out = np.full((1, 2, 4, 4), np.nan, np.float32)
+    assert h.conv(x, w, out=out) is out and not np.isnan(out).any()
+    with pytest.raises(oxidnn.InvalidArgument, match="overlaps 'x'"):
+        h.conv(x, w, out=x)
+    with pytest.raises(oxidnn.InvalidArgument, match="overlaps"):
+        h.pointwise("relu(a)", x[..., :-1], out=x[..., 1:])
+    want = np.maximum(x, 0)
+    assert h.pointwise("relu(a)", x, out=x) is x
+    np.testing.assert_array_equal(x, want)
+
+
+def test_refusals_leave_outputs_untouched(h: oxidnn.DnnHandle) -> None:
+    x, w = rand(1, 3, 4, 4), rand(2, 2, 3, 3)
+    out = np.full((1, 2, 4, 4), 7, np.float32)
+    with pytest.raises(oxidnn.InvalidArgument, match="channels"):
+        h.conv(x, w, padding=1, out=out)
+    assert (out == 7).all()
+    locked = np.zeros((1, 2, 2, 2), np.float32)
+    locked.flags.writeable = False
+    with pytest.raises(oxidnn.InvalidArgument, match="read-only"):
+        h.conv(x, rand(2, 3, 3, 3), out=locked)
+    with pytest.raises(oxidnn.InvalidArgument, match="no array"):
+        h.conv("x", w)
+    with pytest.raises(oxidnn.InvalidArgument, match="math"):
+        oxidnn.DnnHandle("emu:sm_80", math="half")
+    with pytest.raises(oxidnn.InvalidArgument, match="device"):
+        oxidnn.DnnHandle("cpu")
+
+
+def test_plans_explanations_and_options(h: oxidnn.DnnHandle) -> None:
+    x, w = rand(1, 16, 6, 6), rand(16, 16, 3, 3, seed=1)
+    plan = h.plan("conv_fprop", x, w, padding=1)
+    out = np.full((1, 16, 6, 6), np.nan, np.float32)
+    plan(x, w, out=out)
+    np.testing.assert_array_equal(out, h.conv(x, w, padding=1))
+    with pytest.raises(oxidnn.InvalidArgument, match="do not match"):
+        plan(x.transpose(0, 1, 3, 2)[..., :5], w)
+    table = str(h.explain("conv_fprop", x, w, padding=1))
+    assert 'math="ieee" does not allow' in table and "conv_fprop.direct | supported" in table
+    with h.options(math="tf32"):
+        assert "igemm_mma_sm80 | supported" in str(h.explain("conv_fprop", x, w, padding=1))
+    assert "does not allow" in str(h.explain("conv_fprop", x, w, padding=1))
+    with pytest.raises(oxidnn.InvalidArgument, match="deterministic, math, workspace_limit"), h.options(speed=2):
+        pass
+
+
+def test_lists_and_repeated_calls_share_a_plan(h: oxidnn.DnnHandle) -> None:
+    x, w = rand(1, 2, 5, 5), rand(2, 2, 3, 3)
+    h.conv(x, w, padding=(1, 0))
+    count = len(h._session._plans)
+    np.testing.assert_array_equal(h.conv(x, w, padding=[1, 0]), h.conv(x, w, padding=(1, 0)))
+    assert len(h._session._plans) == count
+
+
+def test_empty_batch(h: oxidnn.DnnHandle) -> None:
+    x, w = np.zeros((0, 2, 5, 5), np.float32), rand(3, 2, 3, 3)
+    assert h.conv(x, w).shape == (0, 3, 3, 3)
+    dw = h.conv_wgrad(x, np.zeros((0, 3, 3, 3), np.float32), w.shape)
+    np.testing.assert_array_equal(dw, np.zeros_like(w))
+    assert h.softmax(np.zeros((0, 4), np.float32)).shape == (0, 4)
+
+
+def test_pools_and_losses(h: oxidnn.DnnHandle) -> None:
+    x = rand(2, 3, 6, 6)
+    y, indices = h.max_pool(x, 2, return_indices=True)
+    np.testing.assert_array_equal(y, x.reshape(2, 3, 3, 2, 3, 2).max((3, 5)))
+    assert indices.dtype == np.int64
+    dx = h.max_pool_backward(np.ones_like(y), indices, x.shape, 2)
+    assert dx.sum() == y.size and (dx[x.reshape(x.shape) == np.repeat(np.repeat(y, 2, 2), 2, 3)] == 1).all()
+    np.testing.assert_allclose(h.global_avg_pool(x)[..., 0, 0], x.mean((2, 3)), atol=1e-6)
+    np.testing.assert_allclose(h.adaptive_avg_pool(x, 2), x.reshape(2, 3, 2, 3, 2, 3).mean((3, 5)), atol=1e-6)
+    logits, target = rand(5, 7), np.array([0, 6, 3, 2, 2])
+    shifted = logits - np.log(np.exp(logits.astype(np.float64)).sum(1, keepdims=True))
+    assert float(h.cross_entropy(logits, target)) == pytest.approx(float(-shifted[np.arange(5), target].mean()), rel=1e-6)
+
+
+def test_momentum_step_in_place(h: oxidnn.DnnHandle) -> None:
+    w, v, g = rand(33), rand(33, seed=1), rand(33, seed=2)
+    velocity = expr.scalar("momentum") * expr.arg("v") + expr.arg("g")
+    step = expr.outputs(expr.arg("w") - expr.scalar("rate") * velocity, velocity)
+    want_v = 0.9 * v.astype(np.float64) + g
+    want_w = w - 0.1 * want_v
+    tensors = {"w": w, "v": v, "g": g}
+    h.pointwise(step, *(tensors[n] for n in step.args), rate=0.1, momentum=0.9, out=(w, v))
+    np.testing.assert_allclose(v, want_v, rtol=1e-6)
+    np.testing.assert_allclose(w, want_w, rtol=1e-5, atol=1e-6)
+
+
+def test_device_arrays_keep_layout_and_type(h: oxidnn.DnnHandle) -> None:
+    x = h.array(rand(2, 8, 5, 5), dtype="bfloat16", layout="nhwc")
+    w = h.array(rand(8, 8, 3, 3, seed=1), dtype="bfloat16", layout="nhwc")
+    y = h.conv(x, w, padding=1)
+    assert isinstance(y, oxidnn.DeviceArray) and y.desc.layout == "nhwc" and str(y.dtype) == "bf16"
+    assert h.warmup(["conv_fprop x=f32[1,2,5,5] w=f32[2,2,3,3]", "softmax x=f32[0,3]"]) == 1
