@@ -63,7 +63,8 @@ def torch_call(problem: ConvProblem, tensors: dict[str, torch.Tensor]) -> Any:
     x, w = (tensors.get(name) for name in ("x", "w"))
     x = tensors["dx"] if x is None else x
     w = tensors["dw"] if w is None else w
-    return lambda: torch.ops.aten.convolution_backward(dy, x, w, None, stride, padding, dilation, False, [0, 0], problem.groups, mask)[which]
+    backward = torch.ops.aten.convolution_backward
+    return lambda: backward(dy, x, w, None, stride, padding, dilation, False, [0, 0], problem.groups, mask)[which]
 
 
 def reference(problem: ConvProblem, tensors: dict[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
@@ -72,7 +73,8 @@ def reference(problem: ConvProblem, tensors: dict[str, torch.Tensor]) -> tuple[t
     return torch_call(problem, exact)(), torch_call(problem, {name: t.abs() for name, t in exact.items()})()
 
 
-def bind(backend: CudaBackend, engine: MatmulEngine, problem: ConvProblem, config: Any, tensors: dict[str, torch.Tensor], scratch: Any) -> Any:
+def bind(backend: CudaBackend, engine: MatmulEngine, problem: ConvProblem, config: Any, tensors: dict[str, torch.Tensor],
+         scratch: torch.Tensor) -> Any:
     """The launches of one config, as a callable without arguments."""
     launches = []
     for step in engine.build_steps(problem, config, backend.info).steps:
@@ -182,15 +184,15 @@ def main() -> None:
             if row.get("error", 2.0) > 1.0:
                 print(f"WRONG {result['op']} {result['case']} {row['config']}: {row.get('failure', row.get('error'))}")
     print(f"{backend.info.name}, {options.kind} {options.math} N={options.batch}; us (median of {options.repeats})")
-    print(f"{'op':11} {'layer':18} {'cudnn':>7} {'ours':>7} {'ratio':>5} {'TF/s':>5} {'default':>7} {'regret':>6} {'wrong':>5}  best config")
+    print(f"{'op':11} {'layer':18} {'cudnn':>7} {'ours':>7} {'ratio':>5} {'TF/s':>5} {'default':>7} {'regret':>6} {'wrong':>5}  config")
     for r in results:
         best, first = r["best"], r["default"].get("us", float("nan"))
         if best is None:
             print(f"{r['op']:11} {r['case']:18} {r['cudnn_us']:7.1f}  no right config")
             continue
         us = best["us"]
-        print(f"{r['op']:11} {r['case']:18} {r['cudnn_us']:7.1f} {us:7.1f} {r['cudnn_us'] / us:5.2f} {r['flops'] / us / 1e6:5.0f} {first:7.1f} "
-              f"{first / us - 1:6.0%} {r['wrong']:5d}  {best['config']}")
+        print(f"{r['op']:11} {r['case']:18} {r['cudnn_us']:7.1f} {us:7.1f} {r['cudnn_us'] / us:5.2f} {r['flops'] / us / 1e6:5.0f} "
+              f"{first:7.1f} {first / us - 1:6.0%} {r['wrong']:5d}  {best['config']}")
     for op in sorted({r["op"] for r in results}):
         ratios = [r["cudnn_us"] / r["best"]["us"] for r in results if r["op"] == op and r["best"]]
         if ratios:
