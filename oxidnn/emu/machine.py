@@ -598,6 +598,8 @@ class State:
 
     def compact(self, idx: Array) -> None:
         """Shrink the register file to the threads `idx`, the only ones left."""
+        if self.race is not None:
+            self.race.flush()
         R = self.R
         for slot in self.program.slots:
             if slot.kind in ("register", "special"):

@@ -7,6 +7,9 @@ read. An access races with an earlier one of another agent whose time it does no
 bar.sync joins the clocks of its threads; a wait for copies acquires what the queue had done by the commit of the
 group. Atomics synchronise as the memory model has it: release = fence before (or .release), acquire = fence after (or
 .acquire); one location stands for all of a CTA. Races inside a warp are not seen.
+
+Most kernels read between barriers what was written before them. Reads are therefore only noted while nothing has been
+written since the last barrier of all threads, and forgotten at the next.
 """
 
 from __future__ import annotations
@@ -50,13 +53,17 @@ class SharedRace:
         self.fenced: Array | None = None  # (ctas, warps, agents): what the warp's last fence covered
         self.heard: Array | None = None  # (ctas, warps, agents): what the warp's atomics saw, acquired by a fence
         self.location = np.zeros((n, a), np.int32)
+        self.noted: list[tuple[Array, Access, Array | None, int]] = []  # reads: index, access, positions, pc
+        self.written = False  # something may have been written that not everybody knows of
+        self.has_copies = False
 
     # -- order
 
     def _warps(self, positions: Array | None) -> tuple[Array, Array]:
         """(cta, warp of the CTA) of every warp among the threads."""
         S = self.S
-        warp = np.unique(S.warp if positions is None else S.warp.take(positions))
+        warp = S.warp if positions is None else S.warp.take(positions)
+        warp = warp[np.r_[True, warp[1:] != warp[:-1]]]  # positions are sorted
         return warp // self.warps, warp % self.warps
 
     def barrier_all(self) -> None:
@@ -66,12 +73,15 @@ class SharedRace:
             self.clock[:, :w] = self.clock[:, :w].max(axis=1, keepdims=True)
             each = np.arange(w)
             self.clock[:, each, each] += 1
+            self.noted.clear()
+            self.written = self.has_copies
             return
         self.arrive("all", None)
         self.leave("all", None)
 
     def arrive(self, key: Any, positions: Array | None) -> None:
         """The warps release what they know to the barrier `key`."""
+        self.flush()
         cta, warp = self._warps(positions)
         table = self.released.get(key)
         if table is None:
@@ -101,6 +111,7 @@ class SharedRace:
 
     def fence(self, idx: Array | None) -> None:
         """A fence covers all before it for later releases, and acquires what atomics before it saw."""
+        self.flush()
         cta, warp = self._warps(idx)
         if self.fenced is None or self.heard is None:
             self.fenced = np.zeros((self.S.ctas, self.warps, self.agents), np.int32)
@@ -125,6 +136,24 @@ class SharedRace:
 
     def access(self, S: State, index: Array, access: Access, idx: Array | None) -> None:
         """Check and record an access of `access.width` bytes per lane at the elements `index`."""
+        if access.kind == "read" and not access.sync:
+            if not self.written and len(self.noted) < 512:
+                self.noted.append((index, access, idx, S.pc))
+                return
+        else:
+            self.written = True
+            self.has_copies |= access.kind == "async write"
+        if self.noted:
+            self.flush()
+        self._track(S, index, access, idx, S.pc)
+
+    def flush(self) -> None:
+        """Record the noted reads; needed before a write, and before clocks or positions change."""
+        noted, self.noted = self.noted, []
+        for index, access, idx, pc in noted:
+            self._track(self.S, index, access, idx, pc)
+
+    def _track(self, S: State, index: Array, access: Access, idx: Array | None, pc: int) -> None:
         positions = idx
         warp = S.warp if idx is None else S.warp.take(idx)
         if len(index) != len(warp):
@@ -134,8 +163,7 @@ class SharedRace:
         cta, agent = warp // self.warps, warp % self.warps
         if access.kind == "async write":
             queue = agent + self.warps
-            pairs = np.unique(warp)
-            c, w = pairs // self.warps, pairs % self.warps
+            c, w = self._warps(idx)
             q = w + self.warps
             own = self.clock[c, q, q]
             self.clock[c, q] = np.maximum(self.clock[c, q], self.clock[c, w])
@@ -159,7 +187,7 @@ class SharedRace:
         atomic = kind == "atomic" or access.sync
         if atomic:
             clash &= (last >> 43 & 1) == 0
-        if clash.any():
+        if np.count_nonzero(clash):
             at = int(np.flatnonzero(clash)[0])
             self._report(S, access, int(cells[at]), at // per, int(last[at]) >> 44, int(writer[at]), "write", positions)
         now = clock.take(row + agent)
@@ -167,21 +195,21 @@ class SharedRace:
             self.reads[cells * self.agents + agent] = now
             seen = self.readers.take(cells) & MANY
             state = np.where((seen == 0) | (seen == agent + 1), agent + 1, MANY)
-            mark = (np.int32(S.pc << 10) | state).astype(np.int32)
+            mark = (np.int32(pc << 10) | state).astype(np.int32)
             self.readers[cells] = mark
             # lanes of several warps may have met at one granule in this very instruction
             lost = self.readers.take(cells) != mark
-            if lost.any():
-                self.readers[cells[lost]] = S.pc << 10 | MANY
+            if np.count_nonzero(lost):
+                self.readers[cells[lost]] = pc << 10 | MANY
             return
         seen = self.readers.take(cells) & MANY
-        if seen.any():
+        if np.count_nonzero(seen):
             one = np.flatnonzero((seen > 0) & (seen < MANY))
             if len(one):
                 other = seen[one] - 1
                 late = self.reads.take(cells[one] * self.agents + other) > clock.take(row[one] + other)
                 late &= other != agent[one]
-                if late.any():
+                if np.count_nonzero(late):
                     k = int(np.flatnonzero(late)[0])
                     at = int(one[k])
                     self._report(S, access, int(cells[at]), at // per, int(self.readers[cells[at]]) >> 10, int(other[k]), "read", positions)
@@ -190,21 +218,21 @@ class SharedRace:
                 each = np.arange(self.agents)
                 times = self.reads.take(cells[many, None] * self.agents + each)
                 late2 = (times > clock.take(row[many, None] + each)) & (each != agent[many, None])
-                if late2.any():
+                if np.count_nonzero(late2):
                     k, other2 = (int(v[0]) for v in np.nonzero(late2))
                     at = int(many[k])
                     self._report(S, access, int(cells[at]), at // per, int(self.readers[cells[at]]) >> 10, other2, "read", positions)
             self.readers[cells] = 0
         if kind == "read":
             return
-        mark64 = (np.int64(S.pc) << 44) | (np.int64(atomic) << 43) | (agent.astype(np.int64) << 32) | now
+        mark64 = (np.int64(pc) << 44) | (np.int64(atomic) << 43) | (agent.astype(np.int64) << 32) | now
         self.writes[cells] = mark64
         if not atomic:
             lost = self.writes.take(cells) != mark64
-            if lost.any():
+            if np.count_nonzero(lost):
                 at = int(np.flatnonzero(lost)[0])
                 other = int(self.writes[cells[at]]) >> 32 & 0x7FF
-                self._report(S, access, int(cells[at]), at // per, S.pc, other, "write", positions)
+                self._report(S, access, int(cells[at]), at // per, pc, other, "write", positions)
 
     def _report(
         self, S: State, access: Access, cell: int, lane: int, pc: int, agent: int, what: str, positions: Array | None
