@@ -27,6 +27,7 @@ from .dtypes import dtype as dtype_of
 from .errors import InvalidArgument, expected
 from .ops.base import MATH, Policy, Problem
 from .ops.case import parse_case
+from .ops.pointwise import output_names_of
 from .runtime.backend import Backend
 from .tensor import TensorDesc
 
@@ -66,8 +67,8 @@ CALLS: dict[str, Call] = {
         Call("softmax_backward", ("dy", "y"), (("axis", -1), ("log", False))),
         Call("cross_entropy", ("logits", "target", "weight"), _LOSS),
         Call("cross_entropy_backward", ("logits", "target", "weight", "d_loss"), _LOSS),
-        Call("activation", ("x",), (("name", None),)),
-        Call("activation_backward", ("dy", "x"), (("name", None),)),
+        Call("activation", ("x",), (("name", None), ("parameters", ()))),
+        Call("activation_backward", ("dy", "x"), (("name", None), ("parameters", ()))),
         Call("reduce", ("x",), (("op", "sum"), ("axes", None), ("keepdims", False), ("correction", 0))),
     )
 }
@@ -311,16 +312,16 @@ class DnnHandle:
             raise expected("pointwise", "tensors", f"{len(tensors)} arrays", f"{len(expression.args)}: {', '.join(expression.args)}")
         if set(scalars) != set(expression.scalars):
             raise expected("pointwise", "scalars", sorted(scalars), sorted(expression.scalars))
-        outputs = ("y",) if expression.num_outputs == 1 else tuple(f"y{i}" for i in range(expression.num_outputs))
-        call = Call("pointwise", expression.args, (("expression", None), ("dtype", None)), outputs)
+        call = Call("pointwise", expression.args, (("expression", None), ("dtype", None)), output_names_of(expression))
         return self._session.run(call, tensors, (expression, dtype), out, stream, tuple(scalars[n] for n in expression.scalars))
 
-    def activation(self, x: Any, name: str, *, out: Any = None, stream: Any = None) -> Any:
-        return self._session.run(CALLS["activation"], (x,), (name,), out, stream)
+    def activation(self, x: Any, name: str, *, parameters: Sequence[float] = (), out: Any = None, stream: Any = None) -> Any:
+        """An activation by name ("relu", "gelu", "leaky_relu", ...); parameters as the function takes them, e.g. the slope."""
+        return self._session.run(CALLS["activation"], (x,), (name, parameters), out, stream)
 
-    def activation_backward(self, dy: Any, x: Any, name: str, *, out: Any = None, stream: Any = None) -> Any:
+    def activation_backward(self, dy: Any, x: Any, name: str, *, parameters: Sequence[float] = (), out: Any = None, stream: Any = None) -> Any:
         """dx = dy * activation'(x)."""
-        return self._session.run(CALLS["activation_backward"], (dy, x), (name,), out, stream)
+        return self._session.run(CALLS["activation_backward"], (dy, x), (name, parameters), out, stream)
 
     def reduce(self, x: Any, op: str = "sum", axes: Any = None, keepdims: bool = False, *, correction: int = 0, out: Any = None,
                stream: Any = None) -> Any:
