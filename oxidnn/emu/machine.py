@@ -799,7 +799,7 @@ class State:
                     bad = bad & mask
                 if op.lenient and "select" in op.info:
                     chosen, yes, no = op.info["select"]
-                    if slot != chosen.slot:
+                    if slot in (yes.slot, no.slot) and self.R[chosen.slot] is not None:  # a guard is no alternative
                         p = chosen.take(self, idx)
                         bad = bad & ((p if slot == yes.slot else np.False_) | (~p if slot == no.slot else np.False_))
                 if np.count_nonzero(bad):
