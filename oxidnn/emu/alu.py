@@ -1,4 +1,4 @@
-"""Arithmetic, logic, comparison, selection and moves."""
+"""Arithmetic and logic."""
 
 from __future__ import annotations
 
@@ -8,9 +8,28 @@ from typing import Any
 import numpy as np
 
 from oxidnn.emu import floats
-from oxidnn.emu.decode import CLOCKS, DTYPE, Core, Decoder, Source
-from oxidnn.emu.floats import F16, F32, F64, I32, I64, U16, U32, U64
-from oxidnn.emu.memory import LOCAL_WINDOW, SHARED_WINDOW, Array
+from oxidnn.emu.decode import DTYPE, Core, Decoder, Source
+from oxidnn.emu.floats import F16, F32, F64, I64, U16, U32, U64
+from oxidnn.emu.integers import (
+    PRMT_MODES,
+    add_saturated,
+    bit_length,
+    const,
+    divide,
+    dot_product,
+    extract_bits,
+    find_bit,
+    funnel,
+    insert_bits,
+    lop3,
+    low_mask,
+    mul_hi,
+    prmt,
+    remainder,
+    reverse_bits,
+    wide_mul,
+)  # fmt: skip
+from oxidnn.emu.memory import Array
 from oxidnn.ptx import nodes
 
 Fn = Callable[..., Array]
@@ -29,10 +48,6 @@ def split(decoder: Decoder, ins: nodes.Instruction, allowed: set[str]) -> tuple[
     if unknown:
         decoder.refuse(f"unknown modifier .{sorted(unknown)[0]}")
     return type_, set(rest)
-
-
-def const(value: int, dtype: np.dtype) -> Array:
-    return np.array([value & ((1 << 8 * dtype.itemsize) - 1)], U64).astype(f"u{dtype.itemsize}").view(dtype)
 
 
 # -- lifting a function over the packed and the narrow floating types
@@ -68,205 +83,6 @@ def narrow(fn: Fn, type_: str) -> Fn:
 
 def dtype_of(type_: str) -> np.dtype:
     return DTYPE[type_]
-
-
-# -- integer functions
-
-
-def wide_mul(dtype: np.dtype) -> tuple[Fn, np.dtype]:
-    wider = np.dtype(f"{dtype.kind}{dtype.itemsize * 2}")
-    return (lambda a, b: a.astype(wider) * b.astype(wider)), wider
-
-
-def mul_hi(dtype: np.dtype) -> Fn:
-    if dtype.itemsize < 8:
-        product, wider = wide_mul(dtype)
-        bits = const(dtype.itemsize * 8, wider)
-        return lambda a, b: (product(a, b) >> bits).astype(dtype)
-
-    def unsigned(a: Array, b: Array) -> Array:
-        mask, half = const(0xFFFFFFFF, U64), const(32, U64)
-        al, ah, bl, bh = a & mask, a >> half, b & mask, b >> half
-        middle = ah * bl + ((al * bl) >> half)
-        other = al * bh + (middle & mask)
-        return ah * bh + (middle >> half) + (other >> half)
-
-    if dtype == U64:
-        return unsigned
-
-    def signed(a: Array, b: Array) -> Array:
-        high = unsigned(a.view(U64), b.view(U64)).view(I64)
-        return high - np.where(a < 0, b, 0) - np.where(b < 0, a, 0)
-
-    return signed
-
-
-def divide(a: Array, b: Array) -> Array:
-    """Toward zero; x / 0 has all bits set."""
-    zero = b == 0
-    if zero.any():
-        b = np.where(zero, const(1, b.dtype), b)
-    q = a // b
-    if a.dtype.kind == "i":
-        q = q + ((q * b != a) & ((a < 0) != (b < 0)))
-    return np.where(zero, const(-1, q.dtype), q) if zero.any() else q.astype(a.dtype, copy=False)
-
-
-def remainder(a: Array, b: Array) -> Array:
-    """With the sign of a; x % 0 is x."""
-    safe = np.where(b == 0, const(1, b.dtype), b) if (b == 0).any() else b
-    return np.where(b == 0, a, a - divide(a, safe) * safe) if safe is not b else a - divide(a, safe) * safe
-
-
-def bit_length(x: Array) -> Array:
-    """Bits up to the highest set one, as int64."""
-    if x.dtype.itemsize == 8:
-        high = (x >> const(32, U64)).astype(U32)
-        return np.where(high != 0, bit_length(high) + 32, bit_length((x & const(0xFFFFFFFF, U64)).astype(U32)))
-    return np.frexp(x.astype(F64))[1].astype(I64)
-
-
-_REVERSED = np.array([int(f"{i:08b}"[::-1], 2) for i in range(256)], np.uint8)
-
-
-def reverse_bits(x: Array) -> Array:
-    size = x.dtype.itemsize
-    octets = _REVERSED.take(np.ascontiguousarray(x).view(np.uint8).reshape(-1, size))[:, ::-1]
-    return np.ascontiguousarray(octets).view(x.dtype).reshape(-1)
-
-
-def find_bit(dtype: np.dtype, shift_amount: bool) -> Fn:
-    unsigned = np.dtype(f"u{dtype.itemsize}")
-    top = dtype.itemsize * 8 - 1
-
-    def find(x: Array) -> Array:
-        bits = np.where(x < 0, ~x, x).view(unsigned) if dtype.kind == "i" else x
-        at = bit_length(bits) - 1
-        return np.where(at < 0, -1, top - at if shift_amount else at).astype(I32).view(U32)
-
-    return find
-
-
-def extract_bits(dtype: np.dtype) -> Fn:
-    def extract(a: Array, b: Array, c: Array) -> Array:
-        position, length = (b & const(0xFF, U32)).astype(I64), (c & const(0xFF, U32)).astype(I64)
-        if dtype.kind == "i":
-            value = a.astype(I64) >> np.minimum(position, 63)
-            unused = 64 - np.minimum(length, 64)
-            return np.where(length == 0, 0, (value << np.minimum(unused, 63)) >> np.minimum(unused, 63)).astype(dtype)
-        value = np.where(position > 63, const(0, U64), a.astype(U64) >> np.minimum(position, 63).astype(U64))
-        return (value & low_mask(length)).astype(dtype)
-
-    return extract
-
-
-def low_mask(length: Array) -> Array:
-    """2**length - 1 as uint64, for length up to 64 and beyond."""
-    ones = const(-1, U64)
-    return np.where(length <= 0, const(0, U64), ones >> (64 - np.clip(length, 1, 64)).astype(U64))
-
-
-def insert_bits(dtype: np.dtype) -> Fn:
-    def insert(a: Array, b: Array, c: Array, d: Array) -> Array:
-        position, length = (c & const(0xFF, U32)).astype(I64), (d & const(0xFF, U32)).astype(I64)
-        shift = np.minimum(position, 63).astype(U64)
-        mask = np.where(position > 63, const(0, U64), low_mask(length) << shift)
-        return ((b.astype(U64) & ~mask) | ((a.astype(U64) << shift) & mask)).astype(dtype)
-
-    return insert
-
-
-def funnel(direction: str, mode: str) -> Fn:
-    def shift(a: Array, b: Array, c: Array) -> Array:
-        amount = (c & const(31, U32) if mode == "wrap" else np.minimum(c, const(32, U32))).astype(U64)
-        both = (b.astype(U64) << const(32, U64)) | a.astype(U64)
-        if direction == "l":
-            return ((both << amount) >> const(32, U64)).astype(U32)
-        return (both >> amount).astype(U32)
-
-    return shift
-
-
-def two_inputs(table: int) -> Fn | bool | None:
-    """The function of (b, c) with truth table `table` (bit 2b + c); a bool where constant."""
-    return {
-        0: False, 15: True,
-        0b0001: lambda b, c: ~(b | c), 0b0010: lambda b, c: ~b & c, 0b0011: lambda b, c: ~b,
-        0b0100: lambda b, c: b & ~c, 0b0101: lambda b, c: ~c, 0b0110: lambda b, c: b ^ c,
-        0b0111: lambda b, c: ~(b & c), 0b1000: lambda b, c: b & c, 0b1001: lambda b, c: ~(b ^ c),
-        0b1010: lambda b, c: c, 0b1011: lambda b, c: ~b | c, 0b1100: lambda b, c: b, 0b1101: lambda b, c: b | ~c,
-        0b1110: lambda b, c: b | c,
-    }[table]  # fmt: skip
-
-
-def lop3(table: int) -> Fn:
-    """Any function of three bits: bit 4a + 2b + c of `table`, by Shannon expansion over a."""
-    high, low = table >> 4, table & 15
-    one, zero = two_inputs(high), two_inputs(low)
-
-    def value(fn: Any, b: Array, c: Array) -> Any:
-        return fn(b, c) if callable(fn) else const(-1 if fn else 0, U32)
-
-    if high == low:
-        return lambda a, b, c: value(one, b, c) | (a & const(0, U32))
-    if high == low ^ 15:
-        return lambda a, b, c: a ^ value(zero, b, c)
-    if zero is False:
-        return lambda a, b, c: a & value(one, b, c)
-    if one is True:
-        return lambda a, b, c: a | value(zero, b, c)
-    return lambda a, b, c: (a & value(one, b, c)) | (~a & value(zero, b, c))
-
-
-_PRMT_MODES = {
-    "f4e": lambda n: [n, n + 1, n + 2, n + 3],
-    "b4e": lambda n: [n, (n - 1) & 7, (n - 2) & 7, (n - 3) & 7],
-    "rc8": lambda n: [n] * 4,
-    "ecl": lambda n: [n, max(n, 1), max(n, 2), 3],
-    "ecr": lambda n: [0, min(n, 1), min(n, 2), n],
-    "rc16": lambda n: [0, 1, 0, 1] if n in (0, 2) and n == 0 else [2, 3, 2, 3],
-}
-
-
-def prmt(mode: str | None) -> Fn:
-    def permute(a: Array, b: Array, c: Array) -> Array:
-        both = (b.astype(U64) << const(32, U64)) | a.astype(U64)
-        out: Any = const(0, U32)
-        if mode is None:
-            selectors = [(c >> const(4 * i, U32)) & const(15, U32) for i in range(4)]
-        else:
-            low = c & const(3, U32)
-            table = np.array([_PRMT_MODES[mode](n) if mode != "rc16" else ([0, 1] * 2 if n % 2 == 0 else [2, 3] * 2)
-                              for n in range(4)], U32)
-            selectors = [table[:, i].take(low) for i in range(4)]
-        for i, selector in enumerate(selectors):
-            octet = (both >> ((selector & const(7, U32)) << const(3, U32)).astype(U64)).astype(U32) & const(0xFF, U32)
-            if mode is None and (selector > 7).any():
-                spread = (octet >> const(7, U32)) * const(0xFF, U32)
-                octet = np.where(selector > 7, spread, octet)
-            out = out | (octet << const(8 * i, U32))
-        return out
-
-    return permute
-
-
-def dot_product(a_type: str, b_type: str, halves: str | None) -> Fn:
-    """dp4a (four bytes by four bytes) or, with halves lo/hi, dp2a (two 16-bit by two bytes)."""
-
-    def dot(a: Array, b: Array, c: Array) -> Array:
-        right = b.view(np.dtype("i1" if b_type[0] == "s" else "u1")).reshape(-1, 4).astype(I64)
-        if halves is None:
-            left = a.view(np.dtype("i1" if a_type[0] == "s" else "u1")).reshape(-1, 4).astype(I64)
-        else:
-            left = a.view(np.dtype("i2" if a_type[0] == "s" else "u2")).reshape(-1, 2).astype(I64)
-            right = right[:, :2] if halves == "lo" else right[:, 2:]
-        return ((left * right).sum(-1) + c.view(I32)).astype(U32)
-
-    return dot
-
-
-def add_saturated(a: Array, b: Array, sign: int = 1) -> Array:
-    return np.clip(a.astype(I64) + sign * b.astype(I64), -(1 << 31), (1 << 31) - 1).astype(I32)
 
 
 # -- builders
@@ -559,7 +375,7 @@ def permute(d: Decoder, ins: nodes.Instruction) -> Core:
     if ins.modifiers[0] != "b32" or len(ins.modifiers) > 2:
         d.refuse("unknown prmt")
     mode = ins.modifiers[1] if len(ins.modifiers) == 2 else None
-    if mode is not None and mode not in _PRMT_MODES:
+    if mode is not None and mode not in PRMT_MODES:
         d.refuse(f"unknown prmt mode .{mode}")
     dst, *rest = ins.operands
     return d.emit(prmt(mode), dst, U32, [d.src(x, "b32") for x in rest])
@@ -679,235 +495,6 @@ def copysign(d: Decoder, ins: nodes.Instruction) -> Core:
     return d.emit(lambda x, y: np.copysign(y, x), dst, DTYPE[type_], [d.src(a, type_), d.src(b, type_)])
 
 
-# -- comparison and selection
-
-COMPARE_INTEGER: dict[str, Fn] = {
-    "eq": np.equal, "ne": np.not_equal, "lt": np.less, "le": np.less_equal, "gt": np.greater, "ge": np.greater_equal,
-    "lo": np.less, "ls": np.less_equal, "hi": np.greater, "hs": np.greater_equal,
-}  # fmt: skip
-COMPARE_FLOAT: dict[str, Fn] = {
-    "eq": np.equal, "lt": np.less, "le": np.less_equal, "gt": np.greater, "ge": np.greater_equal,
-    "ne": lambda a, b: (a < b) | (a > b),
-    "equ": lambda a, b: ~((a < b) | (a > b)), "neu": np.not_equal, "ltu": lambda a, b: ~(a >= b),
-    "leu": lambda a, b: ~(a > b), "gtu": lambda a, b: ~(a <= b), "geu": lambda a, b: ~(a < b),
-    "num": lambda a, b: (a == a) & (b == b), "nan": lambda a, b: (a != a) | (b != b),
-}  # fmt: skip
-COMBINE: dict[str, Fn] = {"and": np.logical_and, "or": np.logical_or, "xor": np.logical_xor}
-
-
-def comparison(d: Decoder, ins: nodes.Instruction, type_: str, mods: list[str]) -> tuple[Fn, str | None]:
-    """The comparison on arrays of DTYPE[type_] and the boolean operator, if any."""
-    name, *rest = mods
-    combine = None
-    for mod in rest:
-        if mod in COMBINE:
-            combine = mod
-        elif mod != "ftz":
-            d.refuse(f"unknown modifier .{mod}")
-    table = COMPARE_FLOAT if type_ in FLOAT else COMPARE_INTEGER
-    if name not in table:
-        d.refuse(f"unknown comparison .{name}")
-    fn = table[name]
-    if type_ == "f16":
-        inner = fn
-        fn = lambda a, b: inner(a.astype(F32), b.astype(F32))  # noqa: E731
-    elif type_ == "bf16":
-        inner = fn
-        fn = lambda a, b: inner(floats.bf16_to_f32(a), floats.bf16_to_f32(b))  # noqa: E731
-    elif "ftz" in rest:
-        inner = fn
-        fn = lambda a, b: inner(floats.flush(a), floats.flush(b))  # noqa: E731
-    return fn, combine
-
-
-def setp(d: Decoder, ins: nodes.Instruction) -> Core:
-    *mods, type_ = ins.modifiers
-    first, a, b, *extra = ins.operands
-    pair = isinstance(first, nodes.Pair)
-    p, q = (first.first, first.second) if isinstance(first, nodes.Pair) else (first, None)
-    if type_ in ("f16x2", "bf16x2"):
-        return setp_halves(d, ins, p, q)
-    fn, combine = comparison(d, ins, type_, mods)
-    sources = [d.src(a, type_), d.src(b, type_)]
-    if combine:
-        sources.append(d.src(extra[0], "pred"))
-    if not pair:
-        if combine is None:
-            return d.emit(fn, p, DTYPE["pred"], sources)
-        join = COMBINE[combine]
-        return d.emit(lambda x, y, c: join(fn(x, y), c), p, DTYPE["pred"], sources)
-    assert q is not None
-    p_slot, q_slot = d.dst(p, "pred")[0], d.dst(q, "pred")[0]
-    d.op.pure = True
-
-    def run(S: Any, idx: Any) -> None:
-        x, y, *c = (s.take(S, idx) for s in sources)
-        t = fn(x, y)
-        yes, no = t, ~t
-        if combine:
-            yes, no = COMBINE[combine](yes, c[0]), COMBINE[combine](no, c[0])
-        if p_slot >= 0:
-            S.set(p_slot, idx, yes)
-        if q_slot >= 0:
-            S.set(q_slot, idx, no)
-
-    return run
-
-
-def setp_halves(d: Decoder, ins: nodes.Instruction, p: Any, q: Any) -> Core:
-    *mods, type_ = ins.modifiers
-    fn, combine = comparison(d, ins, type_, mods)
-    sources = [d.src(x, type_) for x in ins.operands[1:3]]
-    if combine:
-        sources.append(d.src(ins.operands[3], "pred"))
-    p_slot, q_slot = d.dst(p, "pred")[0], d.dst(q, "pred")[0]
-    d.op.pure = True
-    widen: Fn = (lambda x: x.view(F16).astype(F32)) if type_ == "f16x2" else (lambda x: floats.bf16_to_f32(x.view(U16)))
-
-    def run(S: Any, idx: Any) -> None:
-        x, y, *c = (s.take(S, idx) for s in sources)
-        t = fn(widen(x).reshape(-1, 2), widen(y).reshape(-1, 2))
-        for slot, column in ((p_slot, 0), (q_slot, 1)):
-            value = t[:, column].copy()
-            S.set(slot, idx, COMBINE[combine](value, c[0]) if combine else value)
-
-    return run
-
-
-def set_(d: Decoder, ins: nodes.Instruction) -> Core:
-    *mods, to, type_ = ins.modifiers
-    dst, a, b, *extra = ins.operands
-    fn, combine = comparison(d, ins, type_, mods)
-    sources = [d.src(a, type_), d.src(b, type_)]
-    if combine:
-        sources.append(d.src(extra[0], "pred"))
-    dtype = DTYPE[to]
-    if to == "f32":
-        render: Fn = lambda t: t.astype(F32)  # noqa: E731
-    elif to in ("u32", "s32"):
-        render = lambda t: -t.astype(I32)  # noqa: E731
-    else:
-        return d.refuse(f"set to .{to}")
-    if combine:
-        join = COMBINE[combine]
-        return d.emit(lambda x, y, c: render(join(fn(x, y), c)).view(dtype), dst, dtype, sources)
-    return d.emit(lambda x, y: render(fn(x, y)).view(dtype), dst, dtype, sources)
-
-
-def selp(d: Decoder, ins: nodes.Instruction) -> Core:
-    type_, _ = split(d, ins, set())
-    dst, a, b, c = ins.operands
-    sources = [d.src(c, "pred"), d.src(a, type_), d.src(b, type_)]
-    d.op.lenient = True
-    d.op.info["select"] = sources
-    return d.emit(floats.select, dst, DTYPE[type_], sources)
-
-
-def slct(d: Decoder, ins: nodes.Instruction) -> Core:
-    type_, by = [m for m in ins.modifiers if m != "ftz"]
-    dst, a, b, c = ins.operands
-    sources = [d.src(c, by), d.src(a, type_), d.src(b, type_)]
-    return d.emit(lambda n, x, y: np.where(n >= 0, x, y), dst, DTYPE[type_], sources)
-
-
-# -- moves
-
-
-def mov(d: Decoder, ins: nodes.Instruction) -> Core:
-    type_ = ins.modifiers[-1]
-    dst, a = ins.operands
-    if isinstance(a, nodes.Reg) and a.name in CLOCKS:
-        return clock(d, dst, a.name)
-    if isinstance(a, nodes.Vec):
-        return pack(d, dst, a, type_)
-    if isinstance(dst, nodes.Vec):
-        return unpack(d, dst, a, type_)
-    dtype = DTYPE[type_]
-    return d.emit(copy, dst, dtype, [d.src(a, type_)])
-
-
-def copy(x: Array) -> Array:
-    # masked writes are in place, so no two registers may share an array; uniform arrays are never written in place
-    return x if x.size == 1 else x.copy()
-
-
-def clock(d: Decoder, dst: nodes.Operand, name: str) -> Core:
-    kind = CLOCKS[name]
-    slot, stored = d.dst(dst, kind)
-    high = name.endswith("_hi")
-
-    def run(S: Any, idx: Any) -> None:
-        ticks = S.ticks()
-        S.set(slot, idx, np.array([ticks >> 32 if high else ticks & ((1 << 8 * stored.itemsize) - 1)], U64).astype(stored))
-
-    return run
-
-
-def pack(d: Decoder, dst: nodes.Operand, vector: nodes.Vec, type_: str) -> Core:
-    """mov.b32 d, {lo, hi}: the first element is the least significant."""
-    total = DTYPE[type_]
-    each = np.dtype(f"u{total.itemsize // len(vector.items)}")
-    sources = [d.src(x, f"b{each.itemsize * 8}") for x in vector.items]
-    if each.itemsize == 4:
-
-        def two(lo: Array, hi: Array) -> Array:
-            return lo.astype(U64) | (hi.astype(U64) << const(32, U64))
-
-        return d.emit(two, dst, U64, sources)
-
-    def join(*parts: Array) -> Array:
-        out = np.empty((max(len(p) for p in parts), len(parts)), each)
-        for i, part in enumerate(parts):
-            out[:, i] = part
-        return out.view(total).reshape(-1)
-
-    return d.emit(join, dst, total, sources)
-
-
-def unpack(d: Decoder, vector: nodes.Vec, a: nodes.Operand, type_: str) -> Core:
-    total = DTYPE[type_]
-    each = np.dtype(f"u{total.itemsize // len(vector.items)}")
-    source = d.src(a, type_, np.dtype(f"u{total.itemsize}"))
-    slots = [d.dst(x, f"b{each.itemsize * 8}") for x in vector.items]
-    d.op.pure = True
-
-    def run(S: Any, idx: Any) -> None:
-        parts = source.take(S, idx).view(each).reshape(-1, len(slots))
-        for i, (slot, stored) in enumerate(slots):
-            if slot >= 0:
-                S.set(slot, idx, parts[:, i].copy().view(stored))
-
-    return run
-
-
-def cvta(d: Decoder, ins: nodes.Instruction) -> Core:
-    """cvta{.to}.space: shared and local live in windows of the generic space, global and param are the identity."""
-    to = "to" in ins.modifiers
-    space = next(m for m in ins.modifiers if m not in ("to", "u64", "u32")).split("::")[0]
-    dst, a = ins.operands
-    if ins.modifiers[-1] != "u64":
-        d.refuse("addresses have 64 bits")
-    source = d.src(a, "u64")
-    window = {"shared": SHARED_WINDOW, "local": LOCAL_WINDOW}.get(space, 0)
-    if space not in ("global", "const", "param", "shared", "local"):
-        d.refuse(f"unknown space .{space}")
-    if window == 0:
-        return d.emit(copy, dst, U64, [source])
-    offset = const(-window if to else window, U64)
-    return d.emit(lambda x: x + offset, dst, U64, [source])
-
-
-def isspacep(d: Decoder, ins: nodes.Instruction) -> Core:
-    space = ins.modifiers[0].split("::")[0]
-    dst, a = ins.operands
-
-    def fn(x: Array) -> Array:
-        local, shared = x >= const(LOCAL_WINDOW, U64), x >= const(SHARED_WINDOW, U64)
-        return {"local": local, "shared": shared & ~local}.get(space, ~shared)
-
-    return d.emit(fn, dst, DTYPE["pred"], [d.src(a, "u64")])
-
-
 BUILDERS: dict[str, Callable[[Decoder, nodes.Instruction], Core]] = {
     **dict.fromkeys(("add", "sub", "mul", "div", "rem", "min", "max", "and", "or", "xor"), binary_arithmetic),
     **dict.fromkeys(("mad", "fma"), multiply_add),
@@ -919,5 +506,4 @@ BUILDERS: dict[str, Callable[[Decoder, nodes.Instruction], Core]] = {
     **dict.fromkeys(("ex2", "lg2", "rsqrt", "tanh", "sin", "cos", "sqrt", "rcp"), function),
     **dict.fromkeys(("dp4a", "dp2a"), dot),
     "lop3": logic3, "prmt": permute, "sad": sad, "bmsk": bmsk, "szext": szext, "testp": testp, "copysign": copysign,
-    "setp": setp, "set": set_, "selp": selp, "slct": slct, "mov": mov, "cvta": cvta, "isspacep": isspacep,
 }  # fmt: skip

@@ -12,10 +12,19 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from oxidnn.emu.decode import Core, Decoder
-from oxidnn.emu.ldst import (
-    Access, _relane, gather_global, loader, mark_ready, misaligned, policy, store, window_index, window_place,
+from oxidnn.emu.access import (
+    Access,
+    gather_global,
+    loader,
+    mark_ready,
+    misaligned,
+    relane,
+    store,
+    window_index,
+    window_place,
 )  # fmt: skip
+from oxidnn.emu.decode import Core, Decoder
+from oxidnn.emu.ldst import policy
 from oxidnn.emu.memory import MARKS, PENDING, RAW, Array, Fault
 from oxidnn.ptx import nodes
 
@@ -156,7 +165,7 @@ def copy_elements(d: Decoder, ins: nodes.Instruction) -> Core:
             octets = out.view(np.uint8).reshape(n, width)
             starts = a[part] + np.uint64(offset & ((1 << 64) - 1))
             if (starts & np.uint64(width - 1)).any():
-                _relane(misaligned, part, starts, width, S)
+                relane(misaligned, part, starts, width, S)
             for byte in range(int(sizes[part].max())):
                 lanes = part[sizes[part] > byte]
                 where = lanes if idx is None else idx.take(lanes)

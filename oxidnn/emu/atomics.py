@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from oxidnn.emu import access as access_
 from oxidnn.emu import alu, floats, ldst
+from oxidnn.emu.access import Access
 from oxidnn.emu.decode import DTYPE, Core, Decoder
 from oxidnn.emu.floats import F16, U16, U32
-from oxidnn.emu.ldst import Access
 from oxidnn.emu.memory import Array, Fault, all_ready
 from oxidnn.ptx import nodes
 
@@ -103,37 +104,37 @@ def elements(S: State, space: str, a: Array, access: Access, idx: Array | None) 
     """(memory views, element index per lane, lanes or None for all) of an address operand, checked."""
     width = access.width
     if space == "generic":
-        for part, lanes, addresses, where in ldst.by_window(S, a, idx):
+        for part, lanes, addresses, where in access_.by_window(S, a, idx):
             for views, index, inner in elements(S, part, addresses, access, where):
                 yield views, index, inner if lanes is None else lanes if inner is None else lanes[inner]
         return
     if space == "shared":
         offsets = S.shared_offset
         offsets = offsets if idx is None or offsets.size == 1 else offsets.take(idx)
-        index = ldst.window_index(S, a, access, S.shared, offsets, "shared")
+        index = access_.window_index(S, a, access, S.shared, offsets, "shared")
         if S.shared.shadow is not None and not all_ready(S.shared.shadow, index, width):
-            ldst.unwritten_shared(S, index, width)
+            access_.unwritten_shared(S, index, width)
         if S.race is not None:
             S.race.access(S, index, access, idx)
         yield S.shared.views, index, None
         return
     if space != "global":
         raise Fault("bounds", f"atomics on {space} memory")
-    located = ldst.locate(S, a, access)
+    located = access_.locate(S, a, access)
     parts: list[tuple[Any, Array, Array | None]] = []
     if located is not None:
         parts.append((access.allocation, located, None))
     else:
         addresses = a + np.array([access.offset & ((1 << 64) - 1)], np.uint64)
-        for allocation, lanes in ldst.partition(S, addresses, width):
-            parts.append((allocation, ldst.element_index(addresses[lanes], allocation, width), lanes))
+        for allocation, lanes in access_.partition(S, addresses, width):
+            parts.append((allocation, access_.element_index(addresses[lanes], allocation, width), lanes))
     for allocation, index, lanes in parts:
         if not allocation.writable:
             raise Fault("bounds", f"writes to read-only memory: {allocation}", lanes)
         if allocation.shadow is not None and S.uninit:
-            ldst.check_written(S, allocation, index, width)
+            access_.check_written(S, allocation, index, width)
         if S.global_race is not None:
-            where = idx if lanes is None else ldst._subset(S, idx, lanes)
+            where = idx if lanes is None else access_.subset(S, idx, lanes)
             S.global_race.access(S, allocation, index, access, where)
         yield allocation.views, index, lanes
 
@@ -189,7 +190,7 @@ def atomic(d: Decoder, ins: nodes.Instruction) -> Core:
             a = np.broadcast_to(a, (n,)).copy()
         S.counters.atomics += n
         if length > 1 and (a + np.uint64(offset) & np.uint64(width * length - 1)).any():
-            ldst.misaligned(a + np.uint64(offset), width * length, S)
+            access_.misaligned(a + np.uint64(offset), width * length, S)
         for i, access in enumerate(accesses):
             b = values[0][i].take(S, idx)
             c = values[-1][i].take(S, idx)

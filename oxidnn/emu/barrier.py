@@ -111,7 +111,7 @@ def _release(S: State, number: int, waiting: Waiting) -> None:
         )
     if S.strict_barrier:
         _check_divergence(S, number, waiting, done)
-    left = []
+    left: list[tuple[int, Array, bool, Any, bool]] = []
     for pc, positions, waits, red, aligned in waiting.groups:
         cta = S.cta.take(positions)
         free = done.take(cta)
@@ -122,7 +122,7 @@ def _release(S: State, number: int, waiting: Waiting) -> None:
             if red is not None:
                 slot, kind = red
                 true, total = waiting.true.take(cta[free]), waiting.total.take(cta[free])
-                value = {"popc": true.astype(np.uint32), "and": true == total, "or": true > 0}[kind]
+                value: Array = {"popc": true.astype(np.uint32), "and": true == total, "or": true > 0}[kind]
                 stored = DTYPE[S.program.slots[slot].type]
                 S.put(slot, go, value if value.dtype == stored else value.view(stored))
             S.add(pc, go)

@@ -10,12 +10,12 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from oxidnn.emu.memory import LOCAL_WINDOW, SHARED_BASE, Array
+from oxidnn.emu.memory import LOCAL_WINDOW, SHARED_BASE, SHARED_WINDOW, Array, Fault
 from oxidnn.errors import PtxError
 from oxidnn.ptx import nodes
 
@@ -36,6 +36,8 @@ DTYPE: dict[str, np.dtype] = {
         "e4m3x2": np.uint16, "e5m2x2": np.uint16, "b128": np.complex128,
     }.items()
 }  # fmt: skip
+
+RAWINT: dict[int, np.dtype] = {1: np.dtype(np.uint8), 2: np.dtype(np.uint16), 4: np.dtype(np.uint32), 8: np.dtype(np.uint64)}
 
 SPECIAL: dict[str, str] = {
     **{f"%{name}.{axis}": "u32" for name in ("tid", "ntid", "ctaid", "nctaid") for axis in "xyz"},
@@ -176,7 +178,7 @@ class Decoder:
             scope = scope.parent
         type_ = SPECIAL.get(name)
         if type_ is None:
-            self.refuse(f"register {name} is not declared")
+            raise self.refusal(f"register {name} is not declared")
         if name not in self._special:
             self._special[name] = self._new("special", name, type_)
         return self.slots[self._special[name]]
@@ -197,8 +199,11 @@ class Decoder:
 
     # -- operands
 
+    def refusal(self, why: str) -> PtxError:
+        return PtxError(f"line {self.op.ins.line}: the emulator cannot run this: {why}: {self.op.ins.text}")
+
     def refuse(self, why: str) -> Any:
-        raise PtxError(f"line {self.op.ins.line}: the emulator cannot run this: {why}: {self.op.ins.text}")
+        raise self.refusal(why)
 
     def reg_source(self, reg: nodes.Reg, dtype: np.dtype | None) -> Source:
         slot = self.register(reg.name)
@@ -303,8 +308,6 @@ class Decoder:
             return Source(self.constant(np.array([int(base.value)], np.uint64))), operand.offset
         entry = self.scope.lookup(base.name)
         if space in ("generic", "shared", "local") and isinstance(entry, Variable) and entry.space in ("shared", "local"):
-            from oxidnn.emu.memory import SHARED_WINDOW
-
             window = {"shared": SHARED_WINDOW, "local": LOCAL_WINDOW}[entry.space] if space == "generic" else 0
             local = (SHARED_BASE if entry.space == "shared" else 0) + entry.address + base.offset
             return Source(self.constant(np.array([window + local], np.uint64))), operand.offset
@@ -338,10 +341,9 @@ def emit_slot(
     return make(fn, slot, stored, *arguments)
 
 
-RAWINT = {1: np.dtype(np.uint8), 2: np.dtype(np.uint16), 4: np.dtype(np.uint32), 8: np.dtype(np.uint64)}
 
 
-@lru_cache(maxsize=None)
+@cache
 def _factory(kinds: tuple[str, ...], viewed: bool) -> Callable[..., Core]:
     """A maker of closures for one shape of instruction, so that operand access costs no calls."""
 
@@ -367,3 +369,57 @@ def _factory(kinds: tuple[str, ...], viewed: bool) -> Callable[..., Core]:
     names: dict[str, Any] = {}
     exec("\n".join(lines), names)
     return names["make"]
+
+
+def guarded(op: Op) -> Core:
+    """The core of a predicated instruction."""
+    core, guard, writes, pure = op.core, op.guard, tuple(dict.fromkeys(op.writes)), op.pure
+    assert guard is not None
+    slot, inverted = guard.slot, guard.inverted
+    key = (slot, inverted)
+
+    def run(S: State, idx: Array | None) -> None:
+        R = S.R
+        p = R[slot]
+        if p.size == 1 and S.N > 1:
+            if bool(p[0]) != inverted:
+                core(S, idx)
+            return
+        if idx is not None:
+            mask = p.take(idx)
+            sub = idx.take(np.flatnonzero(~mask if inverted else mask))
+            if len(sub):
+                inside(S, idx if len(sub) == len(idx) else sub)
+            return
+        known = S.guards.get(key)
+        if known is None or known[0] is not p:
+            S.guard_mask(guard, None)
+            known = S.guards[key]
+        _, mask, count, sub = known
+        if count == 0:
+            return
+        if count == S.N:
+            core(S, None)
+            return
+        if pure and count * 4 > S.N:
+            olds = [R[w] for w in writes]
+            core(S, None)
+            for w, old in zip(writes, olds, strict=True):
+                S.merge(w, mask, old)
+            return
+        if sub is None:
+            sub = np.flatnonzero(mask)
+            S.guards[key] = (p, mask, count, sub)
+        S.mask = mask
+        inside(S, sub)
+        S.mask = None
+
+    def inside(S: State, sub: Array) -> None:
+        try:
+            core(S, sub)
+        except Fault as fault:
+            if fault.positions is None:
+                fault.positions = sub
+            raise
+
+    return run

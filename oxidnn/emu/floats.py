@@ -18,14 +18,14 @@ I32, I64 = np.dtype(np.int32), np.dtype(np.int64)
 
 Array = NDArray[Any]
 
-_BITS = {2: U16, 4: U32, 8: U64}
-_NAN = {2: np.array([0x7FFF], U16), 4: np.array([0x7FFFFFFF], U32), 8: np.array([0x7FF8000000000000], U64)}
+_BITS: dict[int, np.dtype[Any]] = {2: U16, 4: U32, 8: U64}
+_NAN: dict[int, Array] = {2: np.array([0x7FFF], U16), 4: np.array([0x7FFFFFFF], U32), 8: np.array([0x7FF8000000000000], U64)}
 _TIE_SHIFT = np.array([35], I64)
 _TIE = np.array([-(1 << 63)], I64)
 _NOTHING = np.array([0], U32)
 count_nonzero = np.count_nonzero  # an order of magnitude less overhead than ndarray.any
-_EXPONENT = {2: np.array([0x7C00], U16), 4: np.array([0x7F800000], U32), 8: np.array([0x7FF0000000000000], U64)}
-_SIGN = {2: np.array([0x8000], U16), 4: np.array([0x80000000], U32), 8: np.array([0x8000000000000000], U64)}
+_EXPONENT: dict[int, Array] = {2: np.array([0x7C00], U16), 4: np.array([0x7F800000], U32), 8: np.array([0x7FF0000000000000], U64)}
+_SIGN: dict[int, Array] = {2: np.array([0x8000], U16), 4: np.array([0x80000000], U32), 8: np.array([0x8000000000000000], U64)}
 
 
 def select(mask: Array, a: Array, b: Array) -> Array:
@@ -200,7 +200,7 @@ def directed(operation: str, mode: str) -> Callable[..., Array]:
         fix = np.isfinite(q) & (rest != 0) & ((q.view(I64) & 1) == 0)
         return round_f64(np.where(fix, np.nextafter(q, np.where(rest > 0, np.inf, 0.0)), q), F32, mode)
 
-    return {
+    table: dict[str, Callable[..., Array]] = {
         "add": add,
         "sub": lambda a, b: add(a, -b),
         "mul": mul,
@@ -208,26 +208,29 @@ def directed(operation: str, mode: str) -> Callable[..., Array]:
         "div": div,
         "rcp": lambda a: div(np.ones(1, F32), a),
         "sqrt": sqrt,
-    }[operation]
+    }
+    return table[operation]
 
 
 def ptx_max(a: Array, b: Array) -> Array:
     """Maximum that prefers numbers over NaN and +0 over -0."""
-    r = np.fmax(a, b)
+    r: Array = np.fmax(a, b)
     same = a == b
     if count_nonzero(same):
         bits = _BITS[r.dtype.itemsize]
-        r = np.where(same, a.view(bits) & b.view(bits), r.view(bits)).view(r.dtype)
+        joined: Array = np.where(same, a.view(bits) & b.view(bits), r.view(bits))
+        r = joined.view(r.dtype)
     return canonical(r)
 
 
 def ptx_min(a: Array, b: Array) -> Array:
     """Minimum that prefers numbers over NaN and -0 over +0."""
-    r = np.fmin(a, b)
+    r: Array = np.fmin(a, b)
     same = a == b
     if count_nonzero(same):
         bits = _BITS[r.dtype.itemsize]
-        r = np.where(same, a.view(bits) | b.view(bits), r.view(bits)).view(r.dtype)
+        joined: Array = np.where(same, a.view(bits) | b.view(bits), r.view(bits))
+        r = joined.view(r.dtype)
     return canonical(r)
 
 

@@ -1,4 +1,4 @@
-"""The machine: decodes a ptx.Module entry once and runs grids of it.
+"""The machine: runs the grid of a Program.
 
 A batch of CTAs runs in lock step: a register is one array over all N threads of the batch. Threads stand in groups,
 one per program counter; the group with the lowest pc runs until it reaches the pc of another group, where the two
@@ -7,20 +7,23 @@ merge (reconvergence). `idx` is the sorted int64 positions of a group's threads,
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from oxidnn.emu import alu, asynccopy, atomics, barrier, convert, floats, ldst, mma, shuffle
-from oxidnn.emu.checkers import expand, observer
-from oxidnn.emu.decode import DTYPE, Core, Decoder, Op, Parameter, Scope, Slot, Source, Variable
+from oxidnn.emu import asynccopy, barrier, floats, shuffle
+from oxidnn.emu.access import Place
+from oxidnn.emu.checkers import observer
+from oxidnn.emu.decode import DTYPE, Op, Source
 from oxidnn.emu.memory import SHARED_BASE, Array, Fault, GlobalMemory, Window
+from oxidnn.emu.special import special_register
 from oxidnn.emu.trace import Counters
-from oxidnn.errors import EmulatorFault, PtxError
-from oxidnn.ptx import nodes
+from oxidnn.errors import EmulatorFault
+
+if TYPE_CHECKING:
+    from oxidnn.emu.program import Program
 
 BATCH_THREADS = 16384
 BATCH_SHARED_BYTES = 32 << 20
@@ -31,287 +34,6 @@ NEVER = 1 << 30
 # Registers are arrays of about 100 KB that come and go. glibc would give each one back to the system and fault its
 # pages in again; freeing one large block teaches it to keep memory of up to that size.
 np.empty(16 << 20, np.uint8)
-
-BUILDERS: dict[str, Callable[[Decoder, nodes.Instruction], Core]] = {
-    **alu.BUILDERS, **convert.BUILDERS, **ldst.BUILDERS, **shuffle.BUILDERS, **mma.BUILDERS, **asynccopy.BUILDERS,
-    **atomics.BUILDERS, **barrier.BUILDERS,
-}  # fmt: skip
-
-
-def load(module: nodes.Module, entry: str | None = None) -> Program:
-    """Decode `entry` (the only one if None). PtxError for whatever the emulator does not know, before anything runs."""
-    names = [e.name for e in module.entries]
-    if entry is None:
-        if len(names) != 1:
-            raise PtxError(f"the module has the entries {', '.join(names) or '(none)'}: name one")
-        return Program(module, module.entries[0])
-    for candidate in module.entries:
-        if candidate.name == entry:
-            return Program(module, candidate)
-    raise PtxError(f"no entry {entry!r} in the module (it has {', '.join(names) or 'none'})")
-
-
-def _align(value: int, to: int) -> int:
-    return (value + to - 1) // to * to
-
-
-class Program:
-    """A decoded kernel. `source_map`, if set, maps a PTX line to the text of its origin for fault messages."""
-
-    def __init__(self, module: nodes.Module, entry: nodes.Entry) -> None:
-        self.name = entry.name
-        self.module = module
-        self.entry = entry
-        self.source_map: Callable[[int], str] | None = None
-        self.ops: list[Op] = []
-        self.variables: list[Variable] = []  # .global and .const
-        self.shared_names: list[tuple[int, int, str]] = []  # offset, size, name
-        self.static_shared = 0
-        self.dynamic_align = 16
-        self.local_size = 0
-        self._dynamic: list[nodes.VarDecl] = []
-        self._bound_variables: dict[int, tuple[Any, dict[str, int]]] = {}
-        self._patterns: dict[tuple[Any, ...], Array] = {}
-        d = self.decoder = Decoder()
-        self._declare(module, entry)
-        self._decode(entry)
-        self.slots: list[Slot] = d.slots
-        self.code: list[Core] = [op.core for op in self.ops]
-        self.end_of_block = [0] * (len(self.ops) + 1)
-        end = len(self.ops)
-        self.end_of_block[end] = end
-        for pc in range(len(self.ops) - 1, -1, -1):
-            if self.ops[pc].kind != "op":
-                end = pc
-            self.end_of_block[pc] = end
-        self.template: list[Any] = [slot.value for slot in self.slots]
-        self.touched = [frozenset((*op.reads, *op.writes, *((op.guard.slot,) if op.guard else ()))) for op in self.ops]
-
-    # -- decoding
-
-    def _declare(self, module: nodes.Module, entry: nodes.Entry) -> None:
-        scope = self.decoder.scope
-        for variable in module.variables:
-            self._variable(variable, scope)
-        offset = 0
-        for param in entry.params:
-            offset = _align(offset, max(1, param.align))
-            scope.names[param.name] = Parameter(param.name, offset, param)
-            offset += param.size_bytes
-        self.param_bytes = offset
-
-    def _variable(self, decl: nodes.VarDecl, scope: Scope) -> None:
-        if decl.space == "shared":
-            if decl.is_extern and decl.size_bytes == 0:
-                self._dynamic.append(decl)
-                self.dynamic_align = max(self.dynamic_align, decl.align)
-                scope.names[decl.name] = Variable("dynamic", decl.name, 0, decl)
-                return
-            at = _align(self.static_shared, max(1, decl.align))
-            self.static_shared = at + decl.size_bytes
-            self.shared_names.append((at, decl.size_bytes, decl.name))
-            scope.names[decl.name] = Variable("shared", decl.name, at, decl)
-        elif decl.space == "local":
-            at = _align(self.local_size, max(1, decl.align))
-            self.local_size = at + decl.size_bytes
-            scope.names[decl.name] = Variable("local", decl.name, at, decl)
-        elif decl.space in ("global", "const"):
-            if decl.is_extern:
-                raise PtxError(f"line {decl.line}: extern variable {decl.name} cannot be resolved")
-            variable = Variable(decl.space, decl.name, 0, decl)
-            self.variables.append(variable)
-            scope.names[decl.name] = variable
-        else:
-            raise PtxError(f"line {decl.line}: variables in .{decl.space} are not emulated")
-
-    def _decode(self, entry: nodes.Entry) -> None:
-        flat: list[tuple[nodes.Instruction, Scope]] = []
-        labels: dict[int, int] = {}  # id of a Label node -> pc
-
-        def walk(body: Sequence[nodes.Statement], scope: Scope) -> None:
-            for statement in body:
-                if isinstance(statement, nodes.RegDecl):
-                    self.decoder.scope = scope
-                    self.decoder.declare(statement)
-                elif isinstance(statement, nodes.VarDecl):
-                    self._variable(statement, scope)
-                elif isinstance(statement, nodes.Label):
-                    scope.names[statement.name] = statement
-                    labels[id(statement)] = len(flat)
-                elif isinstance(statement, nodes.Scope):
-                    walk(statement.body, Scope(scope))
-                else:
-                    flat.append((statement, scope))
-
-        top = self.decoder.scope
-        walk(entry.body, top)
-        # The dynamic array follows the static ones. Alignment counts in the window, whose first kilobyte is taken.
-        self.dynamic_offset = _align(SHARED_BASE + self.static_shared, self.dynamic_align) - SHARED_BASE
-        self._place_dynamic(top, entry.body)
-        for pc, (ins, scope) in enumerate(flat):
-            self.ops.append(self._build(pc, ins, scope, labels))
-
-    def _place_dynamic(self, scope: Scope, body: Any) -> None:
-        for decl in self._dynamic:
-            self.shared_names.append((self.dynamic_offset, 1 << 30, decl.name))
-        self._dynamic_placed = {decl.name: Variable("shared", decl.name, self.dynamic_offset, decl) for decl in self._dynamic}
-        for name, variable in self._dynamic_placed.items():
-            scope.names[name] = variable
-
-    def _build(self, pc: int, ins: nodes.Instruction, scope: Scope, labels: dict[int, int]) -> Op:
-        d = self.decoder
-        d.scope = scope
-        op = d.op = Op(ins, pc)
-        if ins.guard is not None:
-            op.guard = d.reg_source(ins.guard, DTYPE["pred"])
-            op.reads.clear()
-        name = ins.opcode
-        if name == "bra":
-            (target,) = ins.operands
-            label = scope.lookup(target.name) if isinstance(target, nodes.Sym) else None
-            if not isinstance(label, nodes.Label):
-                d.refuse(f"no label {getattr(target, 'name', target)}")
-            op.kind, op.target = "branch", labels[id(label)]
-        elif name in ("exit", "ret"):
-            op.kind = "exit"
-        elif name in ("trap", "brkpt"):
-            op.kind = "trap"
-        elif name in BUILDERS:
-            try:
-                op.core = BUILDERS[name](d, ins)
-            except PtxError:
-                raise
-            except (KeyError, ValueError, AttributeError, IndexError, TypeError, StopIteration) as error:
-                raise PtxError(f"line {ins.line}: the emulator cannot run this ({error!r}): {ins.text}") from error
-        else:
-            d.refuse("unknown instruction")
-        if op.kind == "op" and op.guard is not None:
-            op.core = guarded(op)
-        return op
-
-    # -- launching
-
-    def launch(
-        self,
-        memory: GlobalMemory,
-        grid: Sequence[int],
-        threads: Sequence[int],
-        args: Sequence[Any],
-        dynamic_smem: int = 0,
-        cluster: Sequence[int] = (1, 1, 1),
-        checkers: str | Sequence[str] = "basic",
-        schedule: str | tuple[str, int] = "lowest_pc",
-        tensor_core: str = "fast",
-        step_limit: int = 1 << 26,
-    ) -> Counters:
-        """Run the grid to its end.
-
-        grid, threads, cluster: three numbers each (missing ones are 1). args: one Python int, float or bytes per
-        .param in order. dynamic_smem: bytes of the extern shared array.
-        checkers: names out of bounds, align, uninit, race, barrier, bank; "basic" is bounds, align, uninit, barrier;
-        "all" adds race. (bounds and align are always on: they keep this process safe.)
-        schedule: "lowest_pc", or ("random", seed), which interleaves warps at random.
-        tensor_core: "fast" sums products in float64 and rounds once; "exact" truncates as the hardware does, bit for
-        bit. EmulatorFault: a checker fired.
-        """
-        grid3, threads3, cluster3 = _triple(grid, "grid"), _triple(threads, "threads"), _triple(cluster, "cluster")
-        self._check_launch(grid3, threads3, cluster3)
-        enabled = expand(checkers)
-        params = self._params(args)
-        launch = Launch(self, memory, grid3, threads3, cluster3, dynamic_smem, enabled, params, tensor_core, step_limit)
-        random = None
-        if schedule != "lowest_pc":
-            if not isinstance(schedule, tuple) or schedule[0] != "random":
-                raise ValueError(f"launch: schedule is {schedule!r} (expected 'lowest_pc' or ('random', seed))")
-            random = np.random.default_rng(schedule[1])
-        with np.errstate(all="ignore"):
-            launch.run(random)
-        return launch.counters
-
-    def _check_launch(self, grid: tuple[int, ...], threads: tuple[int, ...], cluster: tuple[int, ...]) -> None:
-        count = threads[0] * threads[1] * threads[2]
-        if not 1 <= count <= 1024:
-            raise ValueError(f"launch: threads is {threads} (expected a product of 1 to 1024)")
-        if any(g % c for g, c in zip(grid, cluster, strict=True)):
-            raise ValueError(f"launch: grid {grid} is not a multiple of the cluster {cluster}")
-        for name, values in self.entry.directives:
-            if name == "reqntid" and tuple(values) != threads:
-                raise ValueError(f"launch: threads is {threads} (expected .reqntid {tuple(values)})")
-            if name == "maxntid" and count > values[0] * values[1] * values[2]:
-                raise ValueError(f"launch: threads is {threads} (expected at most .maxntid {tuple(values)})")
-            if name == "reqnctapercluster" and tuple(values) != cluster:
-                raise ValueError(f"launch: cluster is {cluster} (expected .reqnctapercluster {tuple(values)})")
-
-    def _params(self, args: Sequence[Any]) -> bytes:
-        if len(args) != len(self.entry.params):
-            raise ValueError(f"launch: args has {len(args)} values (expected {len(self.entry.params)} for {self.name})")
-        block = bytearray(_align(max(self.param_bytes, 1), 16))
-        at = 0
-        for param, value in zip(self.entry.params, args, strict=True):
-            at = _align(at, max(1, param.align))
-            block[at : at + param.size_bytes] = _pack(param, value)
-            at += param.size_bytes
-        return bytes(block)
-
-    def variable_addresses(self, memory: GlobalMemory) -> dict[str, int]:
-        """Addresses of the .global and .const variables; allocated and set at the first launch on `memory`."""
-        if not self.variables:
-            return {}
-        known = self._bound_variables.get(id(memory))
-        if known is None or known[0] is not memory:
-            addresses: dict[str, int] = {}
-            for variable in self.variables:
-                decl = variable.decl
-                assert decl is not None
-                pointer = memory.alloc(max(decl.size_bytes, 1), f"{decl.space} variable {decl.name}", initialised=True)
-                if decl.initial:
-                    dtype = DTYPE[decl.type]
-                    values = np.array([_initial(v, dtype) for v in decl.initial], dtype)
-                    memory.view(pointer, values.nbytes)[:] = values.view(np.uint8)
-                addresses[decl.name] = pointer
-            known = self._bound_variables[id(memory)] = (memory, addresses)
-        return known[1]
-
-    def pattern(self, key: tuple[Any, ...], make: Callable[[], Array]) -> Array:
-        """A read-only array that depends on the launch shape alone, kept from launch to launch."""
-        found = self._patterns.get(key)
-        if found is None:
-            if len(self._patterns) > 256:
-                self._patterns.clear()
-            found = self._patterns[key] = make()
-        return found
-
-
-def _initial(value: int | float, dtype: np.dtype) -> Any:
-    if dtype.kind in "ui" and isinstance(value, int):
-        return np.array([value & ((1 << 8 * dtype.itemsize) - 1)], np.uint64).astype(f"u{dtype.itemsize}").view(dtype)[0]
-    return value
-
-
-def _triple(values: Sequence[int] | int, name: str) -> tuple[int, int, int]:
-    if isinstance(values, int):
-        values = (values,)
-    full = (*values, 1, 1, 1)[:3]
-    if len(values) > 3 or any(int(v) != v or v < 1 for v in full):
-        raise ValueError(f"launch: {name} is {tuple(values)} (expected up to three positive integers)")
-    return (int(full[0]), int(full[1]), int(full[2]))
-
-
-def _pack(param: nodes.ParamDecl, value: Any) -> bytes:
-    size = param.size_bytes
-    if isinstance(value, (bytes, bytearray, memoryview)):
-        if len(value) != size:
-            raise ValueError(f"launch: argument {param.name} has {len(value)} bytes (expected {size})")
-        return bytes(value)
-    kind = param.type
-    if kind in ("f32", "f64", "f16"):
-        return struct.pack({"f32": "<f", "f64": "<d", "f16": "<e"}[kind], float(value))
-    if isinstance(value, (float, np.floating)):
-        raise ValueError(f"launch: argument {param.name} is {value!r} (expected an int for .{kind})")
-    number = int(value)
-    if not -(1 << 8 * size - 1) <= number < 1 << 8 * size:
-        raise ValueError(f"launch: argument {param.name} is {number} (expected {8 * size} bits)")
-    return (number & ((1 << 8 * size) - 1)).to_bytes(size, "little")
 
 
 @dataclass
@@ -427,17 +149,17 @@ class State:
         self.varying: list[int] = []
         for slot in program.slots:
             if slot.kind == "special":
-                value = self._special(slot.name, DTYPE[slot.type])
+                value = special_register(self, slot.name, DTYPE[slot.type])
                 self.R[slot.index] = value
                 if value.size > 1:
                     self.varying.append(slot.index)
-        self.places: dict[int, ldst.Place] = {}
+        self.places: dict[int, Place] = {}
         self.fragments: dict[Any, tuple[tuple[Array, ...], Array]] = {}  # dense mma operands of registers
         self.guards: dict[tuple[int, bool], tuple[Any, Array, int, Array | None]] = {}
         self.checked: set[tuple[int, int]] = set()
         self.barrier_rounds = 0
 
-    # -- special registers
+    # -- places and times
 
     def coordinates(self) -> tuple[Array, Array, Array, Array]:
         """ctaid x, y, z and the rank in the cluster, per CTA of the batch."""
@@ -451,69 +173,6 @@ class State:
         y = cluster // nx % ny * cy + rank // cx % cy
         z = cluster // (nx * ny) * cz + rank // (cx * cy)
         return x, y, z, rank
-
-    def _special(self, name: str, dtype: np.dtype) -> Array:
-        launch = self.launch
-        T, count = self.T, self.ctas
-        tx, ty, tz = launch.threads
-        head, _, axis = name[1:].partition(".")
-        which = "xyz".find(axis) if axis else 0
-
-        def uniform(value: int) -> Array:
-            return np.array([value]).astype(dtype)
-
-        def spread(per_cta: Array) -> Array:
-            return uniform(int(per_cta[0])) if count == 1 else np.repeat(per_cta.astype(dtype), T)
-
-        if head == "tid":
-            size = (tx, ty, tz)[which]
-            if size == 1:
-                return uniform(0)
-            below = (1, tx, tx * ty)[which]
-            return self.program.pattern((name, launch.threads, count), lambda: (self.thread // below % size).astype(dtype))
-        if head == "ntid":
-            return uniform(launch.threads[which])
-        if head == "nctaid":
-            return uniform(launch.grid[which])
-        if head == "ctaid":
-            return uniform(0) if launch.grid[which] == 1 else spread(self.coordinates()[which])
-        if head == "clusterid":
-            return spread(self.coordinates()[which] // launch.cluster[which])
-        if head == "nclusterid":
-            return uniform(launch.grid[which] // launch.cluster[which])
-        if head == "cluster_ctaid":
-            return spread(self.coordinates()[which] % launch.cluster[which])
-        if head == "cluster_nctaid":
-            return uniform(launch.cluster[which])
-        if head == "cluster_ctarank":
-            return spread(self.coordinates()[3])
-        if head == "cluster_nctarank":
-            return uniform(launch.cluster[0] * launch.cluster[1] * launch.cluster[2])
-        if head == "is_explicit_cluster":
-            return np.array([launch.cluster != (1, 1, 1)])
-        if head == "laneid":
-            return self.program.pattern((name, T, count), lambda: self.lane.astype(dtype))
-        if head == "warpid":
-            if T <= 32:
-                return uniform(0)
-            return self.program.pattern((name, T, count), lambda: (self.thread >> 5).astype(dtype))
-        if head == "nwarpid":
-            return uniform(self.warps_per_cta)
-        if head.startswith("lanemask_"):
-            one = np.array([1], np.uint64)
-            lane = self.lane.astype(np.uint64)
-            below = (one << lane) - one
-            this = one << lane
-            full = np.array([0xFFFFFFFF], np.uint64)
-            value = {"eq": this, "lt": below, "le": below | this, "gt": full & ~(below | this), "ge": full & ~below}[head[9:]]
-            return value.astype(dtype)
-        if head in ("dynamic_smem_size", "total_smem_size", "aggr_smem_size"):
-            return uniform(launch.dynamic_smem if head[0] == "d" else self.shared.size)
-        if head == "smid":
-            return spread((self.first_cta + np.arange(count)) % 4)
-        if head == "nsmid":
-            return uniform(4)
-        return uniform(0)  # gridid, pm counters
 
     def ticks(self) -> int:
         return self.counters.steps * 4
@@ -952,60 +611,6 @@ class State:
         }.items():  # fmt: skip
             setattr(error, name, value)
         return error
-
-
-def guarded(op: Op) -> Core:
-    """The core of a predicated instruction."""
-    core, guard, writes, pure = op.core, op.guard, tuple(dict.fromkeys(op.writes)), op.pure
-    assert guard is not None
-    slot, inverted = guard.slot, guard.inverted
-    key = (slot, inverted)
-
-    def run(S: State, idx: Array | None) -> None:
-        R = S.R
-        p = R[slot]
-        if p.size == 1 and S.N > 1:
-            if bool(p[0]) != inverted:
-                core(S, idx)
-            return
-        if idx is not None:
-            mask = p.take(idx)
-            sub = idx.take(np.flatnonzero(~mask if inverted else mask))
-            if len(sub):
-                inside(S, idx if len(sub) == len(idx) else sub)
-            return
-        known = S.guards.get(key)
-        if known is None or known[0] is not p:
-            S.guard_mask(guard, None)
-            known = S.guards[key]
-        _, mask, count, sub = known
-        if count == 0:
-            return
-        if count == S.N:
-            core(S, None)
-            return
-        if pure and count * 4 > S.N:
-            olds = [R[w] for w in writes]
-            core(S, None)
-            for w, old in zip(writes, olds, strict=True):
-                S.merge(w, mask, old)
-            return
-        if sub is None:
-            sub = np.flatnonzero(mask)
-            S.guards[key] = (p, mask, count, sub)
-        S.mask = mask
-        inside(S, sub)
-        S.mask = None
-
-    def inside(S: State, sub: Array) -> None:
-        try:
-            core(S, sub)
-        except Fault as fault:
-            if fault.positions is None:
-                fault.positions = sub
-            raise
-
-    return run
 
 
 def _lowest_pc(S: State, random: Any) -> Callable[[], tuple[int, Array | None, int]]:

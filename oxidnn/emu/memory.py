@@ -79,7 +79,7 @@ def not_ready(shadow: dict[int, Array], index: Array, width: int) -> tuple[Array
 
 def host_view(address: int, num_bytes: int) -> Array:
     """uint8 view of `num_bytes` bytes of this process at `address`."""
-    return np.frombuffer((ctypes.c_uint8 * num_bytes).from_address(address), np.uint8)
+    return np.frombuffer((ctypes.c_uint8 * num_bytes).from_address(address), np.uint8)  # type: ignore[call-overload]
 
 
 @dataclass(eq=False)
@@ -262,6 +262,10 @@ class GlobalMemory:
             if best is None or near[0] < best[0]:
                 best = near
         return best[1] if best else "there is no allocation at all"
+
+
+def align_up(value: int, to: int) -> int:
+    return (value + to - 1) // to * to
 
 
 def _aligned_zeros(num_bytes: int) -> Array:

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from oxidnn.emu import tensor_core
+from oxidnn.emu.access import Access, mark_ready, unwritten_shared, window_index
 from oxidnn.emu.decode import DTYPE, Core, Decoder
-from oxidnn.emu.floats import F32, F64, I64, U32
-from oxidnn.emu.ldst import Access, mark_ready, unwritten_shared, window_index
+from oxidnn.emu.floats import F64, I64, U32
 from oxidnn.emu.memory import SHARED_WINDOW, Array, all_ready
 from oxidnn.emu.shuffle import Warps
 from oxidnn.ptx import nodes

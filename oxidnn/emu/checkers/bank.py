@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from oxidnn.emu.ldst import Access
+from oxidnn.emu.access import Access
 from oxidnn.emu.memory import Array
 from oxidnn.emu.shuffle import Warps
 

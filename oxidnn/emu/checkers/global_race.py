@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from oxidnn.emu.access import Access
 from oxidnn.emu.checkers.race import granule_of
-from oxidnn.emu.ldst import Access
 from oxidnn.emu.memory import Allocation, Array, Fault
 
 if TYPE_CHECKING:
@@ -37,8 +37,8 @@ class GlobalRace:
         if found is None:
             n = len(allocation.views[1]) // self.granule + 1
             # last writer and reader as CTA number + 1 (0: none), and the pc of each
-            found = (allocation, *(np.zeros(n, np.int32) for _ in range(4)))  # type: ignore[assignment]
-            self.tables[id(allocation)] = found
+            writer, reader, writer_pc, reader_pc = (np.zeros(n, np.int32) for _ in range(4))
+            found = self.tables[id(allocation)] = (allocation, writer, reader, writer_pc, reader_pc)
         return found
 
     def _ctas(self, S: State, idx: Array | None) -> Array:

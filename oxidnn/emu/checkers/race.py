@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from oxidnn.emu.ldst import Access
+from oxidnn.emu.access import Access
 from oxidnn.emu.memory import SHARED_BASE, Array, Fault
 
 if TYPE_CHECKING:
@@ -219,9 +219,10 @@ class SharedRace:
                 times = self.reads.take(cells[many, None] * self.agents + each)
                 late2 = (times > clock.take(row[many, None] + each)) & (each != agent[many, None])
                 if np.count_nonzero(late2):
-                    k, other2 = (int(v[0]) for v in np.nonzero(late2))
+                    rows, columns = np.nonzero(late2)
+                    k, agent2 = int(rows[0]), int(columns[0])
                     at = int(many[k])
-                    self._report(S, access, int(cells[at]), at // per, int(self.readers[cells[at]]) >> 10, other2, "read", positions)
+                    self._report(S, access, int(cells[at]), at // per, int(self.readers[cells[at]]) >> 10, agent2, "read", positions)
             self.readers[cells] = 0
         if kind == "read":
             return
