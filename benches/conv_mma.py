@@ -21,6 +21,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import torch
+from stamp import stamp
 
 from oxidnn.codegen.render import render
 from oxidnn.dtypes import F32
@@ -177,7 +178,7 @@ def main() -> None:
             torch.cuda.empty_cache()
             print(f"measured {direction} {label}", file=sys.stderr, flush=True)
     if options.json:
-        Path(options.json).write_text(json.dumps({"device": backend.info.name, "options": vars(options), "results": results}, indent=1))
+        Path(options.json).write_text(json.dumps({"stamp": stamp(), "device": backend.info.name, "options": vars(options), "results": results}, indent=1))
 
     for result in results:
         for row in result["rows"]:

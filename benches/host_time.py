@@ -17,6 +17,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from stamp import stamp
+
 FIRST_CALL = """
 import time, torch, oxidnn
 x = torch.randn(8, 64, 28, 28, device="cuda", dtype=torch.bfloat16).to(memory_format=torch.channels_last)
@@ -86,7 +88,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
-    result = {"warm_us": warm(), "first_call": first_calls()}
+    result = {"stamp": stamp(), "warm_us": warm(), "first_call": first_calls()}
     for name, us in result["warm_us"].items():
         print(f"{name:20s} {us:8.2f} us")
     for name, row in result["first_call"].items():

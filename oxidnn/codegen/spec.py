@@ -33,7 +33,32 @@ class Param:
     """One kernel parameter. This table generates the .param block, the host packing and the emulator's binding."""
 
     name: str
-    type: str  # "u64" (also pointers), "u32", "s32", "s64", "f32", "f64"
+    type: str  # "u64" (also pointers), "u32", "s32", "s64", "f32", "f64", "tensor_map" (128 bytes)
+
+    @property
+    def declaration(self) -> str:
+        """As it stands in the entry's parameter list."""
+        return f".param .align 64 .b8 {self.name}[128]" if self.type == "tensor_map" else f".param .{self.type} {self.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class TensorMapSpec:
+    """A tensor map (CUtensorMap) but for its address: what TMA instructions fetch by. All tuples innermost dimension first.
+
+    dtype: "bf16", "f16", "f32", "f32_ftz", "tf32", "f64", "u8" (also fp8), "u16", "u32", "s32", "u64", "s64". dims in elements, strides
+    in bytes of dims 1 and up (dim 0 is packed). box: elements a tile moves per dimension; of an im2col map (corners given) its first two
+    are channels per pixel and pixels per column. corners: (lower, upper) of the bounding box in W, H, D order.
+    """
+
+    dtype: str
+    dims: tuple[int, ...]
+    strides: tuple[int, ...]
+    box: tuple[int, ...]
+    element_strides: tuple[int, ...] = ()  # () means all 1
+    swizzle: int = 0  # bytes of the span: 0, 32, 64, 128
+    corners: tuple[tuple[int, ...], tuple[int, ...]] | None = None
+    l2_promotion: int = 128
+    fills_nan: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from threading import Lock
 
 from .. import report
 from ..codegen.render import Source
-from ..engines.base import Build, Engine, EngineConfig, ScalarArg, TensorArg, WorkspaceArg
+from ..engines.base import Build, Engine, EngineConfig, ScalarArg, TensorArg, TensorMapArg, WorkspaceArg, constant_of
 from ..ops.base import Problem
 from ..ops.case import format_case
 from ..runtime.backend import Backend, BoundLaunch
@@ -39,10 +39,10 @@ class Plan:
         for step in build.steps:
             kernel = backend.load(Source(step.spec), step.spec)
             origins.append(kernel.origin)
-            launch = kernel.bind(step.grid, [arg if isinstance(arg, (int, float)) else 0 for arg in step.args])
+            launch = kernel.bind(step.grid, [constant_of(arg) for arg in step.args])
             launches.append(launch)
             for index, arg in enumerate(step.args):
-                if isinstance(arg, TensorArg):
+                if isinstance(arg, (TensorArg, TensorMapArg)):
                     tensors.append((launch.setter(index), slots[arg.name], arg.byte_offset))
                 elif isinstance(arg, WorkspaceArg):
                     scratch.append((launch.setter(index), arg.byte_offset))

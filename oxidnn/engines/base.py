@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from ..codegen.spec import KernelSpec, Param, Target
+from ..codegen.spec import KernelSpec, Param, Target, TensorMapSpec
 from ..device import DeviceInfo
 from ..ops.base import Problem
 
@@ -60,6 +60,15 @@ class TensorArg:
 
 
 @dataclass(frozen=True, slots=True)
+class TensorMapArg:
+    """A tensor map over the operand `name`, starting `byte_offset` bytes after its address."""
+
+    name: str
+    map: TensorMapSpec
+    byte_offset: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class WorkspaceArg:
     """An address within the plan's workspace (256-byte aligned)."""
 
@@ -73,7 +82,12 @@ class ScalarArg:
     name: str
 
 
-ArgValue = TensorArg | WorkspaceArg | ScalarArg | int | float
+ArgValue = TensorArg | TensorMapArg | WorkspaceArg | ScalarArg | int | float
+
+
+def constant_of(arg: ArgValue) -> int | float | TensorMapSpec:
+    """What a launch is bound with before its addresses are known: the number itself, a map without address, 0 for what comes later."""
+    return arg if isinstance(arg, (int, float)) else arg.map if isinstance(arg, TensorMapArg) else 0
 
 
 @dataclass(frozen=True, slots=True)

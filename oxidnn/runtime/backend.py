@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from ..codegen.render import Source
-from ..codegen.spec import KernelSpec
+from ..codegen.spec import KernelSpec, TensorMapSpec
 from ..device import DeviceInfo
 from ..tensor import TensorView
 
@@ -19,8 +19,11 @@ class Kernel(Protocol):
     spec: KernelSpec
     origin: str  # where its machine code came from: "memory" | "disk" | "assembled" | "emulated"
 
-    def bind(self, grid: tuple[int, int, int], args: Sequence[int | float]) -> BoundLaunch:
-        """A launch with its argument block packed by the parameters' types; made once per plan and step."""
+    def bind(self, grid: tuple[int, int, int], args: Sequence[int | float | TensorMapSpec]) -> BoundLaunch:
+        """A launch with its argument block packed by the parameters' types; made once per plan and step.
+
+        A tensor_map parameter is bound to a TensorMapSpec and then set to the address it starts at.
+        """
         ...
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..codegen.render import render
-from ..engines.base import Engine, EngineConfig, ScalarArg, TensorArg, WorkspaceArg
+from ..engines.base import Engine, EngineConfig, ScalarArg, TensorArg, TensorMapArg, WorkspaceArg, constant_of
 from ..errors import NumericsError
 from ..ops.base import Problem
 from ..ops.case import format_case
@@ -43,18 +43,16 @@ def execute(backend: Backend, problem: Problem, engine: Engine, config: EngineCo
         if scratch is not None:
             backend.fill(scratch.ptr, POISON, build.workspace_bytes, stream)
         for step in build.steps:
-            values: list[int | float] = []
-            for arg in step.args:
-                if isinstance(arg, TensorArg):
-                    values.append(blocks[arg.name].ptr + buffers[arg.name].base + arg.byte_offset)
+            launch = backend.load(render(step.spec), step.spec).bind(step.grid, [constant_of(arg) for arg in step.args])
+            for index, arg in enumerate(step.args):
+                if isinstance(arg, (TensorArg, TensorMapArg)):
+                    launch.set(index, blocks[arg.name].ptr + buffers[arg.name].base + arg.byte_offset)
                 elif isinstance(arg, WorkspaceArg):
                     assert scratch is not None
-                    values.append(scratch.ptr + arg.byte_offset)
+                    launch.set(index, scratch.ptr + arg.byte_offset)
                 elif isinstance(arg, ScalarArg):
-                    values.append((scalars or {})[arg.name])
-                else:
-                    values.append(arg)
-            backend.load(render(step.spec), step.spec).bind(step.grid, values).launch(stream)
+                    launch.set(index, (scalars or {})[arg.name])
+            launch.launch(stream)
         backend.synchronize(stream)
         outputs = {}
         for operand in problem.operands:
