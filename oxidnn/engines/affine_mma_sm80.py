@@ -140,7 +140,7 @@ class MmaSm80Matmul:
     is_deterministic = True
 
     def check(self, am: AffineMatmul, device: DeviceInfo) -> Support:
-        """Both operands f16, both bf16, or both f32 with math "tf32" or "fast"; D and epilogue operands of any type."""
+        """Both operands f16, both bf16, or both f32 with math "tf32" or "fast"; D and epilogue operands of any float type."""
         if not device.at_least(8):
             return refuse(f"mma_sm80 needs compute capability 8.0, the device has {device.capability[0]}.{device.capability[1]}")
         kinds = {am.a.dtype.name, am.b.dtype.name}
@@ -148,7 +148,7 @@ class MmaSm80Matmul:
             return refuse(f"mma_sm80 multiplies f16, bf16 or f32 pairs in f32, not {am.a.dtype} x {am.b.dtype} in {am.acc}")
         if kinds == {"f32"} and am.math not in ("tf32", "fast"):
             return refuse(f'mma_sm80 rounds f32 to tf32, which math="{am.math}" does not allow (math="tf32" or "fast" does)')
-        return tiling.check_sizes(am)
+        return tiling.check_common(am, device)
 
     def configs(self, am: AffineMatmul, device: DeviceInfo) -> tuple[EngineConfig, ...]:
         """Legal configs, the fastest by estimate first."""

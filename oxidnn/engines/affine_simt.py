@@ -96,7 +96,7 @@ class SimtMatmul:
         """f32 or f64 operands with an accumulator of their type; D and epilogue operands of any float type."""
         if not am.a.dtype == am.b.dtype == am.acc or am.acc.name not in ("f32", "f64"):
             return refuse(f"simt multiplies f32 or f64 in their own precision, not {am.a.dtype} x {am.b.dtype} in {am.acc}")
-        return tiling.check_sizes(am)
+        return tiling.check_common(am, device)
 
     def configs(self, am: AffineMatmul, device: DeviceInfo) -> tuple[EngineConfig, ...]:
         found = self._candidates(am, device)

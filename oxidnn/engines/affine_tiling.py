@@ -14,11 +14,14 @@ from typing import Any
 from ..codegen.fastdiv import magic
 from ..codegen.spec import Target as PtxTarget
 from ..device import DeviceInfo
+from ..dtypes import BF16, F16, F32, F64
 from .affine import AffineMatmul, Bound, IndexSpace, Source, Target
 from .base import Arg, ArgValue, Build, ScalarArg, Step, Support, TensorArg, WorkspaceArg, refuse
 
 INT32_MAX = 2**31 - 1
-SECTOR_BYTES = 32
+SMALLEST_TILE = 8  # along m or n
+SECTOR_BYTES = 32  # of global memory
+LINE_BYTES = 128  # of L2, and the width of the shared memory banks
 
 
 # ---- Digits: fewer of them -------------------------------------------------------------------------------
@@ -220,7 +223,8 @@ class LoaderConsts:
 
 def plan_loader(name: str, x: Operand, d: Digits, vector: Vector, rows: int, tile_k: int, threads: int, smem_offset: int, pitch: int,
                 swizzle: tuple[int, int, int], has_cp_async: bool, wide: bool, in_l1: bool = False) -> LoaderConsts:
-    """The loader of one operand. Among the thread grids that read whole sectors it takes the one with the fewest registers."""
+    """The loader of one operand. Among the thread grids that read whole lines (sectors, where vectors are short) it takes the one with the
+    fewest registers."""
     size = x.source.dtype.num_bytes
     inner, lines = (tile_k, rows) if vector.major == "k" else (rows, tile_k)
     vec = vector.width
@@ -233,7 +237,7 @@ def plan_loader(name: str, x: Operand, d: Digits, vector: Vector, rows: int, til
     for inner_threads in (1 << i for i in range(10)):
         if inner_threads * vec > inner or inner_threads > threads or threads // inner_threads > lines:
             continue
-        if inner_threads * vec < inner and inner_threads * vec * size < SECTOR_BYTES:
+        if inner_threads * vec < inner and inner_threads * vec * size < (LINE_BYTES if vec * size == 16 else SECTOR_BYTES):
             continue
         inner_positions, line_positions = inner // (inner_threads * vec), lines * inner_threads // threads
         in_rows, in_k = (line_positions, inner_positions) if vector.major == "k" else (inner_positions, line_positions)
@@ -592,13 +596,20 @@ def reduce_step(op: str, am: AffineMatmul, d: Digits, grid: Grid, tile_epilogue:
                    suffix=am.d.dtype.name)
 
 
-def check_sizes(am: AffineMatmul) -> Support:
-    """What every tiled kernel needs of the sizes: linear indices below 2^31."""
+def check_common(am: AffineMatmul, device: DeviceInfo) -> Support:
+    """What every tiled kernel needs: float types outside, linear indices and CTA counts below 2^31."""
+    for target in (am.d, *am.operands):
+        if target.dtype not in (F64, F32, F16, BF16):
+            return refuse(f"{target.name} is {target.dtype}; f64, f32, f16 and bf16 are supported")
+        if target.dtype is BF16 and not device.at_least(8):
+            return refuse(f"{target.name} is bf16, which needs sm_80")
     for name, space in (("m", am.m), ("n", am.n), ("k", am.k), ("batch", am.batch)):
         if space.size >= 2**31 - 4096:
             return refuse(f"{name} has {space.size} points; a linear index must stay below 2^31 - 4096")
         if len(space.extents) > 8:
             return refuse(f"{name} has {len(space.extents)} digits; 8 are supported")
+    if am.batch.size * -(-am.m.size // SMALLEST_TILE) * -(-am.n.size // SMALLEST_TILE) >= 2**31:
+        return refuse(f"{am.batch.size} x {am.m.size} x {am.n.size} results may take 2^31 CTAs or more")
     for bound in (*am.a.bounds, *am.b.bounds):
         if bound.extent >= 2**30:
             return refuse(f"a bound's extent is {bound.extent}; it must stay below 2^30")

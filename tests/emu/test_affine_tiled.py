@@ -180,3 +180,26 @@ def test_nan_and_infinity_reach_the_result() -> None:
         config = mma(32, 32, 16, 1, 1, 2, 1)
         d = execute(backend, problem, MatmulEngine("gemm", Only(MMA_SM80, config)), config, {"a": a, "b": b})["d"]
         assert np.isnan(d[3]).all() and np.isposinf(d[5]).all() and (np.delete(d, (3, 5), 0) == 32).all()
+
+
+@pytest.mark.parametrize(("line", "kind"), [(CONVS[0], "bf16"), (CONVS[10], "bf16"), (GEMMS[0], "bf16"), (CONVS[0], "f32"),
+                                            (CONVS[10], "f32")])
+@pytest.mark.parametrize("tile", [(128, 64, 64, 2, 2, 3, 1), (64, 64, 128, 2, 2, 2, 1)])
+def test_main_loop_has_no_bank_conflicts(line: str, kind: str, tile: tuple[int, ...]) -> None:
+    """Copies into shared memory and fragment loads out of it, lines along k and along rows, 16 and 32 bits."""
+    import numpy as np
+
+    from oxidnn.codegen.render import render
+    from oxidnn.testing.data import random_inputs
+    from oxidnn.testing.harness import execute
+
+    problem = parse_case(line.format(t=kind) + (" math=tf32" if kind == "f32" else ""))
+    tile_m, tile_n, k_bytes, *rest = tile
+    config = mma(tile_m, tile_n, k_bytes // (2 if kind == "bf16" else 4), *rest)
+    engine = MatmulEngine(problem.op, Only(MMA_SM80, config))
+    backend = EmulatedBackend("sm_80", checkers=("bounds", "bank"))
+    execute(backend, problem, engine, config, random_inputs(problem, np.random.default_rng(0)), {})
+    assert backend.counters.bank_accesses > 0
+    text = render(engine.build_steps(problem, config, backend.info).steps[-1].spec).splitlines()
+    lines = [text[number - 1].strip() for number in backend.counters.conflicts_by_line]
+    assert not [entry for entry in lines if "%value" not in entry], lines  # the epilogue's reads may conflict two ways
