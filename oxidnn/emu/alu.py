@@ -94,14 +94,14 @@ def binary_arithmetic(d: Decoder, ins: nodes.Instruction) -> Core:
     type_ = ins.modifiers[-1]
     dst, a, b = ins.operands
     if type_ == "pred" and name in ("and", "or", "xor"):
-        fn = {"and": np.logical_and, "or": np.logical_or, "xor": np.logical_xor}[name]
-        return d.emit(fn, dst, DTYPE["pred"], [d.src(a, "pred"), d.src(b, "pred")])
+        logical: Any = {"and": np.logical_and, "or": np.logical_or, "xor": np.logical_xor}[name]
+        return d.emit(logical, dst, DTYPE["pred"], [d.src(a, "pred"), d.src(b, "pred")])
     if type_ in FLOAT:
         return float_binary(d, ins)
     if type_ in ("u16x2", "s16x2") and name in ("add", "min", "max"):
         half = np.dtype("u2" if type_[0] == "u" else "i2")
-        fn = packed({"add": np.add, "min": np.minimum, "max": np.maximum}[name], half)
-        return d.emit(fn, dst, U32, [d.src(a, type_), d.src(b, type_)])
+        lifted = packed({"add": np.add, "min": np.minimum, "max": np.maximum}[name], half)
+        return d.emit(lifted, dst, U32, [d.src(a, type_), d.src(b, type_)])
     type_, mods = split(d, ins, {"lo", "hi", "wide", "sat", "cc"})
     if type_ not in INTEGER:
         d.refuse(f"unknown type .{type_}")
@@ -110,6 +110,7 @@ def binary_arithmetic(d: Decoder, ins: nodes.Instruction) -> Core:
         return carry_arithmetic(d, ins)
     sources = [d.src(a, type_), d.src(b, type_)]
     result = dtype
+    fn: Any
     if name == "mul":
         if "wide" in mods:
             fn, result = wide_mul(dtype)
@@ -320,11 +321,11 @@ def unary(d: Decoder, ins: nodes.Instruction) -> Core:
         return d.emit(lambda x: (width - bit_length(x.view(unsigned))).astype(U32), dst, U32, [source])
     if name == "popc":
         return d.emit(lambda x: np.bitwise_count(x.view(unsigned)).astype(U32), dst, U32, [source])
-    fn = {
+    whole: Any = {
         "abs": np.abs, "neg": np.negative, "not": np.invert, "cnot": lambda x: (x == 0).astype(dtype),
         "brev": reverse_bits,
     }[name]  # fmt: skip
-    return d.emit(fn, dst, dtype, [source])
+    return d.emit(whole, dst, dtype, [source])
 
 
 def shift(d: Decoder, ins: nodes.Instruction) -> Core:
@@ -461,10 +462,10 @@ def function(d: Decoder, ins: nodes.Instruction) -> Core:
     if not mods & {"approx", *ROUNDING}:
         d.refuse("a rounding modifier or .approx is required")
     if type_ == "f64":
-        fn = {"sqrt": np.sqrt, "rcp": lambda x: 1.0 / x, "rsqrt": lambda x: 1.0 / np.sqrt(x)}.get(name)
-        if fn is None or mode != "rn":
+        double: dict[str, Any] = {"sqrt": np.sqrt, "rcp": lambda x: 1.0 / x, "rsqrt": lambda x: 1.0 / np.sqrt(x)}
+        if name not in double or mode != "rn":
             d.refuse(f"{name} of .f64")
-        return d.emit(fn, dst, F64, [source])
+        return d.emit(double[name], dst, F64, [source])
     fn = FUNCTIONS[name] if mode == "rn" else floats.directed(name, mode)
     if type_ == "f32":
         return d.emit(wrap_float(fn, mods), dst, F32, [source])
@@ -481,7 +482,7 @@ def function(d: Decoder, ins: nodes.Instruction) -> Core:
 def testp(d: Decoder, ins: nodes.Instruction) -> Core:
     kind, type_ = ins.modifiers
     tiny = {"f32": 2.0**-126, "f64": 2.0**-1022}[type_]
-    fn = {
+    fn: Any = {
         "finite": np.isfinite, "infinite": np.isinf, "number": lambda x: x == x, "notanumber": np.isnan,
         "normal": lambda x: np.isfinite(x) & (np.abs(x) >= tiny),
         "subnormal": lambda x: (x != 0) & (np.abs(x) < tiny),

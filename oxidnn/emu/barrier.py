@@ -113,15 +113,15 @@ def _release(S: State, number: int, waiting: Waiting) -> None:
         _check_divergence(S, number, waiting, done)
     left: list[tuple[int, Array, bool, Any, bool]] = []
     for pc, positions, waits, red, aligned in waiting.groups:
-        cta = S.cta.take(positions)
-        free = done.take(cta)
+        of = S.cta.take(positions)
+        free = done.take(of)
         go = positions[free]
         if len(go) and waits:
             if S.race is not None:
                 S.race.leave(("bar", number), go)
             if red is not None:
                 slot, kind = red
-                true, total = waiting.true.take(cta[free]), waiting.total.take(cta[free])
+                true, total = waiting.true.take(of[free]), waiting.total.take(of[free])
                 value: Array = {"popc": true.astype(np.uint32), "and": true == total, "or": true > 0}[kind]
                 stored = DTYPE[S.program.slots[slot].type]
                 S.put(slot, go, value if value.dtype == stored else value.view(stored))

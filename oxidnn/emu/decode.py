@@ -387,9 +387,9 @@ def guarded(op: Op) -> Core:
             return
         if idx is not None:
             mask = p.take(idx)
-            sub = idx.take(np.flatnonzero(~mask if inverted else mask))
-            if len(sub):
-                inside(S, idx if len(sub) == len(idx) else sub)
+            some = idx.take(np.flatnonzero(~mask if inverted else mask))
+            if len(some):
+                inside(S, idx if len(some) == len(idx) else some)
             return
         known = S.guards.get(key)
         if known is None or known[0] is not p:

@@ -131,16 +131,17 @@ def funnel(direction: str, mode: str) -> Fn:
     return shift
 
 
-def two_inputs(table: int) -> Fn | bool | None:
+def two_inputs(table: int) -> Fn | bool:
     """The function of (b, c) with truth table `table` (bit 2b + c); a bool where constant."""
-    return {
+    table_of: dict[int, Any] = {
         0: False, 15: True,
         0b0001: lambda b, c: ~(b | c), 0b0010: lambda b, c: ~b & c, 0b0011: lambda b, c: ~b,
         0b0100: lambda b, c: b & ~c, 0b0101: lambda b, c: ~c, 0b0110: lambda b, c: b ^ c,
         0b0111: lambda b, c: ~(b & c), 0b1000: lambda b, c: b & c, 0b1001: lambda b, c: ~(b ^ c),
         0b1010: lambda b, c: c, 0b1011: lambda b, c: ~b | c, 0b1100: lambda b, c: b, 0b1101: lambda b, c: b | ~c,
         0b1110: lambda b, c: b | c,
-    }[table]  # fmt: skip
+    }  # fmt: skip
+    return table_of[table]
 
 
 def lop3(table: int) -> Fn:

@@ -293,8 +293,7 @@ class State:
         self.ready = {0: None}
         current: Array | None = None
         try:
-            scheduler = _random_schedule if random is not None else _lowest_pc
-            pick = scheduler(self, random)
+            pick = _lowest_pc(self) if random is None else _random_schedule(self, random)
             while True:
                 if not self.ready:
                     if self.live == 0:
@@ -613,7 +612,7 @@ class State:
         return error
 
 
-def _lowest_pc(S: State, random: Any) -> Callable[[], tuple[int, Array | None, int]]:
+def _lowest_pc(S: State) -> Callable[[], tuple[int, Array | None, int]]:
     """The lowest pc first; after many backward branches with others waiting, another group gets a slice."""
     turn = 0
 

@@ -143,7 +143,7 @@ def slct(d: Decoder, ins: nodes.Instruction) -> Core:
     type_, by = [m for m in ins.modifiers if m != "ftz"]
     dst, a, b, c = ins.operands
     sources = [d.src(c, by), d.src(a, type_), d.src(b, type_)]
-    return d.emit(lambda n, x, y: np.where(n >= 0, x, y), dst, DTYPE[type_], sources)
+    return d.emit(lambda n, x, y: floats.select(n >= 0, x, y), dst, DTYPE[type_], sources)
 
 
 # -- moves

@@ -61,12 +61,12 @@ def special_register(S: State, name: str, dtype: np.dtype) -> Array:
     if head == "nwarpid":
         return uniform(S.warps_per_cta)
     if head.startswith("lanemask_"):
-        one = np.array([1], np.uint64)
+        one: Array = np.array([1], np.uint64)
         lane = S.lane.astype(np.uint64)
-        below = (one << lane) - one
+        lower: Array = (one << lane) - one
         this = one << lane
         full = np.array([0xFFFFFFFF], np.uint64)
-        found: dict[str, Array] = {"eq": this, "lt": below, "le": below | this, "gt": full & ~(below | this), "ge": full & ~below}
+        found: dict[str, Array] = {"eq": this, "lt": lower, "le": lower | this, "gt": full & ~(lower | this), "ge": full & ~lower}
         return found[head[9:]].astype(dtype)
     if head in ("dynamic_smem_size", "total_smem_size", "aggr_smem_size"):
         return uniform(launch.dynamic_smem if head[0] == "d" else S.shared.size)

@@ -1,12 +1,14 @@
 """Control flow and collectives of threads: divergence, loops, exits, barriers, shuffles, votes."""
 
+# ruff: noqa: E501 (lines of PTX)
+
 from __future__ import annotations
 
 import numpy as np
 import pytest
-from tests.emu.running import HEADER, SCHEDULES, launch, same
 
 from oxidnn.errors import EmulatorFault
+from tests.emu.running import HEADER, SCHEDULES, launch, same
 
 
 def kernel(body: str, registers: str = "", shared: str = "") -> str:

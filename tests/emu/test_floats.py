@@ -1,5 +1,7 @@
 """Floating-point instructions: exact rationals, IEEE references, and results recorded on an H100."""
 
+# ruff: noqa: E501 (lines of PTX)
+
 from __future__ import annotations
 
 import math
@@ -9,6 +11,7 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 import pytest
+
 from tests.emu.running import apply, floats32, integers, same
 
 VECTORS = Path(__file__).parent / "vectors"

@@ -1,11 +1,14 @@
 """Integer instructions against Python's unbounded integers."""
 
+# ruff: noqa: E501 (lines of PTX)
+
 from __future__ import annotations
 
 from collections.abc import Callable
 
 import numpy as np
 import pytest
+
 from tests.emu.running import apply, integers, same
 
 WIDTH = {"16": 2, "32": 4, "64": 8}

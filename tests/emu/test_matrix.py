@@ -1,5 +1,7 @@
 """mma.sync against integer matrices and recorded silicon, fragments by the formulas of the ISA; matrix moves."""
 
+# ruff: noqa: E501 (lines of PTX)
+
 from __future__ import annotations
 
 from pathlib import Path
@@ -7,6 +9,7 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 import pytest
+
 from tests.emu.running import HEADER, SCHEDULES, launch, same
 
 VECTORS = Path(__file__).parent / "vectors"

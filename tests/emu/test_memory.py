@@ -1,14 +1,16 @@
 """Loads, stores, atomics and copies: every width and space, and what the address checks say."""
 
+# ruff: noqa: E501 (lines of PTX)
+
 from __future__ import annotations
 
 import numpy as np
 import pytest
-from tests.emu.running import HEADER, SCHEDULES, apply, integers, launch, same
 
 from oxidnn.emu import GlobalMemory, load
 from oxidnn.errors import EmulatorFault, PtxError
 from oxidnn.ptx.parser import parse
+from tests.emu.running import HEADER, SCHEDULES, apply, integers, launch, same
 
 
 def copy_kernel(loads: str, stores: str, registers: str, stride: int, shared: str = "") -> str:

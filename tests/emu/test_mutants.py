@@ -1,5 +1,7 @@
 """Correct kernels raise no alarm under any schedule; each way of breaking them is diagnosed under every schedule."""
 
+# ruff: noqa: E501 (lines of PTX)
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -7,11 +9,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
-from tests.emu.running import HEADER, SCHEDULES, launch
 
 from oxidnn.emu import GlobalMemory, load
 from oxidnn.errors import EmulatorFault
 from oxidnn.ptx.parser import parse
+from tests.emu.running import HEADER, SCHEDULES, launch
 
 
 @dataclass

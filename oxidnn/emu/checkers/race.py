@@ -220,9 +220,8 @@ class SharedRace:
                 late2 = (times > clock.take(row[many, None] + each)) & (each != agent[many, None])
                 if np.count_nonzero(late2):
                     rows, columns = np.nonzero(late2)
-                    k, agent2 = int(rows[0]), int(columns[0])
-                    at = int(many[k])
-                    self._report(S, access, int(cells[at]), at // per, int(self.readers[cells[at]]) >> 10, agent2, "read", positions)
+                    cell, agent2 = int(many[rows[0]]), int(columns[0])
+                    self._report(S, access, int(cells[cell]), cell // per, int(self.readers[cells[cell]]) >> 10, agent2, "read", positions)
             self.readers[cells] = 0
         if kind == "read":
             return
@@ -232,8 +231,8 @@ class SharedRace:
             lost = self.writes.take(cells) != mark64
             if np.count_nonzero(lost):
                 at = int(np.flatnonzero(lost)[0])
-                other = int(self.writes[cells[at]]) >> 32 & 0x7FF
-                self._report(S, access, int(cells[at]), at // per, pc, other, "write", positions)
+                rival = int(self.writes[cells[at]]) >> 32 & 0x7FF
+                self._report(S, access, int(cells[at]), at // per, pc, rival, "write", positions)
 
     def _report(
         self, S: State, access: Access, cell: int, lane: int, pc: int, agent: int, what: str, positions: Array | None
