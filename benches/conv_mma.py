@@ -178,7 +178,8 @@ def main() -> None:
             torch.cuda.empty_cache()
             print(f"measured {direction} {label}", file=sys.stderr, flush=True)
     if options.json:
-        Path(options.json).write_text(json.dumps({"stamp": stamp(), "device": backend.info.name, "options": vars(options), "results": results}, indent=1))
+        record = {"stamp": stamp(), "device": backend.info.name, "options": vars(options), "results": results}
+        Path(options.json).write_text(json.dumps(record, indent=1))
 
     for result in results:
         for row in result["rows"]:

@@ -79,7 +79,8 @@ def first_calls() -> dict[str, dict[str, Any]]:
         for name in ("empty store", "full store", "full store again"):
             done = subprocess.run([sys.executable, "-c", FIRST_CALL], env=environment, capture_output=True, text=True, check=True)
             first, second = (float(f) for f in next(line for line in done.stdout.splitlines() if line.startswith("FIRST")).split()[1:])
-            origin = next((f for line in done.stderr.splitlines() if line.startswith("oxidnn,plan") for f in line.split(",") if f.startswith("cubin:")), "?")
+            fields = [f for line in done.stderr.splitlines() if line.startswith("oxidnn,plan") for f in line.split(",")]
+            origin = next((f for f in fields if f.startswith("cubin:")), "?")
             result[name] = {"first_ms": first, "second_ms": second, "origin": origin}
     return result
 

@@ -152,7 +152,8 @@ def main(argv: list[str] | None = None) -> float:
                 print(f"step {len(losses)}/{total}  loss {losses[-1]:.4f}  {speed:.0f} images/s", flush=True)
     seconds = time.perf_counter() - started
     accuracy = net.accuracy(test_x, test_t)
-    print(f"{h.device} ({h.info.name}): {total} steps in {seconds:.1f} s, {total * args.batch / seconds:.0f} images/s; test accuracy {accuracy:.2%}")
+    speed = total * args.batch / seconds
+    print(f"{h.device} ({h.info.name}): {total} steps in {seconds:.1f} s, {speed:.0f} images/s; test accuracy {accuracy:.2%}")
     if args.json:
         args.json.write_text(json.dumps({"device": h.info.name, "losses": losses, "accuracy": accuracy, "seconds": seconds}))
     draw(losses, args.plot)

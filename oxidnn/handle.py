@@ -36,6 +36,7 @@ TUNE = ("off", "db", "auto", "force")
 _WINDOW = (("stride", 1), ("padding", 0), ("dilation", 1), ("groups", 1))
 _POOL = (("window", None), ("stride", None), ("padding", 0), ("dilation", 1), ("ceil_mode", False))
 _AVERAGE = (*_POOL, ("count_include_pad", True), ("divisor_override", None))
+_GEMM_ATTRS = (("transpose_a", False), ("transpose_b", False), ("alpha", 1.0), ("beta", 0.0), ("epilogue", None))
 _LOSS = (("reduction", "mean"), ("label_smoothing", 0.0), ("ignore_index", -100))
 
 CALLS: dict[str, Call] = {
@@ -48,7 +49,7 @@ CALLS: dict[str, Call] = {
         Call("conv_transpose", ("x", "w", "bias"), (*_WINDOW, ("output_padding", 0), ("epilogue", None))),
         Call("conv_transpose_dgrad", ("dy", "w"), (("x_shape", None), *_WINDOW, ("output_padding", 0))),
         Call("conv_transpose_wgrad", ("x", "dy"), (("w_shape", None), *_WINDOW, ("output_padding", 0))),
-        Call("gemm", ("a", "b", "bias", "c"), (("transpose_a", False), ("transpose_b", False), ("alpha", 1.0), ("beta", 0.0), ("epilogue", None))),
+        Call("gemm", ("a", "b", "bias", "c"), _GEMM_ATTRS),
         Call("max_pool", ("x",), (*_POOL, ("return_indices", False))),
         Call("max_pool_backward", ("dy", "indices", "x"), (("x_shape", None), *_POOL)),
         Call("avg_pool", ("x",), _AVERAGE),
@@ -95,7 +96,8 @@ class DnnHandle:
             deterministic = switches.get("OXIDNN_DETERMINISTIC") == "1"
         policy = _checked(Policy(deterministic, math or switches.get("OXIDNN_MATH"), workspace_limit))
         backend = open_backend(device, cache_dir)
-        self._session = Session(backend, policy=policy, tune=tune, db=TuningDb.open(cache_dir), stream=backend.default_stream() if stream is None else stream)
+        stream = backend.default_stream() if stream is None else stream
+        self._session = Session(backend, policy=policy, tune=tune, db=TuningDb.open(cache_dir), stream=stream)
 
     def __repr__(self) -> str:
         return f"DnnHandle({self.device!r}: {self.info.name})"
@@ -176,7 +178,8 @@ class DnnHandle:
         pairs, "same_upper", "same_lower" or "valid". epilogue: an expression over acc, bias, residual and `operands` ("relu",
         "bias_relu", "relu(acc * scale + bias)"); bias alone is added. flip: true convolution (taps reversed).
         """
-        return self._session.run(_CONV, (x, w, bias, residual), (stride, padding, dilation, groups, epilogue, flip), out, stream, (), operands)
+        attrs = (stride, padding, dilation, groups, epilogue, flip)
+        return self._session.run(_CONV, (x, w, bias, residual), attrs, out, stream, (), operands)
 
     def conv_dgrad(self, dy: Any, w: Any, x_shape: Sequence[int], *, stride: Any = 1, padding: Any = 0, dilation: Any = 1, groups: int = 1,
                    flip: bool = False, out: Any = None, stream: Any = None) -> Any:
@@ -192,8 +195,8 @@ class DnnHandle:
         """db (K,): dy summed over everything but channels."""
         return self._session.run(CALLS["conv_bgrad"], (dy,), (), out, stream)
 
-    def conv_transpose(self, x: Any, w: Any, bias: Any = None, *, stride: Any = 1, padding: Any = 0, output_padding: Any = 0, dilation: Any = 1,
-                       groups: int = 1, epilogue: Any = None, out: Any = None, stream: Any = None) -> Any:
+    def conv_transpose(self, x: Any, w: Any, bias: Any = None, *, stride: Any = 1, padding: Any = 0, output_padding: Any = 0,
+                       dilation: Any = 1, groups: int = 1, epilogue: Any = None, out: Any = None, stream: Any = None) -> Any:
         """Transposed convolution: x (N, C, spatial), w (C, K/groups, spatial), y of extent (L-1)*stride - 2*padding + dilation*(r-1) + 1 +
         output_padding; PyTorch's conventions."""
         attrs = (stride, padding, dilation, groups, output_padding, epilogue)
@@ -243,8 +246,8 @@ class DnnHandle:
         attrs = (tuple(x_shape), window, stride, padding, dilation, ceil_mode, count_include_pad, divisor_override)
         return self._session.run(CALLS["avg_pool_backward"], (dy,), attrs, out, stream)
 
-    def lp_pool(self, x: Any, window: Any, *, norm: float = 2.0, stride: Any = None, padding: Any = 0, dilation: Any = 1, ceil_mode: bool = False,
-                out: Any = None, stream: Any = None) -> Any:
+    def lp_pool(self, x: Any, window: Any, *, norm: float = 2.0, stride: Any = None, padding: Any = 0, dilation: Any = 1,
+                ceil_mode: bool = False, out: Any = None, stream: Any = None) -> Any:
         """(sum of |x|^norm over the window)^(1/norm)."""
         return self._session.run(CALLS["lp_pool"], (x,), (window, stride, padding, dilation, ceil_mode, norm), out, stream)
 
@@ -319,7 +322,8 @@ class DnnHandle:
         """An activation by name ("relu", "gelu", "leaky_relu", ...); parameters as the function takes them, e.g. the slope."""
         return self._session.run(CALLS["activation"], (x,), (name, parameters), out, stream)
 
-    def activation_backward(self, dy: Any, x: Any, name: str, *, parameters: Sequence[float] = (), out: Any = None, stream: Any = None) -> Any:
+    def activation_backward(self, dy: Any, x: Any, name: str, *, parameters: Sequence[float] = (), out: Any = None,
+                            stream: Any = None) -> Any:
         """dx = dy * activation'(x)."""
         return self._session.run(CALLS["activation_backward"], (dy, x), (name, parameters), out, stream)
 

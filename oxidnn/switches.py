@@ -16,7 +16,7 @@ class Switch:
 TABLE: dict[str, Switch] = {
     s.name: s
     for s in (
-        Switch("OXIDNN_VERBOSE", "", "comma list of plan, dispatch, render, assemble, cache, launch, tune, exec; or all: prints a line each"),
+        Switch("OXIDNN_VERBOSE", "", "comma list of plan, dispatch, assemble, cache, launch, tune, exec; or all: prints a line each"),
         Switch("OXIDNN_DUMP", "", "DIR[:ptx,cubin,sass,log]: keeps what was generated"),
         Switch("OXIDNN_CACHE_DIR", "", "where cubins and the tuning database live (default: the user cache directory)"),
         Switch("OXIDNN_CACHE", "rw", "rw | ro | off: use of the cubin store"),

@@ -19,7 +19,8 @@ class Plan:
     Concurrency: several threads may execute one plan; the argument blocks are rewritten and launched under a lock.
     """
 
-    __slots__ = ("_lock", "_numbers", "_scratch", "_tensors", "build", "config", "engine", "launches", "origin", "problem", "workspace_bytes")
+    __slots__ = ("_lock", "_numbers", "_scratch", "_tensors", "build", "config", "engine", "launches", "origin", "problem",
+                 "workspace_bytes")
 
     def __init__(self, problem: Problem, engine: Engine, config: EngineConfig, build: Build, backend: Backend) -> None:
         self.problem = problem

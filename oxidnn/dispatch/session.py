@@ -139,8 +139,8 @@ class Session:
 
     def _raw(self, arrays: Sequence[Any]) -> tuple[list[int], tuple[Any, ...]]:
         """Addresses of the arrays that are there, and a key of each array's type, shape, strides, alignment and place."""
-        pointers = []
-        keys = []
+        pointers: list[int] = []
+        keys: list[tuple[Any, ...] | None] = []
         for array in arrays:
             if array is None:
                 keys.append(None)
@@ -150,7 +150,8 @@ class Session:
                 keys.append(key)
         return pointers, tuple(keys)
 
-    def _execute(self, prepared: Prepared, arrays: Sequence[Any], pointers: list[int], out: Any, stream: Any, scalars: tuple[float, ...]) -> Any:
+    def _execute(self, prepared: Prepared, arrays: Sequence[Any], pointers: list[int], out: Any, stream: Any,
+                 scalars: tuple[float, ...]) -> Any:
         plan, frame = prepared.plan, prepared.frame
         if out is None:
             makers = prepared.make_outputs
@@ -185,7 +186,8 @@ class Session:
             report.line("exec", plan.describe())
         return _result(finish, outs)
 
-    def _execute_emulated(self, plan: Plan, arrays: list[Any], pointers: list[int], workspace: int, stream: int, scalars: tuple[float, ...]) -> None:
+    def _execute_emulated(self, plan: Plan, arrays: list[Any], pointers: list[int], workspace: int, stream: int,
+                          scalars: tuple[float, ...]) -> None:
         """The emulator works on NumPy arrays in place: they are legal memory for the length of the call."""
         views = [as_view(a) for a in arrays]
         for view in views:
@@ -213,7 +215,8 @@ class Session:
             for view in out_views:
                 if view.is_readonly:
                     raise expected(call.op, "out", f"a read-only {view.framework} array", "writable memory")
-            problem = self.problem(call, {n: v.desc for n, v in views.items()} | dict(zip(out_names, (v.desc for v in out_views), strict=False)), attrs)
+            given_outputs = {n: v.desc for n, v in zip(out_names, out_views, strict=False)}
+            problem = self.problem(call, {n: v.desc for n, v in views.items()} | given_outputs, attrs)
             frame = frame_of(next(a for a in arrays if a is not None), self.backend, self.stream)
             plan = None
             if not problem.is_empty:

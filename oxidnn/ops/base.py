@@ -8,7 +8,6 @@ from typing import Any
 
 from ..tensor import TensorDesc
 
-
 MATH = ("ieee", "tf32", "tf32x3", "bf16x3", "fast")
 
 

@@ -43,7 +43,8 @@ def tolerance_for(out: DType, *, accumulate: DType | None = None, terms: int = 1
                      f"{out}: eps + 2*approx({approximate:.1e}) of |want|, 2*{acc}.eps*sqrt({terms}) of the magnitude")
 
 
-def check_close(got: np.ndarray, want: np.ndarray, tolerance: Tolerance, *, magnitude: np.ndarray | None = None, name: str = "output") -> float:
+def check_close(got: np.ndarray, want: np.ndarray, tolerance: Tolerance, *, magnitude: np.ndarray | None = None,
+                name: str = "output") -> float:
     """Raises NumericsError naming the worst coordinate unless `got` agrees with `want`; returns the worst error over tolerance.
 
     NaN agrees with NaN and infinities with themselves; everything else must be finite.
@@ -69,6 +70,7 @@ def check_close(got: np.ndarray, want: np.ndarray, tolerance: Tolerance, *, magn
     if not ratio.flat[worst] <= 1.0:
         at = tuple(int(i) for i in np.unravel_index(worst, got.shape))
         raise NumericsError(
-            f"{name}{list(at)}: got {g[at]!r}, expected {w[at]!r}, error {error[at]:.3e} is {ratio[at]:.2f} times the allowed {allowed[at]:.3e} "
+            f"{name}{list(at)}: got {g[at]!r}, expected {w[at]!r}, error {error[at]:.3e} is {ratio[at]:.2f} times the allowed "
+            f"{allowed[at]:.3e} "
             f"({tolerance.why}); {int((~(ratio <= 1.0)).sum())} of {got.size} elements are outside.")
     return float(ratio.flat[worst])

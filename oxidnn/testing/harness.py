@@ -63,7 +63,8 @@ def execute(backend: Backend, problem: Problem, engine: Engine, config: EngineCo
             if operand.is_output:
                 outputs[operand.name] = buffer.read(raw)
             if not (buffer.untouched_outside(raw) if operand.is_output else (raw == buffer.bytes).all()):
-                raise NumericsError(f"{engine.id} {config.name}: bytes outside {operand.name}'s elements were written. {format_case(problem)}")
+                raise NumericsError(f"{engine.id} {config.name}: bytes outside {operand.name}'s elements were written. "
+                                    f"{format_case(problem)}")
         return outputs
     finally:
         for block in blocks.values():

@@ -137,5 +137,5 @@ def test_import_graph_has_no_circle() -> None:
 
 
 def test_only_switches_reads_the_environment() -> None:
-    readers = [p.relative_to(PACKAGE).as_posix() for p in FILES if "os.environ" in p.read_text(encoding="utf-8") and p.name != "switches.py"]
+    readers = [p.name for p in FILES if "os.environ" in p.read_text(encoding="utf-8") and p.name != "switches.py"]
     assert readers == []
