@@ -565,15 +565,20 @@ class ReduceConsts:
     """The second step of a split sum: partial sums added in the order of the splits, then the epilogue."""
 
     epilogue: EpilogueConsts
+    unroll: int
 
 
 REDUCE_THREADS = 128
+REDUCE_UNROLL = 8  # partial sums under way at a time
+BUSY_THREADS = 32768  # that keep a device's memory busy
 
 
 def reduce_step(op: str, am: AffineMatmul, d: Digits, grid: Grid, tile_epilogue: EpilogueConsts, target: PtxTarget, wide: bool,
                 workspace_offset: int) -> Step:
     inner = tile_epilogue.inner
     vec = min(16 // am.acc.num_bytes, target_vector(d.targets[0], d, inner))
+    while vec > 1 and am.batch.size * am.m.size * am.n.size // vec < BUSY_THREADS:
+        vec //= 2
     targets = tuple(_target_consts(i, t, d, inner, vec) for i, t in enumerate(d.targets))
     epilogue = replace(tile_epilogue, vec=vec, m_digits=len(d.out_m), n_digits=len(d.out_n), batch_digits=len(d.batch), targets=targets,
                        expression=am.epilogue, scalars=_scalars(am), tile_outer=0, tile_inner=0, pitch=0, inner_threads=0,
@@ -592,8 +597,8 @@ def reduce_step(op: str, am: AffineMatmul, d: Digits, grid: Grid, tile_epilogue:
     t.divisor("outer_size", grid.outer_size)
     t.space("batch", d.batch)
     _target_arguments(t, am, d, epilogue)
-    return Step.of("matmul/split_k_reduce", op, target, REDUCE_THREADS, t.args, ReduceConsts(epilogue), -(-total // REDUCE_THREADS),
-                   suffix=am.d.dtype.name)
+    return Step.of("matmul/split_k_reduce", op, target, REDUCE_THREADS, t.args, ReduceConsts(epilogue, REDUCE_UNROLL),
+                   -(-total // REDUCE_THREADS), suffix=am.d.dtype.name)
 
 
 def check_common(am: AffineMatmul, device: DeviceInfo) -> Support:
