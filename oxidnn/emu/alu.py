@@ -9,7 +9,7 @@ import numpy as np
 
 from oxidnn.emu import floats
 from oxidnn.emu.decode import DTYPE, Core, Decoder, Source
-from oxidnn.emu.floats import F16, F32, F64, I64, U16, U32, U64
+from oxidnn.emu.floats import F16, F32, F64, I32, I64, U16, U32, U64
 from oxidnn.emu.integers import (
     PRMT_MODES,
     add_saturated,
@@ -92,7 +92,9 @@ def binary_arithmetic(d: Decoder, ins: nodes.Instruction) -> Core:
     """add, sub, mul, div, min, max, rem, and, or, xor"""
     name = ins.opcode
     type_ = ins.modifiers[-1]
-    dst, a, b = ins.operands
+    dst, a, b, *third = ins.operands
+    if third and not (type_ == "f32" and name in ("min", "max") and len(third) == 1):
+        d.refuse("too many operands")
     if type_ == "pred" and name in ("and", "or", "xor"):
         logical: Any = {"and": np.logical_and, "or": np.logical_or, "xor": np.logical_xor}[name]
         return d.emit(logical, dst, DTYPE["pred"], [d.src(a, "pred"), d.src(b, "pred")])
@@ -102,7 +104,7 @@ def binary_arithmetic(d: Decoder, ins: nodes.Instruction) -> Core:
         half = np.dtype("u2" if type_[0] == "u" else "i2")
         lifted = packed({"add": np.add, "min": np.minimum, "max": np.maximum}[name], half)
         return d.emit(lifted, dst, U32, [d.src(a, type_), d.src(b, type_)])
-    type_, mods = split(d, ins, {"lo", "hi", "wide", "sat", "cc"})
+    type_, mods = split(d, ins, {"lo", "hi", "wide", "sat", "cc", "relu"})
     if type_ not in INTEGER:
         d.refuse(f"unknown type .{type_}")
     dtype = DTYPE[type_]
@@ -120,6 +122,11 @@ def binary_arithmetic(d: Decoder, ins: nodes.Instruction) -> Core:
             fn = np.multiply
         else:
             d.refuse("mul needs .lo, .hi or .wide")
+    elif "relu" in mods:
+        if type_ != "s32" or name not in ("min", "max"):
+            d.refuse(".relu needs min or max of .s32")
+        smaller = np.minimum if name == "min" else np.maximum
+        fn = lambda x, y: np.maximum(smaller(x, y), const(0, I32))  # noqa: E731
     elif "sat" in mods:
         if type_ != "s32" or name not in ("add", "sub"):
             d.refuse(".sat needs .s32")
@@ -156,8 +163,8 @@ def div_approx(a: Array, b: Array) -> Array:
 def float_binary(d: Decoder, ins: nodes.Instruction) -> Core:
     name = ins.opcode
     type_, mods = split(d, ins, {*ROUNDING, "ftz", "sat", "approx", "full", "NaN", "xorsign", "abs", "relu"})
-    dst, a, b = ins.operands
-    sources = [d.src(a, type_), d.src(b, type_)]
+    dst, *operands = ins.operands
+    sources = [d.src(x, type_) for x in operands]
     mode = next(iter(mods & ROUNDING), "rn")
     if name in ("min", "max"):
         fn: Fn = {("min", False): floats.ptx_min, ("max", False): floats.ptx_max, ("min", True): floats.nan_min,
@@ -168,11 +175,12 @@ def float_binary(d: Decoder, ins: nodes.Instruction) -> Core:
     elif name == "div" and ("approx" in mods or "full" in mods):
         fn = div_approx if "approx" in mods else np.divide
     elif mode != "rn":
-        if type_ == "f64":
-            d.refuse(f"f64 .{mode}")
-        fn = floats.directed(name, mode)
+        fn = floats.directed64(name, mode) if type_ == "f64" else floats.directed(name, mode)
     else:
         fn = {"add": np.add, "sub": np.subtract, "mul": np.multiply, "div": np.divide}[name]
+    if len(operands) == 3:
+        pair = fn
+        fn = lambda x, y, z: pair(pair(x, y), z)  # noqa: E731
     if type_ == "f64":
         return d.emit(fn, dst, F64, sources)
     if type_ == "f32":
@@ -200,10 +208,10 @@ def multiply_add(d: Decoder, ins: nodes.Instruction) -> Core:
         if type_ == "f32":
             fn: Fn = floats.fma32 if mode == "rn" else floats.directed("fma", mode)
             return d.emit(wrap_float(fn, mods), dst, F32, sources)
+        if type_ == "f64":
+            return d.emit(floats.fma64 if mode == "rn" else floats.directed64("fma", mode), dst, F64, sources)
         if mode != "rn":
             d.refuse(f"fma .{mode} of .{type_}")
-        if type_ == "f64":
-            return d.emit(floats.fma64, dst, F64, sources)
         half = F16 if type_.startswith("f16") else U16
         fn = floats.fma_f16 if half is F16 else floats.fma_bf16
         if mods & {"sat", "relu"}:
@@ -236,7 +244,7 @@ def multiply_add(d: Decoder, ins: nodes.Instruction) -> Core:
 
 
 def mul24(d: Decoder, ins: nodes.Instruction) -> Core:
-    type_, mods = split(d, ins, {"lo", "hi"})
+    type_, mods = split(d, ins, {"lo", "hi", "sat"})
     dtype, wide = DTYPE[type_], np.dtype("i8" if type_[0] == "s" else "u8")
     dst, *operands = ins.operands
 
@@ -248,6 +256,8 @@ def mul24(d: Decoder, ins: nodes.Instruction) -> Core:
 
     def fn(x: Array, y: Array, *z: Array) -> Array:
         r = ((low24(x) * low24(y)) >> shift).astype(dtype)
+        if "sat" in mods:
+            return add_saturated(r, z[0])
         return r + z[0] if z else r
 
     return d.emit(fn, dst, dtype, [d.src(x, type_) for x in operands])
@@ -363,13 +373,36 @@ def bit_fields(d: Decoder, ins: nodes.Instruction) -> Core:
 
 
 def logic3(d: Decoder, ins: nodes.Instruction) -> Core:
-    if ins.modifiers != ("b32",):
+    join = None
+    if ins.modifiers[-1] != "b32" or len(ins.modifiers) > 2:
         d.refuse("lop3 has .b32 only")
-    dst, a, b, c, table = ins.operands
+    if len(ins.modifiers) == 2:
+        join = {"and": np.logical_and, "or": np.logical_or}[ins.modifiers[0]]
+    dst, a, b, c, table, *extra = ins.operands
     if not isinstance(table, nodes.Imm):
         d.refuse("the lop3 table must be an immediate")
     assert isinstance(table, nodes.Imm)
-    return d.emit(lop3(int(table.value)), dst, U32, [d.src(x, "b32") for x in (a, b, c)])
+    fn = lop3(int(table.value))
+    sources = [d.src(x, "b32") for x in (a, b, c)]
+    if join is None:
+        return d.emit(fn, dst, U32, sources)
+    if not isinstance(dst, nodes.Pair):
+        d.refuse("lop3 with a boolean operator needs d|p")
+    assert isinstance(dst, nodes.Pair)
+    slot, stored = d.dst(dst.first, "b32")
+    p_slot, _ = d.dst(dst.second, "pred")
+    q = d.src(extra[0], "pred")
+    d.op.pure = True
+
+    def run(S: Any, idx: Any) -> None:
+        value = fn(*(s.take(S, idx) for s in sources))
+        holds = join(value != 0, q.take(S, idx))
+        if slot >= 0:
+            S.set(slot, idx, value.view(stored))
+        if p_slot >= 0:
+            S.set(p_slot, idx, holds)
+
+    return run
 
 
 def permute(d: Decoder, ins: nodes.Instruction) -> Core:
@@ -380,6 +413,27 @@ def permute(d: Decoder, ins: nodes.Instruction) -> Core:
         d.refuse(f"unknown prmt mode .{mode}")
     dst, *rest = ins.operands
     return d.emit(prmt(mode), dst, U32, [d.src(x, "b32") for x in rest])
+
+
+def find_nth(d: Decoder, ins: nodes.Instruction) -> Core:
+    """fns.b32 d, mask, base, offset: the position of the offset-th set bit from base on, up or down."""
+    dst, mask, base, offset = ins.operands
+
+    def fn(m: Array, b: Array, n: Array) -> Array:
+        m, b, n = np.broadcast_arrays(m, b, n)
+        places = np.arange(32)
+        bits = (m[:, None] >> places.astype(U32) & 1).astype(bool)
+        start, count = b.astype(I64)[:, None], n.astype(I64)[:, None]
+        up = bits & (places >= start)
+        down = (bits & (places <= start))[:, ::-1]
+        rank_up, rank_down = np.cumsum(up, axis=1), np.cumsum(down, axis=1)
+        hit_up, hit_down = up & (rank_up == count), down & (rank_down == -count)
+        found = np.where(count[:, 0] > 0, np.where(hit_up.any(1), hit_up.argmax(1), -1),
+                         np.where(hit_down.any(1), 31 - hit_down.argmax(1), -1))  # fmt: skip
+        here = (m >> np.minimum(b, const(31, U32)) & 1).astype(bool) & (b < 32)
+        return np.where(n == 0, np.where(here, b.astype(I64), -1), found).astype(I32).view(U32)
+
+    return d.emit(fn, dst, U32, [d.src(mask, "b32"), d.src(base, "b32"), d.src(offset, "s32")])
 
 
 def dot(d: Decoder, ins: nodes.Instruction) -> Core:
@@ -463,8 +517,10 @@ def function(d: Decoder, ins: nodes.Instruction) -> Core:
         d.refuse("a rounding modifier or .approx is required")
     if type_ == "f64":
         double: dict[str, Any] = {"sqrt": np.sqrt, "rcp": lambda x: 1.0 / x, "rsqrt": lambda x: 1.0 / np.sqrt(x)}
-        if name not in double or mode != "rn":
+        if name not in double:
             d.refuse(f"{name} of .f64")
+        if mode != "rn":
+            return d.emit(floats.directed64(name, mode), dst, F64, [source])
         return d.emit(double[name], dst, F64, [source])
     fn = FUNCTIONS[name] if mode == "rn" else floats.directed(name, mode)
     if type_ == "f32":
@@ -506,5 +562,5 @@ BUILDERS: dict[str, Callable[[Decoder, nodes.Instruction], Core]] = {
     **dict.fromkeys(("bfe", "bfi", "shf"), bit_fields),
     **dict.fromkeys(("ex2", "lg2", "rsqrt", "tanh", "sin", "cos", "sqrt", "rcp"), function),
     **dict.fromkeys(("dp4a", "dp2a"), dot),
-    "lop3": logic3, "prmt": permute, "sad": sad, "bmsk": bmsk, "szext": szext, "testp": testp, "copysign": copysign,
+    "fns": find_nth, "lop3": logic3, "prmt": permute, "sad": sad, "bmsk": bmsk, "szext": szext, "testp": testp, "copysign": copysign,
 }  # fmt: skip

@@ -280,18 +280,15 @@ def cvt_packed(d: Decoder, ins: nodes.Instruction, to: str, source: str, mods: s
 
 
 def pack_saturated(d: Decoder, ins: nodes.Instruction) -> Core:
-    """cvt.pack.sat.{u,s}{8,16}.s32{.b32} d, a, b{, c}: b lowest, then a, then the low bits of c."""
-    mods = [m for m in ins.modifiers if m not in ("pack", "sat")]
-    target = DTYPE[mods[0]]
-    info = np.iinfo(target)
+    """cvt.pack.sat.{u,s}{2,4,8,16}.s32{.b32} d, a, b{, c}: b lowest, then a, then the low bits of c."""
+    target = next(m for m in ins.modifiers if m not in ("pack", "sat"))
     dst, *rest = ins.operands
-    bits = target.itemsize * 8
+    bits = int(target[1:])
+    low, high = (-(1 << bits - 1), (1 << bits - 1) - 1) if target[0] == "s" else (0, (1 << bits) - 1)
 
     def fn(a: Array, b: Array, *c: Array) -> Any:
         mask = np.array([(1 << bits) - 1], I64)
-        out = ((np.clip(a.astype(I64), info.min, info.max) & mask) << bits) | (
-            np.clip(b.astype(I64), info.min, info.max) & mask
-        )
+        out = ((np.clip(a.astype(I64), low, high) & mask) << bits) | (np.clip(b.astype(I64), low, high) & mask)
         if c:
             out = out | (c[0].astype(I64) << (2 * bits))
         return out.astype(U32)

@@ -244,6 +244,54 @@ def nan_min(a: Array, b: Array) -> Array:
     return canonical(np.where((a != a) | (b != b), np.array(np.nan, a.dtype), ptx_min(a, b)))
 
 
+def directed64(operation: str, mode: str) -> Callable[..., Array]:
+    """f64 add, sub, mul, fma, div, sqrt or rcp rounded toward zero, down or up: by exact rationals, lane by lane."""
+    from fractions import Fraction
+
+    def judge(nearest: float, sign: int) -> float:
+        """`nearest` moved by the sign of (exact - nearest)."""
+        if sign == 0:
+            return nearest
+        if mode == "rm" or (mode == "rz" and nearest > 0):
+            return float(np.nextafter(nearest, -np.inf)) if sign < 0 else nearest
+        return float(np.nextafter(nearest, np.inf)) if sign > 0 else nearest
+
+    def lane(values: tuple[float, ...], nearest: float) -> float:
+        if not all(np.isfinite(v) for v in values) or np.isnan(nearest):
+            return nearest
+        x = [Fraction(v) for v in values]
+        if operation == "sqrt":
+            rest = x[0] - Fraction(nearest) ** 2
+            return judge(nearest, (rest > 0) - (rest < 0))
+        if operation in ("div", "rcp"):
+            numerator, denominator = (Fraction(1), x[0]) if operation == "rcp" else (x[0], x[1])
+            if denominator == 0:
+                return nearest
+            value = numerator / denominator
+        else:
+            value = {"add": lambda: x[0] + x[1], "sub": lambda: x[0] - x[1], "mul": lambda: x[0] * x[1],
+                     "fma": lambda: x[0] * x[1] + x[2]}[operation]()  # fmt: skip
+        if value == 0:
+            if operation in ("add", "sub", "fma") and mode == "rm" and not all(v == 0 for v in x):
+                return -0.0
+            return nearest
+        if np.isinf(nearest):
+            return judge(nearest, -1 if value > 0 else 1)
+        return judge(nearest, (value > Fraction(nearest)) - (value < Fraction(nearest)))
+
+    near: dict[str, Callable[..., Array]] = {
+        "add": np.add, "sub": np.subtract, "mul": np.multiply, "fma": fma64, "div": np.divide, "sqrt": np.sqrt,
+        "rcp": lambda a: 1.0 / a,
+    }  # fmt: skip
+
+    def run(*xs: Array) -> Array:
+        full = np.broadcast_arrays(*xs)
+        nearest = near[operation](*full)
+        return np.array([lane(tuple(float(x[i]) for x in full), float(nearest[i])) for i in range(len(nearest))], F64)
+
+    return run
+
+
 # -- bf16, held as uint16
 
 

@@ -192,7 +192,7 @@ def st(d: Decoder, ins: nodes.Instruction) -> Core:
         d.refuse(f"{len(elements)} values for {length} elements")
     fetches = [stored_value(d, x, type_) for x in elements]
     width = each.itemsize * length
-    raw = np.dtype(f"u{each.itemsize}")
+    raw = np.dtype(f"u{each.itemsize}") if each.itemsize < 16 else each
     if length == 1:
         access = Access(offset, width, "write", order)
         d.op.info["access"] = access

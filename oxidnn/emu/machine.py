@@ -122,6 +122,7 @@ class State:
         self.undef: dict[int, Array] = {}
         self.ready: dict[int, Array | None] = {}
         self.sync_wait: dict[int, Array] = {}
+        self.parked: dict[int, Array] = {}  # threads that wait for an event: pc to try again, positions
         self.barriers: dict[int, barrier.Waiting] = {}
         self.live = N
         self.partial = False  # a live CTA has exited threads
@@ -254,6 +255,20 @@ class State:
         elif idx is not None and len(idx) == self.N:
             idx = None
         self.ready[pc] = idx
+
+    def park(self, pc: int, idx: Array | None) -> None:
+        """Let threads wait until an event wakes them; they then execute the instruction at `pc` again."""
+        idx = np.arange(self.N, dtype=np.int64) if idx is None else idx
+        if pc in self.parked:
+            idx = np.sort(np.concatenate((self.parked[pc], idx)))
+        self.parked[pc] = idx
+
+    def wake(self) -> None:
+        """An event has happened: all parked threads look again."""
+        parked = list(self.parked.items())
+        self.parked.clear()
+        for pc, idx in parked:
+            self.add(pc, idx)
 
     def compact(self, idx: Array) -> None:
         """Shrink the register file to the threads `idx`, the only ones left."""
@@ -551,12 +566,15 @@ class State:
         for number, waiting in sorted(self.barriers.items()):
             for text in waiting.describe(self, number):
                 lines.append(text)
+        for pc, idx in sorted(self.parked.items()):
+            ins = self.program.ops[pc].ins
+            lines.append(f"{self.describe_threads(idx)} at line {ins.line} ({ins.text})")
         for pc, idx in sorted(self.sync_wait.items()):
             ins = self.program.ops[pc].ins
             where = self.describe_threads(idx)
             lines.append(f"{where} at line {ins.line} ({ins.text}), for lanes its member mask names")
         waiting_for = "; ".join(lines[:12]) or "nobody waits, yet nobody can run"
-        pcs = [w.groups[0][0] - 1 for w in self.barriers.values() if w.groups] + list(self.sync_wait)
+        pcs = [w.groups[0][0] - 1 for w in self.barriers.values() if w.groups] + list(self.parked) + list(self.sync_wait)
         self.pc = pcs[0] if pcs else self.pc
         gone = self.N0 - self.live
         note = f" ({gone} threads of this batch have exited)" if gone else ""
@@ -567,7 +585,7 @@ class State:
         for waiting in self.barriers.values():
             if waiting.groups:
                 return waiting.groups[0][1][:1]
-        for idx in self.sync_wait.values():
+        for idx in (*self.parked.values(), *self.sync_wait.values()):
             return idx[:1]
         return None
 

@@ -24,14 +24,15 @@ from oxidnn.ptx import nodes
 if TYPE_CHECKING:
     from oxidnn.emu.machine import State
 
-OPERAND_BYTES = {"f16": 2, "bf16": 2, "tf32": 4, "s8": 1, "u8": 1, "e4m3": 1, "e5m2": 1, "f64": 8}
+OPERAND_BITS = {"f16": 16, "bf16": 16, "tf32": 32, "s8": 8, "u8": 8, "s4": 4, "u4": 4, "e4m3": 8, "e5m2": 8, "f64": 64}
 SHAPES = {
     "f16": {(16, 8, 8), (16, 8, 16)}, "bf16": {(16, 8, 8), (16, 8, 16)}, "tf32": {(16, 8, 4), (16, 8, 8)},
-    "s8": {(16, 8, 16), (16, 8, 32)}, "u8": {(16, 8, 16), (16, 8, 32)}, "e4m3": {(16, 8, 32), (16, 8, 16)},
+    **dict.fromkeys(("s8", "u8"), {(8, 8, 16), (16, 8, 16), (16, 8, 32)}),
+    **dict.fromkeys(("s4", "u4"), {(8, 8, 32), (16, 8, 32), (16, 8, 64)}), "e4m3": {(16, 8, 32), (16, 8, 16)},
     "e5m2": {(16, 8, 32), (16, 8, 16)}, "f64": {(8, 8, 4), (16, 8, 4), (16, 8, 8), (16, 8, 16)},
 }  # fmt: skip
 RESULTS = {
-    "f16": {"f16", "f32"}, "bf16": {"f32"}, "tf32": {"f32"}, "s8": {"s32"}, "u8": {"s32"}, "e4m3": {"f32", "f16"},
+    "f16": {"f16", "f32"}, "bf16": {"f32"}, "tf32": {"f32"}, **dict.fromkeys(("s8", "u8", "s4", "u4"), {"s32"}), "e4m3": {"f32", "f16"},
     "e5m2": {"f32", "f16"}, "f64": {"f64"},
 }  # fmt: skip
 
@@ -69,12 +70,15 @@ def registers_d(d: Array, packed: bool) -> Array:
     return np.ascontiguousarray(t).reshape(m // 4, warps, 32)
 
 
-def stacked(S: State, warps: Warps, sources: list[Any], idx: Array | None, element: np.dtype) -> Array:
-    """Registers as (registers, warps, 32, elements)."""
+def stacked(S: State, warps: Warps, sources: list[Any], idx: Array | None, element: np.dtype | None) -> Array:
+    """Registers as (registers, warps, 32, elements); nibbles, the lowest first, as uint8."""
     first = sources[0].get(S).dtype
     out = np.empty((len(sources), warps.count, 32), first)
     for i, source in enumerate(sources):
         out[i] = warps.spread(source.take(S, idx))
+    if element is None:
+        octets = out.view(np.uint8)
+        return np.stack((octets & 15, octets >> 4), axis=-1).reshape(len(sources), warps.count, 32, 8)
     return out.view(element).reshape(len(sources), warps.count, 32, -1)
 
 
@@ -90,13 +94,13 @@ def mma(d: Decoder, ins: nodes.Instruction) -> Core:
     if rest[:2] != ["row", "col"] or set(rest[2:]) - {"satfinite", "kind::f8f6f4"}:
         d.refuse(f"unknown modifiers {rest}")
     result, a_type, b_type, c_type = types
-    if a_type not in SHAPES or b_type not in SHAPES or OPERAND_BYTES[a_type] != OPERAND_BYTES[b_type]:
+    if a_type not in SHAPES or b_type not in SHAPES or OPERAND_BITS[a_type] != OPERAND_BITS[b_type]:
         d.refuse(f"operands .{a_type} and .{b_type}")
     if (m, n, k) not in SHAPES[a_type] or result not in RESULTS[a_type] or c_type != result:
         d.refuse(f"{shape} of .{result}.{a_type}.{b_type}.{c_type}")
     saturates = "satfinite" in rest
-    bits = OPERAND_BYTES[a_type]
-    w = max(1, 4 // bits)
+    bits = OPERAND_BITS[a_type]
+    w = max(1, 32 // bits)
     register = "b64" if a_type == "f64" else "b32"
     count = k // (4 * w)
     packed = result == "f16"
@@ -109,7 +113,7 @@ def mma(d: Decoder, ins: nodes.Instruction) -> Core:
     b = [d.src(x, register) for x in operands[2]]
     c = [d.src(x, accumulator) for x in operands[3]]
     targets = [d.dst(x, accumulator) for x in operands[0]]
-    element = np.dtype(f"u{bits}")
+    element = np.dtype(f"u{bits // 8}") if bits >= 8 else None  # None: nibbles
     c_element = np.dtype(np.float16) if packed else DTYPE[accumulator]
     d.op.kind = "warp"
 

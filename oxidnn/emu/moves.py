@@ -10,7 +10,7 @@ import numpy as np
 from oxidnn.emu import floats
 from oxidnn.emu.alu import FLOAT, Fn, split
 from oxidnn.emu.decode import CLOCKS, DTYPE, Core, Decoder
-from oxidnn.emu.floats import F16, F32, I32, U16, U64
+from oxidnn.emu.floats import F16, F32, U16, U64
 from oxidnn.emu.integers import const
 from oxidnn.emu.memory import LOCAL_WINDOW, SHARED_WINDOW, Array
 from oxidnn.ptx import nodes
@@ -56,6 +56,13 @@ def comparison(d: Decoder, ins: nodes.Instruction, type_: str, mods: list[str]) 
     return fn, combine
 
 
+def widened(type_: str) -> Fn:
+    """Words of f16x2 or bf16x2 as (n, 2) f32."""
+    if type_ == "f16x2":
+        return lambda x: x.view(F16).astype(F32).reshape(-1, 2)
+    return lambda x: floats.bf16_to_f32(x.view(U16)).reshape(-1, 2)
+
+
 def setp(d: Decoder, ins: nodes.Instruction) -> Core:
     *mods, type_ = ins.modifiers
     first, a, b, *extra = ins.operands
@@ -96,14 +103,16 @@ def setp_halves(d: Decoder, ins: nodes.Instruction, p: Any, q: Any) -> Core:
     sources = [d.src(x, type_) for x in ins.operands[1:3]]
     if combine:
         sources.append(d.src(ins.operands[3], "pred"))
-    p_slot, q_slot = d.dst(p, "pred")[0], d.dst(q, "pred")[0]
+    p_slot, q_slot = d.dst(p, "pred")[0], d.dst(q, "pred")[0] if q is not None else -1
     d.op.pure = True
-    widen: Fn = (lambda x: x.view(F16).astype(F32)) if type_ == "f16x2" else (lambda x: floats.bf16_to_f32(x.view(U16)))
+    widen = widened(type_)
 
     def run(S: Any, idx: Any) -> None:
         x, y, *c = (s.take(S, idx) for s in sources)
-        t = fn(widen(x).reshape(-1, 2), widen(y).reshape(-1, 2))
+        t = fn(widen(x), widen(y))
         for slot, column in ((p_slot, 0), (q_slot, 1)):
+            if slot < 0:
+                continue
             value = t[:, column].copy()
             S.set(slot, idx, COMBINE[combine](value, c[0]) if combine else value)
 
@@ -118,16 +127,22 @@ def set_(d: Decoder, ins: nodes.Instruction) -> Core:
     if combine:
         sources.append(d.src(extra[0], "pred"))
     dtype = DTYPE[to]
-    if to == "f32":
-        render: Fn = lambda t: t.astype(F32)  # noqa: E731
-    elif to in ("u32", "s32"):
-        render = lambda t: -t.astype(I32)  # noqa: E731
-    else:
-        return d.refuse(f"set to .{to}")
+    one = {"f32": 0x3F800000, "f16": 0x3C00, "bf16": 0x3F80, "f16x2": 0x3C00, "bf16x2": 0x3F80}.get(to, -1)
+    size = 2 if to.endswith("x2") else dtype.itemsize
+    yes, no = const(one, np.dtype(f"u{size}")), const(0, np.dtype(f"u{size}"))
+    if to.endswith("x2") != type_.endswith("x2"):
+        d.refuse(f"set from .{type_} to .{to}")
+    if type_.endswith("x2"):
+        inner, halves = fn, widened(type_)
+        fn = lambda x, y: inner(halves(x), halves(y))  # noqa: E731
+
+    def render(t: Array) -> Array:
+        return np.ascontiguousarray(np.where(t, yes, no)).view(dtype).reshape(-1)
+
     if combine:
         join = COMBINE[combine]
-        return d.emit(lambda x, y, c: render(join(fn(x, y), c)).view(dtype), dst, dtype, sources)
-    return d.emit(lambda x, y: render(fn(x, y)).view(dtype), dst, dtype, sources)
+        return d.emit(lambda x, y, c: render(join(fn(x, y), c[:, None] if to.endswith("x2") else c)), dst, dtype, sources)
+    return d.emit(lambda x, y: render(fn(x, y)), dst, dtype, sources)
 
 
 def selp(d: Decoder, ins: nodes.Instruction) -> Core:
@@ -154,6 +169,8 @@ def mov(d: Decoder, ins: nodes.Instruction) -> Core:
     dst, a = ins.operands
     if isinstance(a, nodes.Reg) and a.name in CLOCKS:
         return clock(d, dst, a.name)
+    if type_ == "b128" and (isinstance(a, nodes.Vec) or isinstance(dst, nodes.Vec)):
+        return move_128(d, dst, a)
     if isinstance(a, nodes.Vec):
         return pack(d, dst, a, type_)
     if isinstance(dst, nodes.Vec):
@@ -175,6 +192,30 @@ def clock(d: Decoder, dst: nodes.Operand, name: str) -> Core:
     def run(S: Any, idx: Any) -> None:
         ticks = S.ticks()
         S.set(slot, idx, np.array([ticks >> 32 if high else ticks & ((1 << 8 * stored.itemsize) - 1)], U64).astype(stored))
+
+    return run
+
+
+def move_128(d: Decoder, dst: nodes.Operand, a: nodes.Operand) -> Core:
+    """mov.b128 between a 128-bit register and two 64-bit ones."""
+    if isinstance(a, nodes.Vec):
+        sources = [d.src(x, "b64") for x in a.items]
+
+        def join(low: Array, high: Array) -> Array:
+            out = np.empty((max(len(low), len(high)), 2), U64)
+            out[:, 0], out[:, 1] = low, high
+            return out.view(np.complex128).reshape(-1)
+
+        return d.emit(join, dst, DTYPE["b128"], sources)
+    source = d.src(a, "b128")
+    slots = [d.dst(x, "b64") for x in d.items(dst)]
+    d.op.pure = True
+
+    def run(S: Any, idx: Any) -> None:
+        parts = source.take(S, idx).view(U64).reshape(-1, 2)
+        for i, (slot, stored) in enumerate(slots):
+            if slot >= 0:
+                S.set(slot, idx, parts[:, i].copy().view(stored))
 
     return run
 

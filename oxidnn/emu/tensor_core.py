@@ -36,8 +36,10 @@ def decode(codes: Array, type_: str) -> Array:
         return (codes & np.uint32(0xFFFFE000)).view(F32).astype(F64)
     if type_ == "s8":
         return codes.view(np.int8).astype(F64)
-    if type_ == "u8":
+    if type_ in ("u8", "u4"):
         return codes.astype(F64)
+    if type_ == "s4":
+        return ((codes ^ 8).astype(np.int8) - np.int8(8)).astype(F64)
     if type_ == "f64":
         return codes.view(F64)
     return codes.view(FP8[type_]).astype(F64)

@@ -431,3 +431,23 @@ def test_wide_registers_in_conversions() -> None:
     same(apply("cvt.pack.sat.s8.s32.b32 %d, %a0, %a1, %a2;", [a.view(np.int32), a.view(np.int32)[::-1].copy(), a], np.uint32),
          (a << np.uint32(16)) | (np.clip(a.view(np.int32), -128, 127).astype(np.uint8).astype(np.uint32) << np.uint32(8))
          | np.clip(a.view(np.int32)[::-1], -128, 127).astype(np.uint8))  # fmt: skip
+
+
+@pytest.mark.parametrize("mode", ["rz", "rm", "rp"])
+def test_f64_modes(mode: str) -> None:
+    rng = np.random.default_rng(15)
+    a, b, c = (rng.standard_normal(150) * np.exp2(rng.integers(-60, 60, 150)) for _ in range(3))
+    b[:20], c[:10] = a[:20], 0.0
+    with np.errstate(all="ignore"):
+        for name, parts in (("add", (a, np.ones(150), b)), ("mul", (a, b, np.zeros(150))), ("fma", (a, b, c))):
+            text = f"{name}.{mode}.f64 %d, %a0, %a1{', %a2' if name == 'fma' else ''};"
+            got = apply(text, [a, b, c], np.float64)
+            same(got, [exact(float(x), float(y), float(z), 53, -1074, mode) for x, y, z in zip(*parts, strict=True)])
+    q = apply(f"div.{mode}.f64 %d, %a0, %a1;", [a, b], np.float64)
+    for x, y, z in zip(a, b, q, strict=True):
+        value = Fraction(float(x)) / Fraction(float(y))
+        toward = {"rz": 0.0, "rm": np.inf, "rp": -np.inf}[mode]  # the next value on the far side lies beyond
+        away = np.nextafter(z, np.copysign(np.inf, z) if mode == "rz" else toward)
+        inside = abs(Fraction(float(z))) <= abs(value) < abs(Fraction(float(away))) if mode == "rz" else (
+            Fraction(float(z)) <= value < Fraction(float(away)) if mode == "rm" else Fraction(float(away)) < value <= Fraction(float(z)))
+        assert inside

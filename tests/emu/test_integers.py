@@ -263,3 +263,40 @@ def test_moves_pack_and_unpack() -> None:
     same(apply("mov.b32 %d, %a0; add.u32 %a0, %a0, 1;", [a], np.uint32), a)
     same(apply("mov.b32 %d, %a0; setp.gt.u32 %p0, %a0, 100; @%p0 mov.b32 %a0, 7; @%p0 add.u32 %d, %d, 1;", [a], np.uint32),
          np.where(a > 100, a + np.uint32(1), a))  # fmt: skip
+
+
+def test_less_common_forms() -> None:
+    rng = np.random.default_rng(14)
+    a, b, c = (integers(rng, np.uint32) for _ in range(3))
+    s = [x.view(np.int32) for x in (a, b)]
+    same(apply("max.relu.s32 %d, %a0, %a1;", s, np.int32), np.maximum(np.maximum(*s), 0))
+    same(apply("min.relu.s32 %d, %a0, %a1;", s, np.int32), np.maximum(np.minimum(*s), 0))
+    text = "setp.lt.u32 %p1, %a0, %a1; lop3.and.b32 %r0|%p0, %a0, %a1, %a2, 0x80, %p1; selp.b32 %d, %r0, 7, %p0;"
+    joined = a & b & c
+    same(apply(text, [a, b, c], np.uint32), np.where((joined != 0) & (a < b), joined, 7))
+
+    def nth(mask: int, base: int, offset: int) -> int:
+        if offset == 0:
+            return base if mask >> base & 1 else 0xFFFFFFFF
+        places = [i for i in (range(base, 32) if offset > 0 else range(base, -1, -1)) if mask >> i & 1]
+        return places[abs(offset) - 1] if len(places) >= abs(offset) else 0xFFFFFFFF
+
+    base, offset = rng.integers(0, 32, len(a)).astype(np.uint32), rng.integers(-5, 6, len(a)).astype(np.int32)
+    same(apply("fns.b32 %d, %a0, %a1, %a2;", [a, base, offset], np.uint32),
+         [nth(int(m), int(x), int(n)) for m, x, n in zip(a, base, offset, strict=True)])  # fmt: skip
+    same(apply("bmsk.clamp.b32 %d, %a0, 5;", [base], np.uint32), [(31 << int(x)) & 0xFFFFFFFF for x in base])
+    same(apply("szext.clamp.s32 %d, %a0, 9;", [s[0]], np.int32), [((int(x) & 511) ^ 256) - 256 for x in a])
+    for type_, low, high in (("s4", -8, 7), ("u2", 0, 3)):
+        bits = int(type_[1:])
+        expected = [(max(low, min(high, int(x))) & (1 << bits) - 1) << bits | max(low, min(high, int(y))) & (1 << bits) - 1 for x, y in zip(*s, strict=True)]
+        same(apply(f"cvt.pack.sat.{type_}.s32.b32 %d, %a0, %a1, 0;", s, np.uint32), expected)
+    same(apply("{ .reg .b128 %q; mov.b64 %rd0, {%a0, %a1}; mov.b128 %q, {%rd0, %rd1}; mov.b128 {%rd2, %rd3}, %q; mov.b64 {%r0, %d}, %rd2; }",
+               [a, b], np.uint32, prologue="mov.b64 %rd1, 5;"), b)  # fmt: skip
+    halves = [rng.integers(0, 2**16, 400).astype(np.uint16) for _ in range(2)]
+    f = [h.view(np.float16) for h in halves]
+    with np.errstate(invalid="ignore"):
+        less = f[0] < f[1]
+    words = [h.view(np.uint32) for h in halves]
+    same(apply("set.lt.f16x2.f16x2 %d, %a0, %a1;", words, np.uint32).view(np.uint16), np.where(less, 0x3C00, 0))
+    same(apply("setp.lt.f16x2 %p0|%p1, %a0, %a1; selp.b32 %r0, 1, 0, %p0; selp.b32 %d, 2, 0, %p1; or.b32 %d, %d, %r0;", words, np.uint32),
+         less[0::2] + 2 * less[1::2])  # fmt: skip

@@ -15,35 +15,42 @@ from tests.emu.running import HEADER, SCHEDULES, launch, same
 VECTORS = Path(__file__).parent / "vectors"
 TYPES = {
     "f16": np.dtype(np.float16), "bf16": np.dtype(ml_dtypes.bfloat16), "tf32": np.dtype(np.float32), "s8": np.dtype(np.int8),
-    "u8": np.dtype(np.uint8), "e4m3": np.dtype(ml_dtypes.float8_e4m3fn), "e5m2": np.dtype(ml_dtypes.float8_e5m2), "f64": np.dtype(np.float64),
+    "u8": np.dtype(np.uint8), "s4": np.dtype(np.int8), "u4": np.dtype(np.uint8), "e4m3": np.dtype(ml_dtypes.float8_e4m3fn), "e5m2": np.dtype(ml_dtypes.float8_e5m2), "f64": np.dtype(np.float64),
     "f32": np.dtype(np.float32), "s32": np.dtype(np.int32),
 }  # fmt: skip
 
 
-def spread_a(a: np.ndarray) -> np.ndarray:
+def words(out: np.ndarray, nibbles: bool) -> np.ndarray:
+    """(registers, warps, 32, w) elements to (registers, warps * 32) registers."""
+    if nibbles:
+        out = ((out[..., 0::2] & 15) | (out[..., 1::2] << 4)).astype(np.uint8)
+    return np.ascontiguousarray(out).view(np.uint64 if out.itemsize == 8 else np.uint32).reshape(len(out), -1)
+
+
+def spread_a(a: np.ndarray, nibbles: bool = False) -> np.ndarray:
     """(warps, M, K) to (registers, warps * 32) words."""
     warps, m, k = a.shape
-    w = max(1, 4 // a.itemsize)
+    w = 8 if nibbles else max(1, 4 // a.itemsize)
     count = m // 8 * k // (4 * w)
     out = np.zeros((count, warps, 32, w), a.dtype)
     for r in range(count):
         for lane in range(32):
             for e in range(w):
                 out[r, :, lane, e] = a[:, lane // 4 + 8 * (r % (m // 8)), w * (lane % 4) + e + 4 * w * (r // (m // 8))]
-    return out.view(np.uint64 if a.itemsize == 8 else np.uint32).reshape(count, -1)
+    return words(out, nibbles)
 
 
-def spread_b(b: np.ndarray) -> np.ndarray:
+def spread_b(b: np.ndarray, nibbles: bool = False) -> np.ndarray:
     """(warps, N, K) to (registers, warps * 32) words."""
     warps, _, k = b.shape
-    w = max(1, 4 // b.itemsize)
+    w = 8 if nibbles else max(1, 4 // b.itemsize)
     count = k // (4 * w)
     out = np.zeros((count, warps, 32, w), b.dtype)
     for r in range(count):
         for lane in range(32):
             for e in range(w):
                 out[r, :, lane, e] = b[:, lane // 4, w * (lane % 4) + e + 4 * w * r]
-    return out.view(np.uint64 if b.itemsize == 8 else np.uint32).reshape(count, -1)
+    return words(out, nibbles)
 
 
 def places_c(m: int, itemsize: int) -> list[tuple[int, int, int]]:
@@ -76,7 +83,8 @@ def gather_d(words: np.ndarray, m: int, dtype: np.dtype) -> np.ndarray:
 
 def mma(name: str, a: np.ndarray, b: np.ndarray, c: np.ndarray, **options: object) -> np.ndarray:
     """One instruction per warp: a (warps, M, K), b (warps, N, K), c (warps, M, N)."""
-    parts = [spread_a(a), spread_b(b), spread_c(c)]
+    nibbles = ".s4" in name or ".u4" in name
+    parts = [spread_a(a, nibbles), spread_b(b, nibbles), spread_c(c)]
     wide = a.itemsize == 8
     bytes_ = 8 if wide else 4
     accumulator = "f64" if wide else {"f": "f32", "i": "s32"}[c.dtype.kind] if c.itemsize == 4 else "b32"
@@ -102,7 +110,8 @@ FORMS = [
     ("m16n8k16", "f32", "bf16", "bf16"), ("m16n8k8", "f32", "bf16", "bf16"), ("m16n8k16", "f32", "f16", "f16"),
     ("m16n8k8", "f32", "f16", "f16"), ("m16n8k16", "f16", "f16", "f16"), ("m16n8k8", "f16", "f16", "f16"),
     ("m16n8k8", "f32", "tf32", "tf32"), ("m16n8k4", "f32", "tf32", "tf32"), ("m16n8k32", "s32", "s8", "s8"),
-    ("m16n8k32", "s32", "u8", "s8"), ("m16n8k16", "s32", "s8", "u8"), ("m16n8k32", "f32", "e4m3", "e4m3"),
+    ("m8n8k16", "s32", "s8", "u8"), ("m16n8k32", "s32", "u8", "s8"), ("m16n8k16", "s32", "s8", "u8"), ("m16n8k64", "s32", "s4", "s4"),
+    ("m16n8k32", "s32", "u4", "s4"), ("m8n8k32", "s32", "s4", "s4"), ("m16n8k32", "f32", "e4m3", "e4m3"),
     ("m16n8k32", "f32", "e5m2", "e4m3"), ("m8n8k4", "f64", "f64", "f64"), ("m16n8k4", "f64", "f64", "f64"),
     ("m16n8k8", "f64", "f64", "f64"), ("m16n8k16", "f64", "f64", "f64"),
 ]  # fmt: skip
@@ -114,9 +123,9 @@ def test_every_form_on_small_integers(form: tuple[str, ...], mode: str) -> None:
     shape, result, ta, tb = form
     m, k = int(shape[1:].split("n")[0]), int(shape.split("k")[1])
     rng = np.random.default_rng(k)
-    low = 0 if "u8" in (ta, tb) else -4
+    low = 0 if {"u8", "u4"} & {ta, tb} else -4
     a = rng.integers(low, 8, (3, m, k)).astype(TYPES[ta])
-    b = rng.integers(low if tb == "u8" else -4, 8, (3, 8, k)).astype(TYPES[tb])
+    b = rng.integers(low if tb in ("u8", "u4") else -4, 8, (3, 8, k)).astype(TYPES[tb])
     c = rng.integers(-9, 9, (3, m, 8)).astype(TYPES[result])
     d = mma(f"mma.sync.aligned.{shape}.row.col.{result}.{ta}.{tb}.{result}", a, b, c, tensor_core=mode)
     same(d, np.einsum("wmk,wnk->wmn", a.astype(np.float64), b.astype(np.float64)) + c.astype(np.float64))
