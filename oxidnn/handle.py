@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ import numpy as np
 
 from . import report, switches
 from .array import DeviceArray, empty, from_numpy, zeros
+from .codegen.pointwise import Expression, parse
 from .device import DeviceInfo, parse_device
 from .dispatch.select import Explanation, plan_for
 from .dispatch.session import _POLICY, BoundPlan, Call, Session
@@ -145,15 +147,19 @@ class DnnHandle:
         finally:
             _POLICY.reset(token)
 
-    def plan(self, op: str, /, *arrays: Any, out: Any = None, **attrs: Any) -> BoundPlan:
-        """The bound plan of `op` on arrays like these: `plan(x, w, out=y)` then runs with no look-up, legally under graph capture."""
-        call, padded, values = _signature(op, arrays, attrs)
-        return self._session.plan(call, padded, values, out)
+    def plan(self, op: str, /, *arrays: Any, out: Any = None, operands: Mapping[str, Any] | None = None, **attrs: Any) -> BoundPlan:
+        """The bound plan of `op` on arrays like these: `plan(x, w, out=y)` then runs with no look-up, legally under graph capture.
 
-    def explain(self, op: str, /, *arrays: Any, **attrs: Any) -> Explanation:
+        operands: further named operands of an epilogue; they follow the arrays when it is called. Of "pointwise" the first argument
+        is the expression.
+        """
+        call, padded, values = _signature(op, arrays, attrs)
+        return self._session.plan(call, padded, values, out, operands)
+
+    def explain(self, op: str, /, *arrays: Any, operands: Mapping[str, Any] | None = None, **attrs: Any) -> Explanation:
         """Which engines take the problem, why the others do not, what they are estimated and measured at, and which is chosen."""
         call, padded, values = _signature(op, arrays, attrs)
-        return self._session.explain(call, padded, values)
+        return self._session.explain(call, padded, values, operands)
 
     def warmup(self, problems: Iterable[str | Problem]) -> int:
         """Builds the plans of problems (or lines of the case grammar) ahead of time, so their cubins are stored; with tune="auto"
@@ -171,15 +177,16 @@ class DnnHandle:
 
     def conv(self, x: Any, w: Any, bias: Any = None, *, stride: Any = 1, padding: Any = 0, dilation: Any = 1, groups: int = 1,
              epilogue: Any = None, residual: Any = None, flip: bool = False, operands: Mapping[str, Any] | None = None,
-             out: Any = None, stream: Any = None) -> Any:
+             scalars: Mapping[str, float] | None = None, out: Any = None, stream: Any = None) -> Any:
         """y[n,k,p] = epilogue(sum over c, r of x[n,c,p*stride - padding + r*dilation] * w[k,c,r]): cross-correlation.
 
         x (N, C, spatial), w (K, C/groups, spatial), bias (K,), residual of y's shape. padding: int, one per dimension, (low, high)
         pairs, "same_upper", "same_lower" or "valid". epilogue: an expression over acc, bias, residual and `operands` ("relu",
-        "bias_relu", "relu(acc * scale + bias)"); bias alone is added. flip: true convolution (taps reversed).
+        "bias_relu", "relu(acc * scale + bias)"); bias alone is added. scalars: values of its scalar(name)s. flip: true convolution
+        (taps reversed).
         """
         attrs = (stride, padding, dilation, groups, epilogue, flip)
-        return self._session.run(_CONV, (x, w, bias, residual), attrs, out, stream, (), operands)
+        return self._session.run(_CONV, (x, w, bias, residual), attrs, out, stream, scalars, operands)
 
     def conv_dgrad(self, dy: Any, w: Any, x_shape: Sequence[int], *, stride: Any = 1, padding: Any = 0, dilation: Any = 1, groups: int = 1,
                    flip: bool = False, out: Any = None, stream: Any = None) -> Any:
@@ -215,11 +222,11 @@ class DnnHandle:
     # ---- matrix products ---------------------------------------------------------------------------------------------------------
 
     def gemm(self, a: Any, b: Any, bias: Any = None, *, transpose_a: bool = False, transpose_b: bool = False, alpha: float = 1.0,
-             beta: float = 0.0, c: Any = None, epilogue: Any = None, operands: Mapping[str, Any] | None = None, out: Any = None,
-             stream: Any = None) -> Any:
+             beta: float = 0.0, c: Any = None, epilogue: Any = None, operands: Mapping[str, Any] | None = None,
+             scalars: Mapping[str, float] | None = None, out: Any = None, stream: Any = None) -> Any:
         """epilogue(alpha * op(a) @ op(b) + beta * c), with leading batch dimensions broadcast; bias (N,) along the last dimension."""
         attrs = (transpose_a, transpose_b, alpha, beta, epilogue)
-        return self._session.run(_GEMM, (a, b, bias, c), attrs, out, stream, (), operands)
+        return self._session.run(_GEMM, (a, b, bias, c), attrs, out, stream, scalars, operands)
 
     # ---- pooling -----------------------------------------------------------------------------------------------------------------
 
@@ -308,15 +315,10 @@ class DnnHandle:
         expression: an oxidnn.expr expression, a string, or a tuple of them (several outputs). scalars: values of expr.scalar names.
         out may be one of the inputs.
         """
-        from .codegen import pointwise
-
-        expression = pointwise.parse(expression)
-        if len(tensors) != len(expression.args):
-            raise expected("pointwise", "tensors", f"{len(tensors)} arrays", f"{len(expression.args)}: {', '.join(expression.args)}")
-        if set(scalars) != set(expression.scalars):
-            raise expected("pointwise", "scalars", sorted(scalars), sorted(expression.scalars))
-        call = Call("pointwise", expression.args, (("expression", None), ("dtype", None)), output_names_of(expression))
-        return self._session.run(call, tensors, (expression, dtype), out, stream, tuple(scalars[n] for n in expression.scalars))
+        call, expression = _pointwise_call(expression)
+        if len(tensors) != len(call.tensors):
+            raise expected("pointwise", "tensors", f"{len(tensors)} arrays", f"{len(call.tensors)}: {', '.join(call.tensors)}")
+        return self._session.run(call, tensors, (expression, dtype), out, stream, scalars)
 
     def activation(self, x: Any, name: str, *, parameters: Sequence[float] = (), out: Any = None, stream: Any = None) -> Any:
         """An activation by name ("relu", "gelu", "leaky_relu", ...); parameters as the function takes them, e.g. the slope."""
@@ -341,10 +343,14 @@ _CONV, _GEMM = CALLS["conv_fprop"], CALLS["gemm"]
 
 def _signature(op: str, arrays: tuple[Any, ...], attrs: Mapping[str, Any]) -> tuple[Call, tuple[Any, ...], tuple[Any, ...]]:
     """(call, arrays padded with None, attribute values in the call's order); array arguments may stand among the keywords too."""
-    call = CALLS.get(op)
-    if call is None:
-        raise InvalidArgument(f"plan: {op!r} is no op (known: {', '.join(sorted(CALLS))}).")
     attrs = dict(attrs)
+    if op == "pointwise" and arrays:
+        call, attrs["expression"] = _pointwise_call(arrays[0])
+        arrays = arrays[1:]
+    elif op in CALLS:
+        call = CALLS[op]
+    else:
+        raise InvalidArgument(f"plan: {op!r} is no op (known: {', '.join(sorted((*CALLS, 'pointwise')))}).")
     if len(arrays) > len(call.tensors):
         raise expected(op, "arrays", f"{len(arrays)} of them", f"at most {len(call.tensors)}: {', '.join(call.tensors)}")
     padded = tuple(arrays[i] if i < len(arrays) else attrs.pop(name, None) for i, name in enumerate(call.tensors))
@@ -352,6 +358,13 @@ def _signature(op: str, arrays: tuple[Any, ...], attrs: Mapping[str, Any]) -> tu
     if attrs:
         raise expected(op, "arguments", sorted(attrs), f"{', '.join(call.tensors)}, {', '.join(n for n, _ in call.attrs)}")
     return call, padded, values
+
+
+@lru_cache(maxsize=1024)
+def _pointwise_call(expression: Any) -> tuple[Call, Expression]:
+    """The signature of `pointwise` with this expression, and the expression parsed."""
+    parsed = parse(expression)
+    return Call("pointwise", parsed.args, (("expression", None), ("dtype", None)), output_names_of(parsed)), parsed
 
 
 def _checked(policy: Policy) -> Policy:

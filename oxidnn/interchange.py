@@ -43,19 +43,19 @@ def framework_of(kind: type) -> str:
 
 def _raw_torch(tensor: Any) -> Raw:
     pointer = tensor.data_ptr()
-    return pointer, (tensor.dtype, tensor.shape, tensor.stride(), pointer & 15, tensor.get_device())
+    return pointer, (tensor.dtype, tensor.shape, tensor.stride(), pointer & -pointer & 15, tensor.get_device())
 
 
 def _raw_numpy(array: Any) -> Raw:
     if not isinstance(array, np.ndarray):
         raise _no_array(array)
     pointer = array.__array_interface__["data"][0]
-    return pointer, (array.dtype, array.shape, array.strides, pointer & 15, array.flags.writeable)
+    return pointer, (array.dtype, array.shape, array.strides, pointer & -pointer & 15, array.flags.writeable)
 
 
 def _raw_cupy(array: Any) -> Raw:
     pointer = array.data.ptr
-    return pointer, (array.dtype, array.shape, array.strides, pointer & 15, array.device.id)
+    return pointer, (array.dtype, array.shape, array.strides, pointer & -pointer & 15, array.device.id)
 
 
 def _raw_device_array(array: Any) -> Raw:
@@ -233,10 +233,11 @@ def frame_of(example: Any, backend: Backend, stream: int) -> Frame:
     framework = framework_of(type(example))
     if framework == "torch":
         torch = sys.modules["torch"]
+        device = example.device  # the frame outlives the call: it may not keep the example alive
 
         def allocate(desc: TensorDesc) -> Callable[[], Any]:
             kind = getattr(torch, desc.dtype.long_name)
-            return partial(torch.empty_strided, desc.shape, desc.strides, dtype=kind, device=example.device)
+            return partial(torch.empty_strided, desc.shape, desc.strides, dtype=kind, device=device)
 
         if not example.is_cuda:
             return Frame("torch", allocate, lambda: stream, torch.Tensor.data_ptr)
@@ -248,7 +249,7 @@ def frame_of(example: Any, backend: Backend, stream: int) -> Frame:
             if on != current():
                 backend.order(current(), on)
                 for result in results:
-                    result.record_stream(torch.cuda.ExternalStream(on, device=example.device))
+                    result.record_stream(torch.cuda.ExternalStream(on, device=device))
 
         return Frame("torch", allocate, current, torch.Tensor.data_ptr, adopt=adopt_torch)
     if framework == "numpy":

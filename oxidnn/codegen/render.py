@@ -6,6 +6,7 @@ import hashlib
 import itertools
 from dataclasses import dataclass
 from functools import cache, lru_cache
+from importlib.metadata import version
 from pathlib import Path
 
 from .environment import environment, template_directories
@@ -26,22 +27,23 @@ class Source:
 
     @property
     def digest(self) -> str:
-        """SHA-256 (hex) of everything the text depends on: the spec, the templates and the code that lowers expressions."""
+        """SHA-256 (hex) of everything the text depends on: the spec, the templates, and the code whose methods they call."""
         return hashlib.sha256(f"{sources_digest()} {self.spec!r}".encode()).hexdigest()
 
 
 @cache
 def sources_digest() -> str:
-    """SHA-256 (hex) of all templates and of this room's modules."""
-    digest = hashlib.sha256()
-    own = Path(__file__).resolve().parent
-    for directory, pattern in (*((d, "**/*.j2") for d in template_directories()), (own, "*.py")):
+    """SHA-256 (hex) of all templates, of the modules whose code they call (this room, the engines' Consts), and Jinja's version."""
+    digest = hashlib.sha256(version("jinja2").encode())
+    package = Path(__file__).resolve().parent.parent
+    for directory, pattern in (*((d, "**/*.j2") for d in template_directories()), (package, "codegen/*.py"), (package, "engines/*.py"),
+                               (package, "dtypes.py")):
         for path in sorted(directory.glob(pattern)):
             digest.update(path.relative_to(directory).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
     return digest.hexdigest()
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=256)
 def render(spec: KernelSpec) -> str:
     """The PTX of `spec`.
 

@@ -14,11 +14,8 @@ ENGINE_MODULES = ("matmul", "pointwise_map", "reduce_tree", "pool_window", "loss
 
 ENGINES: dict[str, tuple[Engine, ...]] = {}
 for _module in ENGINE_MODULES:
-    try:
-        for _op, _engines in import_module(f"oxidnn.engines.{_module}").ENGINES.items():
-            ENGINES[_op] = ENGINES.get(_op, ()) + tuple(_engines)
-    except ModuleNotFoundError:  # TODO: bootstrap only
-        pass
+    for _op, _engines in import_module(f"oxidnn.engines.{_module}").ENGINES.items():
+        ENGINES[_op] = ENGINES.get(_op, ()) + tuple(_engines)
 
 
 def engines_for(op: str) -> tuple[Engine, ...]:

@@ -9,6 +9,8 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from .. import report
 from ..device import DeviceInfo
 from ..errors import InvalidArgument, expected
@@ -41,7 +43,8 @@ class Call:
 class Prepared:
     """A plan joined to the way its arguments arrive: what a cache hit needs."""
 
-    __slots__ = ("frame", "make_outputs", "num_outputs", "order", "overlap_pairs", "plan", "problem")
+    __slots__ = ("frame", "make_outputs", "num_outputs", "order", "overlap_pairs", "plan", "problem",
+                 "scalar_names")
 
     def __init__(self, problem: Problem, plan: Plan | None, order: tuple[int, ...] | None, frame: Frame,
                  make_outputs: tuple[Callable[[], Any], ...]) -> None:
@@ -52,32 +55,58 @@ class Prepared:
         self.make_outputs = make_outputs
         self.num_outputs = len(problem.outputs)
         self.overlap_pairs = _overlap_pairs(problem)
+        self.scalar_names = tuple(getattr(s, "name", s) for s in problem.scalars)
+
+    def ordered(self, scalars: Mapping[str, float] | None) -> tuple[float, ...]:
+        """The numbers given with a call, in the problem's order. Raises InvalidArgument for missing, unknown and non-numeric ones."""
+        given = scalars or {}
+        if given.keys() != set(self.scalar_names):
+            raise expected(self.problem.op, "scalars", sorted(given), sorted(self.scalar_names))
+        for name, value in given.items():
+            if not isinstance(value, (int, float, np.number)):
+                raise expected(self.problem.op, f"scalar {name}", repr(value), "a number")
+        return tuple(given[name] for name in self.scalar_names)
 
 
 class BoundPlan:
-    """A plan fixed to one signature: `plan(x, w, out=y)` does no look-up beyond checking that signature, and is legal under capture."""
+    """A plan fixed to one signature: `plan(x, w, out=y)` makes and looks up nothing, and is legal under graph capture.
 
-    def __init__(self, session: Session, call: Call, attrs: tuple[Any, ...], prepared: Prepared, key: tuple[Any, ...]) -> None:
-        self._session, self._call, self._attrs, self._prepared, self._key = session, call, attrs, prepared, key
+    The signature is that of the example arrays; an `out` of another kind than the one it was made with (or than a fresh result) is
+    checked and planned for at its first use.
+    """
+
+    def __init__(self, session: Session, call: Call, names: tuple[str, ...], keys: tuple[Any, ...], attrs: tuple[Any, ...],
+                 outs: tuple[Any, ...], arrays: tuple[Any, ...]) -> None:
+        self._session, self._call, self._names, self._keys, self._attrs = session, call, names, keys, attrs
+        self._by_out: dict[Any, Prepared] = {}
+        self._main = self._prepared(arrays, outs)
+
+    def _prepared(self, arrays: tuple[Any, ...], outs: tuple[Any, ...]) -> Prepared:
+        out_key = self._session.raw(outs)[1] if outs else None
+        found = self._by_out.get(out_key)
+        if found is None:
+            found = self._by_out[out_key] = self._session.prepared(self._call, self._names, self._keys, arrays, self._attrs, outs, out_key)
+        return found
 
     @property
     def plan(self) -> Plan | None:
         """The plan behind it: engine, config, workspace bytes; None when there is nothing to launch."""
-        return self._prepared.plan
+        return self._main.plan
 
     @property
     def is_deterministic(self) -> bool:
-        return self._prepared.plan is None or self._prepared.plan.is_deterministic
+        return self._main.plan is None or self._main.plan.is_deterministic
 
     def __call__(self, *arrays: Any, out: Any = None, stream: Any = None, **scalars: float) -> Any:
         """Runs it on arrays of the same types, shapes, strides and alignment as it was planned for. Raises InvalidArgument otherwise."""
-        missing = len(self._call.tensors) - len(arrays)
+        missing = len(self._names) - len(arrays)
         if missing > 0:
             arrays = (*arrays, *(None,) * missing)
-        pointers, keys = self._session._raw(arrays)
-        if keys != self._key:
-            raise InvalidArgument(f"plan {self._call.op}: arguments do not match the planned ones ({format_case(self._prepared.problem)}).")
-        return self._session._execute(self._prepared, arrays, pointers, out, stream, tuple(scalars.values()))
+        pointers, keys = self._session.raw(arrays)
+        if keys != self._keys:
+            raise InvalidArgument(f"plan {self._call.op}: arguments do not match the planned ones ({format_case(self._main.problem)}).")
+        prepared = self._prepared(arrays, () if out is None else out if isinstance(out, tuple) else (out,))
+        return self._session.execute(prepared, arrays, pointers, out, stream, scalars)
 
     def __repr__(self) -> str:
         return f"BoundPlan({self.plan.describe() if self.plan else 'empty'})"
@@ -112,32 +141,37 @@ class Session:
     # ---- the warm path ------------------------------------------------------------------------------------------------------
 
     def run(self, call: Call, arrays: tuple[Any, ...], attrs: tuple[Any, ...], out: Any, stream: Any,
-            scalars: tuple[float, ...] = (), extra: Mapping[str, Any] | None = None) -> Any:
+            scalars: Mapping[str, float] | None = None, extra: Mapping[str, Any] | None = None) -> Any:
         """Runs `call` on `arrays` (None: absent); returns the output, or a tuple of them. extra: further named operands."""
         names = call.tensors
         if extra:
-            names = (*names, *extra)
-            arrays = (*arrays, *extra.values())
-        pointers, keys = self._raw(arrays)
+            names, arrays = _with_extra(call, arrays, extra)
+        pointers, keys = self.raw(arrays)
         outs: tuple[Any, ...] = ()
         out_key = None
         if out is not None:
             outs = out if isinstance(out, tuple) else (out,)
-            out_key = self._raw(outs)[1]
-        overrides = _POLICY.get()
-        policy = None if overrides is None else overrides.get(id(self))
-        key = (call.op, names, keys, attrs, out_key, policy)
-        try:
-            prepared = self._plans.get(key)
-        except TypeError:  # a list among the attributes
-            attrs = tuple(_hashable(a) for a in attrs)
-            key = (call.op, names, keys, attrs, out_key, policy)
-            prepared = self._plans.get(key)
-        if prepared is None:
-            prepared = self._prepare(key, call, names, arrays, attrs, outs, stream)
-        return self._execute(prepared, arrays, pointers, out, stream, scalars)
+            out_key = self.raw(outs)[1]
+        prepared = self.prepared(call, names, keys, arrays, attrs, outs, out_key, stream)
+        return self.execute(prepared, arrays, pointers, out, stream, scalars)
 
-    def _raw(self, arrays: Sequence[Any]) -> tuple[list[int], tuple[Any, ...]]:
+    def prepared(self, call: Call, names: tuple[str, ...], keys: tuple[Any, ...], arrays: Sequence[Any], attrs: tuple[Any, ...],
+                 outs: tuple[Any, ...], out_key: Any, stream: Any = None) -> Prepared:
+        """The plan of a signature: kept, or made now."""
+        overrides = _POLICY.get()
+        key = (call.op, names, keys, attrs, out_key, None if overrides is None else overrides.get(id(self)))
+        plans = self._plans
+        try:
+            found = plans.get(key)
+        except TypeError:  # a list among the attributes
+            return self.prepared(call, names, keys, arrays, tuple(_hashable(a) for a in attrs), outs, out_key, stream)
+        if found is None:
+            return self._prepare(key, call, names, arrays, attrs, outs, stream)
+        if len(plans) > MAX_PLANS // 2:
+            plans.move_to_end(key)
+        return found
+
+    def raw(self, arrays: Sequence[Any]) -> tuple[list[int], tuple[Any, ...]]:
         """Addresses of the arrays that are there, and a key of each array's type, shape, strides, alignment and place."""
         pointers: list[int] = []
         keys: list[tuple[Any, ...] | None] = []
@@ -150,8 +184,9 @@ class Session:
                 keys.append(key)
         return pointers, tuple(keys)
 
-    def _execute(self, prepared: Prepared, arrays: Sequence[Any], pointers: list[int], out: Any, stream: Any,
-                 scalars: tuple[float, ...]) -> Any:
+    def execute(self, prepared: Prepared, arrays: Sequence[Any], pointers: list[int], out: Any, stream: Any,
+                scalars: Mapping[str, float] | None = None) -> Any:
+        values = prepared.ordered(scalars) if scalars or prepared.scalar_names else ()
         plan, frame = prepared.plan, prepared.frame
         if out is None:
             makers = prepared.make_outputs
@@ -179,9 +214,9 @@ class Session:
                 frame.adopt(outs, handle)
         workspace = self.workspace.take(plan.workspace_bytes, handle) if plan.workspace_bytes else 0
         if self._is_emulated:
-            self._execute_emulated(plan, [a for a in (*arrays, *outs) if a is not None], pointers, workspace, handle, scalars)
+            self._execute_emulated(plan, [a for a in (*arrays, *outs) if a is not None], pointers, workspace, handle, values)
         else:
-            plan.execute(pointers, workspace, handle, scalars)
+            plan.execute(pointers, workspace, handle, values)
         if self._says_exec:
             report.line("exec", plan.describe())
         return _result(finish, outs)
@@ -243,18 +278,26 @@ class Session:
             raise expected(op, name, f"on {view.device}", f"on {here}, the handle's device", hint.strip())
         return view
 
-    def plan(self, call: Call, arrays: tuple[Any, ...], attrs: tuple[Any, ...], out: Any = None) -> BoundPlan:
+    def plan(self, call: Call, arrays: tuple[Any, ...], attrs: tuple[Any, ...], out: Any = None,
+             extra: Mapping[str, Any] | None = None) -> BoundPlan:
         """The bound plan of a signature given by example arrays."""
-        _, keys = self._raw(arrays)
-        attrs = tuple(_hashable(a) for a in attrs)
+        names, arrays = _with_extra(call, arrays, extra or {})
         outs = () if out is None else out if isinstance(out, tuple) else (out,)
-        key = (call.op, call.tensors, keys, attrs, self._raw(outs)[1] if outs else None, (_POLICY.get() or {}).get(id(self)))
-        prepared = self._plans.get(key) or self._prepare(key, call, call.tensors, arrays, attrs, outs, None)
-        return BoundPlan(self, call, attrs, prepared, keys)
+        return BoundPlan(self, call, names, self.raw(arrays)[1], tuple(_hashable(a) for a in attrs), outs, arrays)
 
-    def explain(self, call: Call, arrays: tuple[Any, ...], attrs: tuple[Any, ...]) -> Explanation:
-        tensors = {n: as_view(a).desc for n, a in zip(call.tensors, arrays, strict=True) if a is not None}
+    def explain(self, call: Call, arrays: tuple[Any, ...], attrs: tuple[Any, ...], extra: Mapping[str, Any] | None = None) -> Explanation:
+        names, arrays = _with_extra(call, arrays, extra or {})
+        tensors = {n: as_view(a).desc for n, a in zip(names, arrays, strict=True) if a is not None}
         return explain(self.problem(call, tensors, attrs), self.info, self.db)
+
+
+def _with_extra(call: Call, arrays: tuple[Any, ...], extra: Mapping[str, Any]) -> tuple[tuple[str, ...], tuple[Any, ...]]:
+    """Roles and arrays with the operands given by name behind; a name that is a role already is refused."""
+    for name in extra:
+        roles = (*call.tensors, *OPS[call.op].outputs)
+        if name in roles:
+            raise expected(call.op, "operands", f"holding {name!r}", f"names other than the roles {', '.join(roles)}")
+    return (*call.tensors, *extra), (*arrays, *extra.values())
 
 
 def _address(array: Any) -> int:

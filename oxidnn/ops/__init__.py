@@ -10,9 +10,6 @@ FAMILIES = ("conv", "gemm", "pointwise", "reduce", "pool", "loss")
 
 OPS: dict[str, OpDef] = {}
 for _family in FAMILIES:
-    try:
-        OPS.update({definition.name: definition for definition in import_module(f".{_family}", __name__).DEFINITIONS})
-    except ModuleNotFoundError:  # TODO: bootstrap only
-        pass
+    OPS.update({definition.name: definition for definition in import_module(f".{_family}", __name__).DEFINITIONS})
 
 __all__ = ["FAMILIES", "OPS", "OpDef", "Operand", "Policy", "Problem"]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import inspect
+import weakref
 
 import numpy as np
 import pytest
@@ -102,6 +104,49 @@ def test_plans_explanations_and_options(h: oxidnn.DnnHandle) -> None:
     assert "does not allow" in str(h.explain("conv_fprop", x, w, padding=1))
     with pytest.raises(oxidnn.InvalidArgument, match="deterministic, math, workspace_limit"), h.options(speed=2):
         pass
+
+
+def test_bound_plans_check_out_and_scalars(h: oxidnn.DnnHandle) -> None:
+    x, w = rand(1, 2, 4, 4), rand(3, 2, 3, 3, seed=1)
+    plan = h.plan("conv_fprop", x, w)
+    with pytest.raises(oxidnn.InvalidArgument, match="y"):
+        plan(x, w, out=np.zeros((1, 3, 2, 1), np.float32))
+    half = np.full((1, 3, 2, 2), np.nan, np.float16)
+    plan(x, w, out=half)  # another type of output is another plan
+    np.testing.assert_allclose(half, h.conv(x, w), rtol=2e-3, atol=2e-3)
+    scaled = h.plan("pointwise", "scalar(p) * a + scalar(q)", x)
+    np.testing.assert_allclose(scaled(x, q=1.0, p=2.0), 2 * x + 1, rtol=1e-6)
+    for wrong in ({}, {"p": 1.0}, {"p": 1.0, "q": 2.0, "r": 3.0}, {"p": "1", "q": 2.0}):
+        with pytest.raises(oxidnn.InvalidArgument, match="scalar"):
+            scaled(x, **wrong)
+        with pytest.raises(oxidnn.InvalidArgument, match="scalar"):
+            h.pointwise("scalar(p) * a + scalar(q)", x, **wrong)
+    y = h.conv(x, w, epilogue="acc * scalar(s)", scalars={"s": 3.0})
+    np.testing.assert_allclose(y, 3 * h.conv(x, w), rtol=1e-6)
+    with pytest.raises(oxidnn.InvalidArgument, match="scalars"):
+        h.conv(x, w, epilogue="acc * scalar(s)")
+
+
+def test_operands_may_not_take_a_role(h: oxidnn.DnnHandle) -> None:
+    x, w, b = rand(1, 2, 4, 4), rand(3, 2, 1, 1, seed=1), rand(3, seed=2)
+    for name in ("bias", "x", "y"):
+        with pytest.raises(oxidnn.InvalidArgument, match="operands"):
+            h.conv(x, w, b, epilogue="bias_relu", operands={name: b})
+    plan = h.plan("conv_fprop", x, w, epilogue="acc * s[c]", operands={"s": b})
+    np.testing.assert_allclose(plan(x, w, None, None, b), h.conv(x, w) * b[:, None, None], rtol=1e-5, atol=1e-6)
+    assert "supported" in str(h.explain("conv_fprop", x, w, epilogue="acc * s[c]", operands={"s": b}))
+
+
+def test_plans_do_not_keep_arrays_alive(h: oxidnn.DnnHandle) -> None:
+    class Array(np.ndarray):
+        """A NumPy array that takes weak references."""
+
+    x = rand(1, 2, 7, 3).view(Array)
+    watch = weakref.ref(x)
+    h.softmax(x)
+    del x
+    gc.collect()
+    assert watch() is None
 
 
 def test_lists_and_repeated_calls_share_a_plan(h: oxidnn.DnnHandle) -> None:

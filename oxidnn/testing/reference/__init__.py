@@ -34,7 +34,4 @@ Reference = Callable[[Problem, Mapping[str, np.ndarray], Mapping[str, float]], d
 
 REFERENCES: dict[str, Reference] = {}
 for _family in FAMILIES:
-    try:
-        REFERENCES.update(import_module(f".{_family}", __name__).REFERENCES)
-    except ModuleNotFoundError:  # TODO: bootstrap only
-        pass
+    REFERENCES.update(import_module(f".{_family}", __name__).REFERENCES)

@@ -21,10 +21,7 @@ SAMPLES: dict[str, Sampler] = {}
 CASES: dict[str, tuple[str, ...]] = {}
 FILLS: dict[tuple[str, str], Fill] = {}  # (op, operand) -> values that are not simply normal, e.g. class labels in range
 for _family in FAMILIES:
-    try:
-        _module = import_module(f".{_family}", __name__)
-    except ModuleNotFoundError:  # TODO: bootstrap only
-        continue
+    _module = import_module(f".{_family}", __name__)
     SAMPLES.update(_module.SAMPLES)
     CASES.update(_module.CASES)
     FILLS.update(getattr(_module, "FILLS", {}))
