@@ -15,6 +15,7 @@ from oxidnn.emu.integers import (
     add_saturated,
     bit_length,
     const,
+    count_bits,
     divide,
     dot_product,
     extract_bits,
@@ -330,7 +331,7 @@ def unary(d: Decoder, ins: nodes.Instruction) -> Core:
     if name == "clz":
         return d.emit(lambda x: (width - bit_length(x.view(unsigned))).astype(U32), dst, U32, [source])
     if name == "popc":
-        return d.emit(lambda x: np.bitwise_count(x.view(unsigned)).astype(U32), dst, U32, [source])
+        return d.emit(count_bits, dst, U32, [source])
     whole: Any = {
         "abs": np.abs, "neg": np.negative, "not": np.invert, "cnot": lambda x: (x == 0).astype(dtype),
         "brev": reverse_bits,

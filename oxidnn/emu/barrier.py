@@ -25,7 +25,8 @@ class Waiting:
         self.expected = np.zeros(ctas, np.int64)  # -1: all threads of the CTA
         self.true = np.zeros(ctas, np.int64)  # threads whose bar.red predicate holds
         self.total = np.zeros(ctas, np.int64)
-        # (pc to go on at, positions, they wait (else bar.arrive), destination of bar.red, aligned)
+        # (pc to go on at, slots, they wait (else bar.arrive), destination of bar.red, aligned). Slots, since those that
+        # only arrive may exit, and the positions of the others move, before the barrier completes.
         self.groups: list[tuple[int, Array, bool, Any, bool]] = []
 
     def goal(self, S: State) -> Array:
@@ -34,11 +35,12 @@ class Waiting:
     def describe(self, S: State, number: int) -> list[str]:
         goal = self.goal(S)
         texts = []
-        for pc, positions, waits, _, _ in self.groups:
+        for pc, slots, waits, _, _ in self.groups:
             if not waits:
                 continue
             ins = S.program.ops[pc - 1].ins
-            cta = int(S.cta[positions[0]])
+            positions = S.positions(slots)
+            cta = int(slots[0]) // S.T
             texts.append(
                 f"{S.describe_threads(positions)} at line {ins.line} ({ins.text}), barrier {number} has "
                 f"{int(self.arrived[cta])} of {int(goal[cta])} threads"
@@ -84,7 +86,7 @@ def arrive(S: State, idx: Array | None, number: int, count: int | None, waits: b
         waiting.total += np.bincount(cta, minlength=S.ctas)
     if S.race is not None:
         S.race.arrive(("bar", number), positions)
-    waiting.groups.append((pc + 1, positions, waits, None if red is None else red[:2], aligned))
+    waiting.groups.append((pc + 1, S.slot.take(positions), waits, None if red is None else red[:2], aligned))
     _release(S, number, waiting)
     if not waits:
         return pc + 1, idx
@@ -112,11 +114,11 @@ def _release(S: State, number: int, waiting: Waiting) -> None:
     if S.strict_barrier:
         _check_divergence(S, number, waiting, done)
     left: list[tuple[int, Array, bool, Any, bool]] = []
-    for pc, positions, waits, red, aligned in waiting.groups:
-        of = S.cta.take(positions)
+    for pc, slots, waits, red, aligned in waiting.groups:
+        of = slots // S.T
         free = done.take(of)
-        go = positions[free]
-        if len(go) and waits:
+        if waits and free.any():
+            go = S.positions(slots[free])
             if S.race is not None:
                 S.race.leave(("bar", number), go)
             if red is not None:
@@ -126,8 +128,8 @@ def _release(S: State, number: int, waiting: Waiting) -> None:
                 stored = DTYPE[S.program.slots[slot].type]
                 S.put(slot, go, value if value.dtype == stored else value.view(stored))
             S.add(pc, go)
-        if len(go) < len(positions):
-            left.append((pc, positions[~free], waits, red, aligned))
+        if not free.all():
+            left.append((pc, slots[~free], waits, red, aligned))
     waiting.groups = left
     for array in (waiting.arrived, waiting.expected, waiting.true, waiting.total):
         array[done] = 0
@@ -138,14 +140,14 @@ def _release(S: State, number: int, waiting: Waiting) -> None:
 
 def _check_divergence(S: State, number: int, waiting: Waiting, done: Array) -> None:
     """bar.sync is aligned: all threads of a warp must execute the same bar instruction."""
-    groups = [(pc, positions[done.take(S.cta.take(positions))]) for pc, positions, _, _, aligned in waiting.groups if aligned]
+    groups = [(pc, slots[done.take(slots // S.T)]) for pc, slots, _, _, aligned in waiting.groups if aligned]
     if len({pc for pc, _ in groups}) < 2:
         return
-    where = np.concatenate([positions for _, positions in groups])
-    pcs = np.concatenate([np.full(len(positions), pc) for pc, positions in groups])
+    where = np.concatenate([slots for _, slots in groups])
+    pcs = np.concatenate([np.full(len(slots), pc) for pc, slots in groups])
     order = np.argsort(where)
     where, pcs = where[order], pcs[order]
-    warp = S.warp.take(where)
+    warp = where // S.T * S.warps_per_cta + where % S.T // 32
     mixed = np.flatnonzero((warp[1:] == warp[:-1]) & (pcs[1:] != pcs[:-1]))
     if len(mixed):
         at = int(mixed[0])
@@ -155,7 +157,7 @@ def _check_divergence(S: State, number: int, waiting: Waiting, done: Array) -> N
             f"divergent barrier {number}: threads of one warp wait at line {first.line} ({first.text}) and at line "
             f"{second.line} ({second.text})",
             np.array([0]),
-            where[at : at + 1],
+            S.positions(where[at : at + 1]),
         )
 
 

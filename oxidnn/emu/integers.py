@@ -70,6 +70,13 @@ def bit_length(x: Array) -> Array:
     return np.frexp(x.astype(F64))[1].astype(I64)
 
 
+def count_bits(x: Array) -> Array:
+    """Set bits, as uint32."""
+    size = x.dtype.itemsize
+    return _ONES.take(np.ascontiguousarray(x).view(np.uint8).reshape(-1, size)).sum(axis=1, dtype=U32)
+
+
+_ONES = np.array([i.bit_count() for i in range(256)], np.uint8)
 _REVERSED = np.array([int(f"{i:08b}"[::-1], 2) for i in range(256)], np.uint8)
 
 

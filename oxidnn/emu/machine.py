@@ -180,6 +180,10 @@ class State:
 
     # -- registers
 
+    def positions(self, slots: Array) -> Array:
+        """Where the threads `slots` (sorted, alive) stand now."""
+        return slots if self.N == self.N0 else np.searchsorted(self.slot, slots).clip(max=self.N - 1)
+
     def lanes(self, idx: Array | None) -> int:
         return self.N if idx is None else len(idx)
 
@@ -584,7 +588,7 @@ class State:
     def _first_waiting(self) -> Array | None:
         for waiting in self.barriers.values():
             if waiting.groups:
-                return waiting.groups[0][1][:1]
+                return self.positions(waiting.groups[0][1][:1])
         for idx in (*self.parked.values(), *self.sync_wait.values()):
             return idx[:1]
         return None

@@ -161,9 +161,7 @@ class GlobalMemory:
     def register(self, array: Array, name: str = "array", writable: bool = True) -> int:
         """Address of the caller's `array` (zero copy). Its extent becomes legal to read, and to write if `writable`
         and the array itself is; all of it counts as written."""
-        low, high = np.lib.array_utils.byte_bounds(array)
-        if array.size == 0:
-            high = low
+        low, high = _extent(array)
         allocation = Allocation(name, low, high - low, writable and array.flags.writeable, array)
         self._insert(allocation)
         return array.ctypes.data
@@ -262,6 +260,19 @@ class GlobalMemory:
             if best is None or near[0] < best[0]:
                 best = near
         return best[1] if best else "there is no allocation at all"
+
+
+def _extent(array: Array) -> tuple[int, int]:
+    """First byte and one past the last byte of an array with any strides."""
+    low = high = array.ctypes.data
+    if array.size:
+        for length, stride in zip(array.shape, array.strides, strict=True):
+            if stride < 0:
+                low += (length - 1) * stride
+            else:
+                high += (length - 1) * stride
+        high += array.itemsize
+    return low, high
 
 
 def align_up(value: int, to: int) -> int:

@@ -131,6 +131,12 @@ class Program:
         self._place_dynamic(top, entry.body)
         for pc, (ins, scope) in enumerate(flat):
             self.ops.append(self._build(pc, ins, scope, labels))
+        for op in self.ops:
+            # A jump to ret is a ret: the rest of the batch then closes ranks at once (the usual tail guard).
+            if op.kind == "branch":
+                target = self.ops[op.target] if op.target < len(self.ops) else None
+                if target is None or (target.kind == "exit" and target.guard is None):
+                    op.kind = "exit"
 
     def _place_dynamic(self, scope: Scope, body: Any) -> None:
         for decl in self._dynamic:
