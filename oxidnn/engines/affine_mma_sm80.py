@@ -12,31 +12,39 @@ from . import affine_tiling as tiling
 from .affine import AffineMatmul
 from .base import Build, EngineConfig, Step, Support, refuse
 
-# (tile_m, tile_n, tile_k in bytes, warps_m, warps_n, stages)
+# (tile_m, tile_n, tile_k in bytes, warps_m, warps_n, stages, where the next stage is awaited)
 SHAPES = (
-    (128, 128, 64, 2, 2, 4),
-    (128, 128, 64, 2, 4, 4),
-    (128, 128, 128, 2, 4, 3),
-    (128, 128, 128, 2, 2, 3),
-    (128, 256, 64, 2, 4, 4),
-    (256, 128, 64, 4, 2, 4),
-    (128, 64, 64, 2, 2, 4),
-    (128, 64, 128, 2, 2, 3),
-    (256, 64, 64, 4, 1, 4),
-    (64, 128, 64, 2, 2, 4),
-    (64, 64, 64, 2, 2, 4),
-    (64, 64, 128, 2, 2, 3),
-    (128, 32, 64, 4, 1, 4),
-    (64, 32, 64, 2, 1, 4),
-    (64, 32, 64, 2, 2, 4),
-    (128, 16, 64, 4, 1, 4),
-    (32, 64, 64, 1, 2, 4),
+    (128, 128, 64, 2, 2, 4, "late"),
+    (128, 128, 64, 2, 2, 5, "early"),
+    (128, 128, 64, 2, 4, 4, "late"),
+    (128, 128, 128, 2, 4, 3, "late"),
+    (128, 128, 128, 2, 2, 3, "late"),
+    (128, 256, 64, 2, 4, 4, "late"),
+    (128, 256, 64, 2, 4, 4, "early"),
+    (256, 128, 64, 4, 2, 4, "late"),
+    (256, 128, 64, 4, 2, 4, "early"),
+    (128, 64, 64, 2, 2, 4, "late"),
+    (128, 64, 64, 2, 2, 5, "early"),
+    (128, 64, 128, 2, 2, 3, "late"),
+    (256, 64, 64, 4, 1, 4, "late"),
+    (256, 64, 64, 4, 1, 5, "early"),
+    (64, 128, 64, 2, 2, 4, "late"),
+    (64, 128, 64, 2, 2, 5, "early"),
+    (64, 64, 64, 2, 2, 4, "late"),
+    (64, 64, 64, 2, 2, 5, "early"),
+    (64, 64, 128, 2, 2, 3, "late"),
+    (128, 32, 64, 4, 1, 4, "late"),
+    (64, 32, 64, 2, 1, 4, "late"),
+    (64, 32, 64, 2, 2, 4, "late"),
+    (128, 16, 64, 4, 1, 4, "late"),
+    (32, 64, 64, 1, 2, 4, "late"),
 )
 
 
 @dataclass(frozen=True, slots=True)
 class MmaConsts:
-    """Consts of matmul/tiled_mma_sm80. kind: operand type of the mma; k_steps: mma's k in a k tile (even)."""
+    """Consts of matmul/tiled_mma_sm80. kind: operand type of the mma; k_steps: mma's k in a k tile (even); sync_step: the k step before
+    which the next stage is awaited."""
 
     kind: str
     tile_m: int
@@ -47,6 +55,7 @@ class MmaConsts:
     stages: int
     stage_bytes: int
     k_steps: int
+    sync_step: int
     has_rn_tf32: bool
     a: tiling.LoaderConsts
     b: tiling.LoaderConsts
@@ -62,6 +71,11 @@ class MmaConsts:
     @property
     def warp_n(self) -> int:
         return self.tile_n // self.warps_n
+
+    @property
+    def pending(self) -> int:
+        """Groups of copies that may be under way at the barrier: stages that neither it nor the k tile being multiplied needs."""
+        return self.stages - (2 if self.sync_step else 3)
 
     @property
     def has_async(self) -> bool:
@@ -113,8 +127,10 @@ def _plan(am: AffineMatmul, config: EngineConfig, has_rn_tf32: bool) -> tuple[Mm
     grid = tiling.plan_grid(am, (tile_m, tile_n, tile_k), config["split_k"], tiling.inner_direction(d))
     epilogue = tiling.plan_epilogue(d, am, tile_m, tile_n, threads, wide, grid.splits > 1)
     kind = "tf32" if size == 4 else am.a.dtype.name
-    consts = MmaConsts(kind, tile_m, tile_n, tile_k, warps_m, warps_n, stages, stage_bytes, tile_k * size // 32, has_rn_tf32, loaders[0],
-                       loaders[1], epilogue, has_slices=grid.slices > 1, is_split=grid.splits > 1, has_n_tiles=grid.n_tiles > 1)
+    k_steps = tile_k * size // 32
+    consts = MmaConsts(kind, tile_m, tile_n, tile_k, warps_m, warps_n, stages, stage_bytes, k_steps,
+                       k_steps - 1 if config["sync"] == "late" else 0, has_rn_tf32, loaders[0], loaders[1], epilogue,
+                       has_slices=grid.slices > 1, is_split=grid.splits > 1, has_n_tiles=grid.n_tiles > 1)
     return consts, d, grid
 
 
@@ -226,15 +242,17 @@ def _candidates(am: AffineMatmul, device: DeviceInfo) -> Iterator[tuple[EngineCo
     is_reused = not device.is_emulated and max(tiling.reuse(am.a, am.m, am.k, am.batch), tiling.reuse(am.b, am.n, am.k, am.batch)) > 1.5
     # Largest needs that assemble without spills; rounding to tf32 takes temporaries, more where NaN has to be kept by hand.
     limit = 260 if size == 2 else 250 if has_rn_tf32 else 232
-    for tile_m, tile_n, k_bytes, warps_m, warps_n, stages in SHAPES:
+    for tile_m, tile_n, k_bytes, warps_m, warps_n, stages, sync in SHAPES:
         tile = (tile_m, tile_n, k_bytes // size)
-        stages = 2 if device.is_emulated else stages  # there a long ring hides nothing and costs its filling
+        if device.is_emulated:
+            stages, sync = 2, "late"  # a long ring hides nothing there and costs its filling
         staging = tile_m * tile_n * 4 + 32 * max(tile_m, tile_n)
         if max(stages * (tile_m + tile_n) * k_bytes, staging) > device.smem_per_cta:
             continue
         if (tile_m >= 2 * am.m.size and tile_m > 64) or (tile_n >= 2 * am.n.size and tile_n > 32):
             continue  # more than half of the tile would be empty
-        knobs = {"tile_m": tile_m, "tile_n": tile_n, "tile_k": tile[2], "warps_m": warps_m, "warps_n": warps_n, "stages": stages}
+        knobs = {"tile_m": tile_m, "tile_n": tile_n, "tile_k": tile[2], "warps_m": warps_m, "warps_n": warps_n, "stages": stages,
+                 "sync": sync}
         consts, _, _ = _plan(am, EngineConfig.of(**knobs, split_k=1, cp="cg"), has_rn_tf32)
         fits = registers_needed(consts) <= limit
         for split_k in tiling.split_choices(am, tile, 32 * warps_m * warps_n, device):

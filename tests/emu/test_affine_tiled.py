@@ -18,9 +18,9 @@ def simt(threads_m: int, threads_n: int, reg_m: int, reg_n: int, tile_k: int, st
                            split_k=split_k)
 
 
-def mma(tile_m: int, tile_n: int, tile_k: int, warps_m: int, warps_n: int, stages: int, split_k: int) -> EngineConfig:
+def mma(tile_m: int, tile_n: int, tile_k: int, warps_m: int, warps_n: int, stages: int, split_k: int, sync: str = "late") -> EngineConfig:
     return EngineConfig.of(tile_m=tile_m, tile_n=tile_n, tile_k=tile_k, warps_m=warps_m, warps_n=warps_n, stages=stages,
-                           split_k=split_k, cp=("ca", "cg")[split_k % 2])
+                           sync=sync, split_k=split_k, cp=("ca", "cg")[split_k % 2])
 
 
 class Only:
@@ -138,9 +138,9 @@ def test_split_k(line: str, split_k: int) -> None:
 
 @pytest.mark.parametrize("tile", [
     (128, 128, 32, 2, 4, 4, 1), (128, 64, 64, 2, 2, 3, 2), (64, 128, 32, 2, 2, 4, 1), (128, 32, 32, 4, 1, 4, 1), (128, 16, 32, 4, 1, 4, 1),
-    (32, 64, 32, 1, 2, 4, 1), (256, 64, 32, 4, 1, 4, 1)])
-@pytest.mark.parametrize("line", [CONVS[0], CONVS[10]])
-def test_mma_tiles(line: str, tile: tuple[int, ...]) -> None:
+    (32, 64, 32, 1, 2, 4, 1), (256, 64, 32, 4, 1, 4, 1), (64, 64, 32, 2, 2, 5, 1, "early"), (64, 32, 64, 2, 1, 3, 2, "early")])
+@pytest.mark.parametrize("line", [CONVS[0], CONVS[1], CONVS[10]])
+def test_mma_tiles(line: str, tile) -> None:  # type: ignore[no-untyped-def]
     run(line.format(t="bf16"), MMA_SM80, mma(*tile))
 
 
