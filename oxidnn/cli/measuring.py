@@ -141,8 +141,10 @@ def bound_us(problem: Problem, info: DeviceInfo) -> float:
 def bench(engine: str | None, config: str | None, repeats: int, check: bool, seed: int, device: str | None, as_json: bool,
           **chosen: Any) -> None:
     """Times CASES: median of L2-cold device times, and the part of the hardware's bound it reaches."""
-    from ..dispatch.search import Contender, Judge, Stage, stage_inputs
+    from ..dispatch.search import Contender, Judge, stage_inputs
     from ..dispatch.select import build_plan
+    from ..testing.data import random_scalars
+    from ..testing.stage import Stage
 
     problems, backend = problems_of(**chosen), open_backend(device)
     records = []
@@ -155,10 +157,11 @@ def bench(engine: str | None, config: str | None, repeats: int, check: bool, see
             picked, picked_config, why = pick(problem, backend.info, engine, config)
             rng = np.random.default_rng(seed)
             inputs = stage_inputs(problem, rng)
-            with Stage(backend, problem, inputs) as stage:
+            scalars = random_scalars(problem, rng)
+            with Stage(backend, problem, inputs, scalars) as stage:
                 plan = build_plan(problem, picked, picked_config, backend)
                 if check:
-                    Judge(problem, inputs, stage.scalars, rng).check(Contender(picked, picked_config, 0.0), stage.run(plan))
+                    Judge(problem, inputs, scalars, rng).check(Contender(picked, picked_config, 0.0), stage.run(plan))
                 times = sorted(stage.time([plan], repeats)[0])
             us = statistics.median(times)
             low, high = times[len(times) // 4], times[-1 - len(times) // 4]

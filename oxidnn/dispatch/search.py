@@ -7,8 +7,7 @@ another engine's, the most general one's first, and where two results differ the
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,14 +18,15 @@ from ..engines.base import Engine, EngineConfig
 from ..errors import AssemblyError, EmulatorFault, InvalidArgument, LaunchError, NumericsError
 from ..ops.base import Problem
 from ..ops.case import format_case
-from ..runtime.backend import Allocation, Backend
+from ..plan import Plan
+from ..runtime.backend import Backend
 from ..testing.compare import tolerance_for
-from ..testing.data import POISON, Buffer, random_inputs, to_storage
+from ..testing.data import random_inputs, random_scalars, to_storage
 from ..testing.excerpt import Excerpt, excerpt_at, excerpts, has_excerpts
-from ..testing.harness import compare
+from ..testing.harness import compare, exact
 from ..testing.reference import REFERENCES, Expected
 from ..testing.sample import FILLS
-from .plan import Plan
+from ..testing.stage import Stage
 from .select import build_plan, candidates_for, unsupported
 from .tuning_db import Measurement, TuningDb
 
@@ -56,96 +56,6 @@ class Contender:
 
     def result(self, us: float | None, reason: str = "", is_fatal: bool = False) -> Measurement:
         return Measurement(self.engine.id, self.config.name, us, reason, is_fatal)
-
-
-class Stage:
-    """Device memory of one problem with its inputs uploaded, on which plans are run and timed. Use as a context manager.
-
-    Outputs, the gaps of strided tensors and the workspace are poisoned before every run.
-    """
-
-    def __init__(self, backend: Backend, problem: Problem, inputs: Mapping[str, np.ndarray]) -> None:
-        self.backend = backend
-        self.problem = problem
-        self.stream = backend.default_stream()
-        self.scalars = tuple(0.5 + 0.25 * i for i in range(len(problem.scalars)))
-        self.buffers = {o.name: Buffer(o.desc, None if o.is_output else inputs[o.name]) for o in problem.operands}
-        self._blocks: dict[str, Allocation] = {}
-        self._workspace: Allocation | None = None
-        self._workspace_bytes = 0
-        try:
-            for name, buffer in self.buffers.items():
-                self._blocks[name] = backend.allocate(len(buffer.bytes), self.stream)
-                backend.upload(self._blocks[name].ptr, buffer.bytes, self.stream)
-        except BaseException:
-            self.close()
-            raise
-        self._pointers = [self._blocks[o.name].ptr + self.buffers[o.name].base for o in problem.operands]
-
-    def __enter__(self) -> Stage:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Frees the memory; after a fault that killed the context there is nothing left to free."""
-        for block in (*self._blocks.values(), *([self._workspace] if self._workspace else [])):
-            with suppress(LaunchError):
-                block.free()
-        self._blocks, self._workspace, self._workspace_bytes = {}, None, 0
-
-    def _workspace_for(self, num_bytes: int) -> int:
-        if num_bytes > self._workspace_bytes:
-            if self._workspace is not None:
-                self._workspace.free()
-                self._workspace, self._workspace_bytes = None, 0
-            self._workspace = self.backend.allocate(num_bytes, self.stream)
-            self._workspace_bytes = num_bytes
-        return self._workspace.ptr if self._workspace is not None else 0
-
-    def run(self, plan: Plan) -> dict[str, np.ndarray]:
-        """The plan's outputs in storage types. Raises NumericsError if it wrote anything but the outputs' elements."""
-        for operand in self.problem.outputs:
-            self.backend.upload(self._blocks[operand.name].ptr, self.buffers[operand.name].bytes, self.stream)
-        workspace = self._workspace_for(plan.workspace_bytes)
-        if plan.workspace_bytes:
-            self.backend.fill(workspace, POISON, plan.workspace_bytes, self.stream)
-        plan.execute(self._pointers, workspace, self.stream, self.scalars)
-        self.backend.synchronize(self.stream)
-        outputs = {}
-        for operand in self.problem.operands:
-            buffer = self.buffers[operand.name]
-            raw = np.empty_like(buffer.bytes)
-            self.backend.download(raw, self._blocks[operand.name].ptr, self.stream)
-            self.backend.synchronize(self.stream)
-            if operand.is_output:
-                outputs[operand.name] = buffer.read(raw)
-            if not (buffer.untouched_outside(raw) if operand.is_output else np.array_equal(raw, buffer.bytes)):
-                if not operand.is_output:  # the next candidate must find its inputs as they were
-                    self.backend.upload(self._blocks[operand.name].ptr, buffer.bytes, self.stream)
-                raise NumericsError(f"bytes outside the elements of {operand.name} were written.")
-        return outputs
-
-    def time(self, plans: Sequence[Plan], repeats: int) -> list[list[float]]:
-        """Microseconds of every plan, interleaved and L2-cold."""
-        workspace = self._workspace_for(max((p.workspace_bytes for p in plans), default=0))
-
-        def call_of(plan: Plan) -> Callable[[], None]:
-            return lambda: plan.execute(self._pointers, workspace, self.stream, self.scalars)
-
-        return self.backend.time_launches([call_of(p) for p in plans], self.stream, repeats, 2 * self.backend.info.l2_bytes)
-
-    def is_alive(self) -> bool:
-        """False if the device refuses all further work, as after an illegal access."""
-        try:
-            probe = self.backend.allocate(16, self.stream)
-            self.backend.fill(probe.ptr, 0, 16, self.stream)
-            self.backend.synchronize(self.stream)
-            probe.free()
-        except LaunchError:
-            return False
-        return True
 
 
 def stage_inputs(problem: Problem, rng: np.random.Generator) -> dict[str, np.ndarray]:
@@ -181,21 +91,21 @@ class Judge:
     rejected: name of a contender that passed at first -> why it turned out to be wrong.
     """
 
-    def __init__(self, problem: Problem, inputs: Mapping[str, np.ndarray], scalars: Sequence[float], rng: np.random.Generator) -> None:
+    def __init__(self, problem: Problem, inputs: Mapping[str, np.ndarray], scalars: Mapping[str, float], rng: np.random.Generator) -> None:
         self.problem = problem
         self.is_exact = problem.flops <= EXACT_FLOPS or not has_excerpts(problem)
         self.rejected: dict[str, str] = {}
         self._inputs = inputs
-        self._scalars = dict(zip(problem.scalars, scalars, strict=True))
+        self._scalars = scalars
         self._witnesses: list[_Witness] = []
         if self.is_exact:
-            self._want = REFERENCES[problem.op](problem, _exact(problem, inputs), self._scalars)
+            self._want = REFERENCES[problem.op](problem, exact(problem, inputs), self._scalars)
         else:
             self._parts = [self._part(excerpt) for excerpt in excerpts(problem, rng, EXCERPT_FLOPS)]
 
     def _part(self, excerpt: Excerpt) -> tuple[Excerpt, dict[str, Expected]]:
         small = excerpt.problem
-        return excerpt, REFERENCES[small.op](small, _exact(small, excerpt.of(self._inputs)), self._scalars)
+        return excerpt, REFERENCES[small.op](small, exact(small, excerpt.of(self._inputs)), self._scalars)
 
     def check(self, contender: Contender, outputs: Mapping[str, np.ndarray]) -> None:
         """Raises NumericsError if the outputs are wrong. May add to `rejected`."""
@@ -246,10 +156,6 @@ class Judge:
         return None
 
 
-def _exact(problem: Problem, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    return {n: a.astype(np.float64) if problem.desc(n).dtype.is_float else a for n, a in inputs.items()}
-
-
 def contenders(problem: Problem, info: DeviceInfo, configs_per_engine: int = 8) -> list[Contender]:
     """The engine configs worth trying, cheapest estimate first: within ESTIMATE_FACTOR of the best, but of two engines if two support it.
 
@@ -292,8 +198,9 @@ def tune_problem(problem: Problem, backend: Backend, db: TuningDb | None, *, pro
     inputs = stage_inputs(problem, rng)
     results: list[Measurement] = []
     survivors: list[tuple[Contender, Plan]] = []
-    with Stage(backend, problem, inputs) as stage:
-        judge = Judge(problem, inputs, stage.scalars, rng)
+    scalars = random_scalars(problem, rng)
+    with Stage(backend, problem, inputs, scalars) as stage:
+        judge = Judge(problem, inputs, scalars, rng)
 
         def fail(contender: Contender, error: Exception) -> None:
             is_fatal = not stage.is_alive()

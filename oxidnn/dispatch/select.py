@@ -11,8 +11,8 @@ from ..engines.base import Engine, EngineConfig, Support, refuse
 from ..errors import Unsupported
 from ..ops.base import Problem
 from ..ops.case import format_case
+from ..plan import Plan
 from ..runtime.backend import Backend
-from .plan import Plan
 from .registry import engines_for
 
 if TYPE_CHECKING:

@@ -18,10 +18,10 @@ from ..interchange import READERS, Frame, as_view, frame_of, raw
 from ..ops import OPS
 from ..ops.base import Policy, Problem
 from ..ops.case import format_case
+from ..plan import Plan
 from ..runtime.backend import Backend
 from ..runtime.memory import Workspace
 from ..tensor import TensorDesc, TensorView
-from .plan import Plan
 from .select import Explanation, explain, plan_for
 from .tuning_db import TuningDb
 

@@ -42,6 +42,11 @@ def random_inputs(problem: Problem, rng: np.random.Generator) -> dict[str, np.nd
     return arrays
 
 
+def random_scalars(problem: Problem, rng: np.random.Generator) -> dict[str, float]:
+    """The numbers given with a call, as f32 holds them."""
+    return {name: float(np.float32(rng.uniform(0.25, 1.5))) for name in problem.scalars}
+
+
 class Buffer:
     """Host bytes in which a tensor of `desc` lies: poisoned, with guard bytes around, its address off by what desc.align says."""
 

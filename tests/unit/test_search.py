@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from oxidnn.dispatch import search
-from oxidnn.dispatch.search import Stage, contenders, stage_inputs, tune_problem
+from oxidnn.dispatch.search import contenders, stage_inputs, tune_problem
 from oxidnn.dispatch.select import plan_for
 from oxidnn.dispatch.tuning_db import TuningDb
 from oxidnn.errors import InvalidArgument, LaunchError, NumericsError, PtxError, Unsupported
@@ -16,6 +16,7 @@ from oxidnn.ops.base import Policy, Problem
 from oxidnn.ops.case import parse_case
 from oxidnn.testing.excerpt import excerpts, has_excerpts
 from oxidnn.testing.reference import REFERENCES, Expected
+from oxidnn.testing.stage import Stage
 
 from .fakes import FakeBackend, FakeEngine, double, double_op  # noqa: F401
 
@@ -292,7 +293,7 @@ def test_judge_law_is_the_references(double_op) -> None:  # type: ignore[no-unty
     double_op(FakeEngine("double.right", "right"))
     problem = double(4)
     inputs = {"x": np.array([1, 2, 3, 4], np.float32)}
-    judge = search.Judge(problem, inputs, (), np.random.default_rng(0))
+    judge = search.Judge(problem, inputs, {}, np.random.default_rng(0))
     contender = contenders(problem, FakeBackend().info)[0]
     judge.check(contender, {"y": np.nextafter(np.float32(2) * inputs["x"], np.float32(9))})
     with pytest.raises(NumericsError):

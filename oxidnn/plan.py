@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from threading import Lock
 
-from .. import report
-from ..codegen.render import Source
-from ..engines.base import Build, Engine, EngineConfig, ScalarArg, TensorArg, TensorMapArg, WorkspaceArg, constant_of
-from ..ops.base import Problem
-from ..ops.case import format_case
-from ..runtime.backend import Backend, BoundLaunch
+from . import report
+from .codegen.render import Source
+from .engines.base import Build, Engine, EngineConfig, ScalarArg, TensorArg, TensorMapArg, WorkspaceArg, constant_of
+from .ops.base import Problem
+from .ops.case import format_case
+from .runtime.backend import Backend, BoundLaunch
 
 
 class Plan:

@@ -1,0 +1,106 @@
+"""Stage: a problem's device memory, poisoned, on which its plans are run and timed. What the harness, the search and the bench stand on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+
+import numpy as np
+
+from ..errors import LaunchError, NumericsError
+from ..ops.base import Problem
+from ..ops.case import format_case
+from ..plan import Plan
+from ..runtime.backend import Allocation, Backend
+from .data import POISON, Buffer
+
+
+class Stage:
+    """Device memory of one problem with its inputs uploaded. Use as a context manager.
+
+    Outputs, the gaps of strided tensors and the workspace are poisoned before every run.
+    scalars: the numbers given with each call, by name.
+    """
+
+    def __init__(self, backend: Backend, problem: Problem, inputs: Mapping[str, np.ndarray],
+                 scalars: Mapping[str, float] | None = None) -> None:
+        self.backend = backend
+        self.problem = problem
+        self.stream = backend.default_stream()
+        self._scalars = tuple((scalars or {})[name] for name in problem.scalars)
+        self.buffers = {o.name: Buffer(o.desc, None if o.is_output else inputs[o.name]) for o in problem.operands}
+        self._blocks: dict[str, Allocation] = {}
+        self._workspace: Allocation | None = None
+        try:
+            for name, buffer in self.buffers.items():
+                self._blocks[name] = backend.allocate(len(buffer.bytes), self.stream)
+                backend.upload(self._blocks[name].ptr, buffer.bytes, self.stream)
+        except BaseException:
+            self.close()
+            raise
+        self._pointers = [self._blocks[o.name].ptr + self.buffers[o.name].base for o in problem.operands]
+
+    def __enter__(self) -> Stage:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Frees the memory; after a fault that killed the context there is nothing left to free."""
+        for block in (*self._blocks.values(), *([self._workspace] if self._workspace else [])):
+            with suppress(LaunchError):
+                block.free()
+        self._blocks, self._workspace = {}, None
+
+    def _workspace_for(self, num_bytes: int) -> int:
+        if num_bytes > (self._workspace.num_bytes if self._workspace is not None else 0):
+            if self._workspace is not None:
+                self._workspace.free()
+                self._workspace = None
+            self._workspace = self.backend.allocate(num_bytes, self.stream)
+        return self._workspace.ptr if self._workspace is not None else 0
+
+    def run(self, plan: Plan) -> dict[str, np.ndarray]:
+        """The plan's outputs in storage types. Raises NumericsError if it wrote anything but the outputs' elements."""
+        for operand in self.problem.outputs:
+            self.backend.upload(self._blocks[operand.name].ptr, self.buffers[operand.name].bytes, self.stream)
+        workspace = self._workspace_for(plan.workspace_bytes)
+        if plan.workspace_bytes:
+            self.backend.fill(workspace, POISON, plan.workspace_bytes, self.stream)
+        plan.execute(self._pointers, workspace, self.stream, self._scalars)
+        self.backend.synchronize(self.stream)
+        outputs = {}
+        for operand in self.problem.operands:
+            buffer = self.buffers[operand.name]
+            raw = np.empty_like(buffer.bytes)
+            self.backend.download(raw, self._blocks[operand.name].ptr, self.stream)
+            self.backend.synchronize(self.stream)
+            if operand.is_output:
+                outputs[operand.name] = buffer.read(raw)
+            if not (buffer.untouched_outside(raw) if operand.is_output else np.array_equal(raw, buffer.bytes)):
+                if not operand.is_output:  # the next plan must find its inputs as they were
+                    self.backend.upload(self._blocks[operand.name].ptr, buffer.bytes, self.stream)
+                raise NumericsError(f"{plan.engine.id} {plan.config.name}: bytes outside the elements of {operand.name} were written. "
+                                    f"{format_case(self.problem)}")
+        return outputs
+
+    def time(self, plans: Sequence[Plan], repeats: int) -> list[list[float]]:
+        """Microseconds of every plan, interleaved and L2-cold."""
+        workspace = self._workspace_for(max((p.workspace_bytes for p in plans), default=0))
+
+        def call_of(plan: Plan) -> Callable[[], None]:
+            return lambda: plan.execute(self._pointers, workspace, self.stream, self._scalars)
+
+        return self.backend.time_launches([call_of(p) for p in plans], self.stream, repeats, 2 * self.backend.info.l2_bytes)
+
+    def is_alive(self) -> bool:
+        """False if the device refuses all further work, as after an illegal access."""
+        try:
+            probe = self.backend.allocate(16, self.stream)
+            self.backend.fill(probe.ptr, 0, 16, self.stream)
+            self.backend.synchronize(self.stream)
+            probe.free()
+        except LaunchError:
+            return False
+        return True
