@@ -379,7 +379,7 @@ def open_backend(device: str | None = None, cache_dir: str | Path | None = None)
     """The backend of a device name; None means OXIDNN_DEVICE, else cuda:0, else the emulator (said once)."""
     named = device or switches.get("OXIDNN_DEVICE") or None
     if named is None:
-        from .runtime.cuda_backend import why_no_cuda
+        from .runtime.driver import why_no_cuda
 
         reason = why_no_cuda()
         if reason:

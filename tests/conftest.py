@@ -8,7 +8,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import pytest  # noqa: E402
 
-from oxidnn.runtime.cuda_backend import why_no_cuda  # noqa: E402
+from oxidnn.runtime.driver import why_no_cuda  # noqa: E402
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

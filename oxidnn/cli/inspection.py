@@ -24,7 +24,7 @@ def info(device: str | None, as_json: bool) -> None:
     from ..dispatch.tuning_db import TuningDb
     from ..runtime.assembler import assembler_identity
     from ..runtime.cubin_store import CubinStore
-    from ..runtime.cuda_backend import driver_version, why_no_cuda
+    from ..runtime.driver import driver_version, why_no_cuda
 
     backend, reason = open_backend(device), why_no_cuda()
     d, store, db = backend.info, CubinStore(), TuningDb.open()

@@ -23,6 +23,7 @@ from pathlib import Path
 from .. import report, switches
 from ..codegen.render import Source
 from ..errors import AssemblyError, InvalidArgument, OxidnnError
+from . import driver
 from .cubin_store import CubinStore, write_atomically
 
 # Part of every key: raise it when the options given to the assembler change.
@@ -151,10 +152,8 @@ def _assembler() -> tuple[str, Callable[[str, str, str], tuple[bytes, str]]]:
             return f"nvjitlink {version}", _run_nvjitlink
         if choice == "nvjitlink":
             raise AssemblyError(f"OXIDNN_ASSEMBLER=nvjitlink, but nvJitLink cannot be loaded ({reason}). pip install 'oxidnn[assembler]'.")
-    from . import cuda_backend
-
     try:
-        version = cuda_backend.driver_version()
+        version = driver.driver_version()
     except OxidnnError as error:
         raise AssemblyError(f"no assembler: nvJitLink is not installed (pip install 'oxidnn[assembler]') and {error}") from None
     return f"driver {version}", _run_driver
@@ -199,9 +198,7 @@ def _log(size: int, read: Callable[[bytearray], object]) -> str:
 
 
 def _run_driver(text: str, arch: str, name: str) -> tuple[bytes, str]:
-    from . import cuda_backend
-
-    cubin, log = cuda_backend.link_ptx(text, arch, name)
+    cubin, log = driver.link_ptx(text, arch, name)
     if cubin is None:
         raise _Refused(log)
     return cubin, log

@@ -6,15 +6,13 @@ and jax use, so memory and streams are shared with them; the context current in 
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import struct
-import sys
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
-from functools import cache, partial
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,174 +26,12 @@ from ..errors import AssemblyError, InvalidArgument, LaunchError
 from ..tensor import TensorView
 from .assembler import cubin_for
 from .cubin_store import CubinStore
+from .driver import CurrentContext, bindings, capture_relaxed, checked, driver_error, primary_context, result_name, why_no_cuda
 from .kernel import PARAM_LAYOUT, check_launch, check_value, describe_launch, param_offsets
 from .timing import spin_spec, spin_text
 
 _MODULES_KEPT = 1024
 _POOL_KEEPS_BYTES = 1 << 30  # freed memory the pool holds on to for the next allocation
-
-_HINTS = {
-    "CUDA_ERROR_INVALID_VALUE": "a grid, cluster, block or shared memory size beyond the device's limits, or memory of another device",
-    "CUDA_ERROR_OUT_OF_MEMORY": "the device's memory is full: free arrays, or set workspace_limit",
-    "CUDA_ERROR_NOT_INITIALIZED": "CUDA cannot be used in a process forked after its first use: start workers by spawn, or fork before",
-    "CUDA_ERROR_DEINITIALIZED": "the driver is shutting down: the interpreter is exiting",
-    "CUDA_ERROR_INVALID_CONTEXT": "no context is current, or the stream belongs to another device",
-    "CUDA_ERROR_CONTEXT_IS_DESTROYED": "somebody reset the device",
-    "CUDA_ERROR_INVALID_HANDLE": "the stream was destroyed or belongs to another device",
-    "CUDA_ERROR_NO_BINARY_FOR_GPU": "the cubin is for another architecture",
-    "CUDA_ERROR_INVALID_IMAGE": "a damaged cubin: `oxidnn cache clear`",
-    "CUDA_ERROR_INVALID_PTX": "the driver's assembler refuses the text; install oxidnn[assembler] for its diagnostics",
-    "CUDA_ERROR_UNSUPPORTED_PTX_VERSION": "the driver is older than the PTX: install oxidnn[assembler] or a newer driver",
-    "CUDA_ERROR_ILLEGAL_ADDRESS": "an out-of-range access, perhaps of an earlier kernel: OXIDNN_CHECK=sync names it; the context is lost",
-    "CUDA_ERROR_MISALIGNED_ADDRESS": "a vector access to an address that is no multiple of its size; the context is lost",
-    "CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES": "more registers or threads than an SM has",
-    "CUDA_ERROR_LAUNCH_FAILED": "a fault on the device, perhaps of an earlier kernel: OXIDNN_CHECK=sync names it; the context is lost",
-    "CUDA_ERROR_ILLEGAL_INSTRUCTION": "an instruction fault, often a bad descriptor or tensor map; the context is lost",
-    "CUDA_ERROR_INVALID_CLUSTER_SIZE": "the grid is no multiple of the cluster, or the cluster exceeds 8 CTAs",
-    "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED": "not allowed while the stream is being captured",
-    "CUDA_ERROR_STREAM_CAPTURE_IMPLICIT": "the legacy default stream cannot be used while a blocking stream is captured",
-    "CUDA_ERROR_STREAM_CAPTURE_INVALIDATED": "the capture was broken by an earlier call",
-}
-
-
-# ---- the driver, before anything is initialised ----
-
-
-def _library() -> Any:
-    return ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
-
-
-def why_no_cuda() -> str:
-    """"" if there is a CUDA device, else the reason in words. Makes no context.
-
-    Through ctypes on purpose: without a driver the CUDA packages raise from strange places and may leave a lock held.
-    """
-    try:
-        library = _library()
-    except OSError:
-        return "no NVIDIA driver is installed"
-    code = library.cuInit(0)
-    if code == 100:
-        return "the NVIDIA driver finds no device"
-    if code == 3:
-        return "CUDA cannot be used in a process forked after its first use: start workers by spawn, or fork before"
-    if code:
-        return f"the NVIDIA driver does not start: cuInit gave error {code}"
-    count = ctypes.c_int()
-    library.cuDeviceGetCount(ctypes.byref(count))
-    return "" if count.value else "the NVIDIA driver finds no device"
-
-
-def driver_version() -> str:
-    """The newest CUDA version the driver knows, "13.0". Raises LaunchError without a driver."""
-    reason = why_no_cuda()
-    if reason:
-        raise LaunchError(f"{reason}.")
-    version = ctypes.c_int()
-    _library().cuDriverGetVersion(ctypes.byref(version))
-    return f"{version.value // 1000}.{version.value % 1000 // 10}"
-
-
-# ---- calling the driver ----
-
-
-@cache
-def _driver() -> Any:
-    from cuda.bindings import driver
-
-    return driver
-
-
-def _name(result: Any) -> str:
-    return getattr(result, "name", str(result))
-
-
-def _error(result: Any, what: str, detail: str = "") -> LaunchError:
-    hint = _HINTS.get(_name(result), "")
-    return LaunchError(f"{what}: {_name(result)}{f' ({hint})' if hint else ''}.{detail}")
-
-
-def _checked(returned: tuple[Any, ...], what: str) -> Any:
-    """The value of a driver call, or LaunchError."""
-    if returned[0]:
-        raise _error(returned[0], what)
-    return returned[1] if len(returned) == 2 else returned[1:]
-
-
-_contexts: dict[int, Any] = {}
-_contexts_lock = threading.Lock()
-
-
-def _primary_context(index: int) -> Any:
-    """The primary context of a device, retained once a process and never released: other frameworks live in it too."""
-    with _contexts_lock:
-        if index not in _contexts:
-            cu = _driver()
-            _checked(cu.cuInit(0), "cuInit")
-            device = _checked(cu.cuDeviceGet(index), "cuDeviceGet")
-            _contexts[index] = _checked(cu.cuDevicePrimaryCtxRetain(device), f"cuDevicePrimaryCtxRetain(cuda:{index})")
-        return _contexts[index]
-
-
-class _current:
-    """Makes the context current for a block, and leaves the thread as it was. A class, since this stands on warm paths."""
-
-    __slots__ = ("_context", "_is_pushed")
-
-    def __init__(self, context: Any) -> None:
-        self._context = context
-        self._is_pushed = False
-
-    def __enter__(self) -> None:
-        cu = _driver()
-        result, context = cu.cuCtxGetCurrent()
-        if result or int(context) != int(self._context):
-            _checked((*cu.cuCtxPushCurrent(self._context), None), "cuCtxPushCurrent")
-            self._is_pushed = True
-
-    def __exit__(self, *_: object) -> None:
-        if self._is_pushed:
-            _driver().cuCtxPopCurrent()
-
-
-@contextlib.contextmanager
-def _capture_relaxed() -> Iterator[None]:
-    """Lets this thread allocate and load although some stream is being captured in global or thread-local mode."""
-    cu = _driver()
-    before = _checked(cu.cuThreadExchangeStreamCaptureMode(cu.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED), "capture mode")
-    try:
-        yield
-    finally:
-        cu.cuThreadExchangeStreamCaptureMode(before)
-
-
-def link_ptx(text: str, arch: str, name: str, index: int = 0) -> tuple[bytes | None, str]:
-    """(cubin, log) by the driver's linker; (None, error log) for a text it refuses. Uses the primary context of device `index`."""
-    cu = _driver()
-    option = cu.CUjit_option
-    info, errors = bytearray(1 << 16), bytearray(1 << 16)
-    options = {
-        option.CU_JIT_INFO_LOG_BUFFER: info, option.CU_JIT_INFO_LOG_BUFFER_SIZE_BYTES: len(info),
-        option.CU_JIT_ERROR_LOG_BUFFER: errors, option.CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES: len(errors),
-        option.CU_JIT_LOG_VERBOSE: 1, option.CU_JIT_TARGET: getattr(cu.CUjit_target, f"CU_TARGET_COMPUTE_{arch[3:].upper()}"),
-    }
-
-    def log(buffer: bytearray) -> str:
-        return bytes(buffer).split(b"\0", 1)[0].decode(errors="replace").strip()
-
-    with _current(_primary_context(index)), _capture_relaxed():
-        state = _checked(cu.cuLinkCreate(len(options), list(options), list(options.values())), "cuLinkCreate")
-        try:
-            source = text.encode() + b"\0"
-            (result,) = cu.cuLinkAddData(state, cu.CUjitInputType.CU_JIT_INPUT_PTX, source, len(source), f"{name}.ptx".encode(), 0, [], [])
-            if result:
-                return None, log(errors) or _name(result)
-            result, address, size = cu.cuLinkComplete(state)
-            if result:
-                return None, log(errors) or _name(result)
-            return ctypes.string_at(int(address), int(size)), log(info)  # the link state owns the bytes: copied before it goes
-        finally:
-            cu.cuLinkDestroy(state)
 
 
 # ---- kernels ----
@@ -211,7 +47,7 @@ class CudaLaunch:
                  "_stream")
 
     def __init__(self, kernel: CudaKernel, grid: tuple[int, int, int], args: Sequence[int | float]) -> None:
-        cu = _driver()
+        cu = bindings()
         spec = kernel.spec
         check_launch(spec, grid, args)
         offsets, total = param_offsets(spec)
@@ -261,16 +97,17 @@ class CudaLaunch:
     def _look_closer(self, result: Any, stream: int) -> None:
         backend, spec = self._kernel.backend, self._kernel.spec
         wrong_context = ("CUDA_ERROR_INVALID_CONTEXT", "CUDA_ERROR_INVALID_HANDLE")
-        if result and _name(result) in wrong_context:  # another device, or none, is current in this thread: the rare case pays for itself
-            with _current(backend.context):
+        if result and result_name(result) in wrong_context:  # another device, or none, is current in this thread: the rare case pays
+            with CurrentContext(backend.context):
                 (result,) = self._call(self._config, self._function, self._pointers_at, 0)
         if not result and backend.checks_sync and not backend.is_capturing(stream):
-            with _current(backend.context):
-                (result,) = _driver().cuStreamSynchronize(stream)
+            with CurrentContext(backend.context):
+                (result,) = bindings().cuStreamSynchronize(stream)
         values = [s.unpack_from(self._block, o)[0] for s, o in
                   zip((PARAM_LAYOUT[p.type] for p in spec.params), param_offsets(spec)[0], strict=True)]
         if result:
-            raise _error(result, f"{spec.symbol} on {backend.device}, stream {stream:#x}", "\n" + describe_launch(spec, self._grid, values))
+            raise driver_error(result, f"{spec.symbol} on {backend.device}, stream {stream:#x}",
+                               "\n" + describe_launch(spec, self._grid, values))
         report.line("launch", spec.symbol, "x".join(map(str, self._grid)), spec.threads, spec.dynamic_smem, hex(stream))
 
 
@@ -329,13 +166,14 @@ class CudaAllocation:
 
 
 _pools: dict[int, Any] = {}
+_pools_lock = threading.Lock()
 
 
 def _pool_of(index: int) -> Any:
     """The memory pool of a device: one a process, and not the driver's default one, whose settings belong to others."""
-    with _contexts_lock:
+    with _pools_lock:
         if index not in _pools:
-            cu = _driver()
+            cu = bindings()
             props = cu.CUmemPoolProps()
             props.allocType = cu.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
             props.handleTypes = cu.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_NONE
@@ -343,9 +181,9 @@ def _pool_of(index: int) -> Any:
             location.type = cu.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
             location.id = index
             props.location = location
-            pool = _checked(cu.cuMemPoolCreate(props), "cuMemPoolCreate")
+            pool = checked(cu.cuMemPoolCreate(props), "cuMemPoolCreate")
             threshold = cu.CUmemPool_attribute.CU_MEMPOOL_ATTR_RELEASE_THRESHOLD
-            _checked(cu.cuMemPoolSetAttribute(pool, threshold, cu.cuuint64_t(_POOL_KEEPS_BYTES)), "cuMemPoolSetAttribute")
+            checked(cu.cuMemPoolSetAttribute(pool, threshold, cu.cuuint64_t(_POOL_KEEPS_BYTES)), "cuMemPoolSetAttribute")
             _pools[index] = pool
         return _pools[index]
 
@@ -364,13 +202,13 @@ class CudaBackend:
         import cuda.core  # noqa: F401  half a second, which belongs to opening the device and not to its first kernel
 
         sources_digest()
-        cu = self._cu = _driver()
-        count = _checked(cu.cuDeviceGetCount(), "cuDeviceGetCount")
+        cu = self._cu = bindings()
+        count = checked(cu.cuDeviceGetCount(), "cuDeviceGetCount")
         if not 0 <= index < count:
             raise InvalidArgument(f"device: cuda:{index} does not exist (expected cuda:0 to cuda:{count - 1}).")
         self.index = index
         self.device = f"cuda:{index}"
-        self.context = _primary_context(index)
+        self.context = primary_context(index)
         self.info, self._clock_khz, has_pools = _facts(index)
         self.checks_sync = "sync" in _checks()
         self._store = None if cache_dir is None else CubinStore((Path(cache_dir).expanduser(),))
@@ -391,7 +229,7 @@ class CudaBackend:
         """
         if num_bytes == 0:
             return CudaAllocation(self, 0, 0, stream)
-        with _current(self.context):
+        with CurrentContext(self.context):
             is_captured = self.capture_id(stream) != 0
             if self._deferred and not is_captured:
                 waiting, self._deferred = self._deferred, []
@@ -399,59 +237,62 @@ class CudaBackend:
                     self._release(*entry)
             if not is_captured:
                 return CudaAllocation(self, self._take(num_bytes, stream), num_bytes, stream)
-            with _capture_relaxed():
+            with capture_relaxed():
                 side = self._side()
                 ptr = self._take(num_bytes, side)
-                _checked(self._cu.cuStreamSynchronize(side), "allocate")
+                checked(self._cu.cuStreamSynchronize(side), "allocate")
             return CudaAllocation(self, ptr, num_bytes, stream)
 
     def _take(self, num_bytes: int, stream: int) -> int:
         cu = self._cu
         if self._pool is None:
-            return int(_checked(cu.cuMemAlloc(num_bytes), f"allocating {num_bytes} bytes"))
+            return int(checked(cu.cuMemAlloc(num_bytes), f"allocating {num_bytes} bytes"))
         result, ptr = cu.cuMemAllocFromPoolAsync(num_bytes, self._pool, stream)
-        if result and _name(result) == "CUDA_ERROR_OUT_OF_MEMORY":  # what was freed on other streams may not have come back yet
+        if result and result_name(result) == "CUDA_ERROR_OUT_OF_MEMORY":  # what was freed on other streams may not have come back yet
             cu.cuStreamSynchronize(stream)
             cu.cuMemPoolTrimTo(self._pool, 0)
             result, ptr = cu.cuMemAllocFromPoolAsync(num_bytes, self._pool, stream)
         if result:
-            raise _error(result, f"allocating {num_bytes} bytes on {self.device}")
+            raise driver_error(result, f"allocating {num_bytes} bytes on {self.device}")
         return int(ptr)
 
     def _side(self) -> int:
         """A stream of our own that is never captured."""
         if self._side_stream is None:
             flags = self._cu.CUstream_flags.CU_STREAM_NON_BLOCKING
-            self._side_stream = int(_checked(self._cu.cuStreamCreate(flags), "cuStreamCreate"))
+            self._side_stream = int(checked(self._cu.cuStreamCreate(flags), "cuStreamCreate"))
         return self._side_stream
 
     def _release(self, ptr: int, stream: int, is_shared: bool) -> None:
-        with _current(self.context):
+        with CurrentContext(self.context):
             if self.capture_id(stream):  # freeing here would become part of the graph
                 self._deferred.append((ptr, stream, is_shared))
                 return
             if is_shared or self._pool is None or self._cu.cuMemFreeAsync(ptr, stream)[0]:
-                with _capture_relaxed():
+                with capture_relaxed():
                     self._cu.cuMemFree(ptr)  # waits for the whole device: the streams of its users are unknown, or its own is gone
 
     def upload(self, ptr: int, host: np.ndarray, stream: int) -> None:
         """Copies the contiguous array `host` to `ptr`. Pageable memory may be reused on return, pinned only after the stream is done."""
         if host.nbytes:
             _check_contiguous(host, "upload")
-            with _current(self.context):
-                _checked(self._cu.cuMemcpyHtoDAsync(ptr, host.ctypes.data, host.nbytes, stream), f"uploading {host.nbytes} bytes")
+            with CurrentContext(self.context):
+                checked(self._cu.cuMemcpyHtoDAsync(ptr, host.ctypes.data, host.nbytes, stream), f"uploading {host.nbytes} bytes")
 
     def download(self, host: np.ndarray, ptr: int, stream: int) -> None:
         """Copies from `ptr` into the contiguous array `host`; synchronize before reading it."""
         if host.nbytes:
             _check_contiguous(host, "download")
-            with _current(self.context):
-                _checked(self._cu.cuMemcpyDtoHAsync(host.ctypes.data, ptr, host.nbytes, stream), f"downloading {host.nbytes} bytes")
+            with CurrentContext(self.context):
+                checked(self._cu.cuMemcpyDtoHAsync(host.ctypes.data, ptr, host.nbytes, stream), f"downloading {host.nbytes} bytes")
 
     def fill(self, ptr: int, byte: int, num_bytes: int, stream: int) -> None:
         if num_bytes:
-            with _current(self.context):
-                _checked(self._cu.cuMemsetD8Async(ptr, byte, num_bytes, stream), f"filling {num_bytes} bytes")
+            with CurrentContext(self.context):
+                checked(self._cu.cuMemsetD8Async(ptr, byte, num_bytes, stream), f"filling {num_bytes} bytes")
+
+    def poison(self, ptr: int, num_bytes: int, stream: int) -> None:
+        self.fill(ptr, POISON, num_bytes, stream)
 
     def mark_written(self, ptr: int, num_bytes: int) -> None:
         pass
@@ -471,8 +312,8 @@ class CudaBackend:
 
     def synchronize(self, stream: int) -> None:
         """Waits for the stream. Raises LaunchError for a fault of anything enqueued before."""
-        with _current(self.context):
-            _checked(self._cu.cuStreamSynchronize(stream), f"waiting for stream {stream:#x} (a fault of any kernel before)")
+        with CurrentContext(self.context):
+            checked(self._cu.cuStreamSynchronize(stream), f"waiting for stream {stream:#x} (a fault of any kernel before)")
 
     def is_capturing(self, stream: int) -> bool:
         return self.capture_id(stream) != 0
@@ -481,7 +322,7 @@ class CudaBackend:
         result, status = self._cu.cuStreamIsCapturing(stream)
         if result:
             # The legacy stream while some blocking stream is captured: not captured itself, but just as untouchable.
-            return -1 if _name(result) == "CUDA_ERROR_STREAM_CAPTURE_IMPLICIT" else 0
+            return -1 if result_name(result) == "CUDA_ERROR_STREAM_CAPTURE_IMPLICIT" else 0
         if not status:
             return 0
         result, _, identity, *_ = self._cu.cuStreamGetCaptureInfo(stream)
@@ -491,11 +332,11 @@ class CudaBackend:
         if first == then:
             return
         cu = self._cu
-        with _current(self.context):
-            event = _checked(cu.cuEventCreate(cu.CUevent_flags.CU_EVENT_DISABLE_TIMING), "cuEventCreate")
+        with CurrentContext(self.context):
+            event = checked(cu.cuEventCreate(cu.CUevent_flags.CU_EVENT_DISABLE_TIMING), "cuEventCreate")
             try:
-                _checked(cu.cuEventRecord(event, first), f"recording on stream {first:#x}")
-                _checked(cu.cuStreamWaitEvent(then, event, 0), f"making stream {then:#x} wait")
+                checked(cu.cuEventRecord(event, first), f"recording on stream {first:#x}")
+                checked(cu.cuStreamWaitEvent(then, event, 0), f"making stream {then:#x} wait")
             finally:
                 cu.cuEventDestroy(event)
 
@@ -532,7 +373,7 @@ class CudaBackend:
 
         cu = self._cu
         # Everything lazy is forced here, so that a first launch under capture loads nothing.
-        with _current(self.context), _capture_relaxed():
+        with CurrentContext(self.context), capture_relaxed():
             code = ObjectCode.from_cubin(cubin, name=spec.symbol)
             try:
                 kernel = code.get_kernel(spec.symbol)
@@ -543,11 +384,11 @@ class CudaBackend:
             found = [(int(a.offset), int(a.size)) for a in kernel.arguments_info]
             if found != declared:
                 raise LaunchError(f"{spec.symbol}: the kernel's parameters lie at {found} (offset, size), its spec says {declared}.")
-            function = _checked(cu.cuKernelGetFunction(kernel.handle), f"cuKernelGetFunction({spec.symbol})")
-            _checked(cu.cuFuncLoad(function), f"cuFuncLoad({spec.symbol})")
+            function = checked(cu.cuKernelGetFunction(kernel.handle), f"cuKernelGetFunction({spec.symbol})")
+            checked(cu.cuFuncLoad(function), f"cuFuncLoad({spec.symbol})")
             if spec.cluster > 8:
                 non_portable = cu.CUfunction_attribute.CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED
-                _checked(cu.cuFuncSetAttribute(function, non_portable, 1), f"{spec.symbol}: cluster of {spec.cluster}")
+                checked(cu.cuFuncSetAttribute(function, non_portable, 1), f"{spec.symbol}: cluster of {spec.cluster}")
         return _Module(code, kernel, function)
 
     def _opt_in(self, module: _Module, spec: KernelSpec) -> None:
@@ -555,8 +396,8 @@ class CudaBackend:
             raise LaunchError(f"{spec.symbol}: {spec.dynamic_smem} bytes of dynamic shared memory "
                               f"(expected at most {self.info.smem_per_cta} on {self.info.name}).")
         attribute = self._cu.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-        with _current(self.context):
-            _checked(self._cu.cuFuncSetAttribute(module.function, attribute, spec.dynamic_smem),
+        with CurrentContext(self.context):
+            checked(self._cu.cuFuncSetAttribute(module.function, attribute, spec.dynamic_smem),
                      f"{spec.symbol}: opting in to {spec.dynamic_smem} bytes of dynamic shared memory")
         module.dynamic_smem = spec.dynamic_smem
 
@@ -575,21 +416,21 @@ class CudaBackend:
         flush = self.allocate(flush_bytes, stream)
         events: list[Any] = []
         times: list[list[float]] = [[] for _ in run]
-        with _current(self.context):
+        with CurrentContext(self.context):
             try:
-                events = [_checked(cu.cuEventCreate(0), "cuEventCreate") for _ in range(2 * len(run))]
+                events = [checked(cu.cuEventCreate(0), "cuEventCreate") for _ in range(2 * len(run))]
                 host_us = self._warm_up(run, stream, spin, cycles_per_us)
                 for _ in range(repeats):
                     for index, call in enumerate(run):
                         self.fill(flush.ptr, 0, flush_bytes, stream)
                         spin.set(0, int((2 * host_us[index] + 60) * cycles_per_us))
                         spin.launch(stream)
-                        _checked(cu.cuEventRecord(events[2 * index], stream), "cuEventRecord")
+                        checked(cu.cuEventRecord(events[2 * index], stream), "cuEventRecord")
                         call()
-                        _checked(cu.cuEventRecord(events[2 * index + 1], stream), "cuEventRecord")
+                        checked(cu.cuEventRecord(events[2 * index + 1], stream), "cuEventRecord")
                     self.synchronize(stream)
                     for index in range(len(run)):
-                        elapsed = _checked(cu.cuEventElapsedTime(events[2 * index], events[2 * index + 1]), "cuEventElapsedTime")
+                        elapsed = checked(cu.cuEventElapsedTime(events[2 * index], events[2 * index + 1]), "cuEventElapsedTime")
                         times[index].append(elapsed * 1000)
             finally:
                 for event in events:

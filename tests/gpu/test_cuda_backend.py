@@ -20,9 +20,10 @@ from oxidnn.array import DeviceArray, empty, from_numpy, zeros
 from oxidnn.dtypes import F32, TABLE, DType
 from oxidnn.errors import InvalidArgument, LaunchError
 from oxidnn.interchange import as_view
-from oxidnn.runtime import cuda_backend
+from oxidnn.runtime import cuda_backend, driver
 from oxidnn.runtime.cubin_store import CubinStore
-from oxidnn.runtime.cuda_backend import CudaBackend, driver_version, link_ptx, why_no_cuda
+from oxidnn.runtime.cuda_backend import CudaBackend
+from oxidnn.runtime.driver import CurrentContext, bindings, driver_version, link_ptx, why_no_cuda
 from oxidnn.runtime.memory import Workspace
 from oxidnn.tensor import TensorDesc
 
@@ -46,7 +47,7 @@ def test_without_a_driver_everything_says_so(monkeypatch: pytest.MonkeyPatch) ->
     def missing() -> Any:
         raise OSError("libcuda.so.1: cannot open shared object file")
 
-    monkeypatch.setattr(cuda_backend, "_library", missing)
+    monkeypatch.setattr(driver, "_library", missing)
     assert why_no_cuda() == "no NVIDIA driver is installed"
     for call in (lambda: CudaBackend(0), driver_version):
         with pytest.raises(LaunchError, match="no NVIDIA driver is installed"):
@@ -64,14 +65,14 @@ def test_the_drivers_answers(code: int, count: int, says: str, monkeypatch: pyte
             out._obj.value = count
             return 0
 
-    monkeypatch.setattr(cuda_backend, "_library", Library)
+    monkeypatch.setattr(driver, "_library", Library)
     assert (says in why_no_cuda()) if says else why_no_cuda() == ""
 
 
 def test_asking_for_a_device_imports_no_cuda_package() -> None:
     assert run_python("""
         import sys
-        from oxidnn.runtime.cuda_backend import why_no_cuda
+        from oxidnn.runtime.driver import why_no_cuda
         why_no_cuda()
         print([m for m in sys.modules if m.split('.')[0] == 'cuda'])
     """) == "[]"
@@ -88,8 +89,8 @@ def spec(cuda: CudaBackend) -> Any:
 @pytest.fixture
 def stream(cuda: CudaBackend) -> Any:
     """A non-blocking stream, as torch's side streams are."""
-    cu = cuda_backend._driver()
-    with cuda_backend._current(cuda.context):
+    cu = bindings()
+    with CurrentContext(cuda.context):
         result, handle = cu.cuStreamCreate(cu.CUstream_flags.CU_STREAM_NON_BLOCKING)
         assert not result
         yield int(handle)
@@ -99,7 +100,7 @@ def stream(cuda: CudaBackend) -> Any:
 @pytest.fixture
 def capture(cuda: CudaBackend, stream: int) -> Any:
     """(begin, end): end returns a function that replays the graph on the stream."""
-    cu = cuda_backend._driver()
+    cu = bindings()
 
     def begin(mode: str = "GLOBAL") -> None:
         (result,) = cu.cuStreamBeginCapture(stream, getattr(cu.CUstreamCaptureMode, f"CU_STREAM_CAPTURE_MODE_{mode}"))
@@ -126,7 +127,7 @@ def scale(cuda: CudaBackend, spec: Any, x: DeviceArray, y: DeviceArray, factor: 
 
 
 def context_now() -> int:
-    return int(cuda_backend._driver().cuCtxGetCurrent()[1])
+    return int(bindings().cuCtxGetCurrent()[1])
 
 
 @gpu
@@ -272,7 +273,7 @@ def test_the_threads_context_is_left_alone(cuda: CudaBackend, spec: Any) -> None
 
 @gpu
 def test_a_foreign_context_may_be_current(cuda: CudaBackend, spec: Any) -> None:
-    cu = cuda_backend._driver()
+    cu = bindings()
     device = cu.cuDeviceGet(0)[1]
     created = cu.cuCtxCreate(None, 0, device) if "ctxCreateParams" in (cu.cuCtxCreate.__doc__ or "") else cu.cuCtxCreate(0, device)
     assert not created[0]
@@ -288,7 +289,7 @@ def test_a_foreign_context_may_be_current(cuda: CudaBackend, spec: Any) -> None:
 
 @gpu
 def test_memory_is_freed_and_reused(cuda: CudaBackend, stream: int) -> None:
-    cu = cuda_backend._driver()
+    cu = bindings()
 
     def used() -> int:
         attribute = cu.CUmemPool_attribute.CU_MEMPOOL_ATTR_USED_MEM_CURRENT
@@ -488,7 +489,7 @@ def test_a_launch_is_cheap(cuda: CudaBackend, spec: Any, stream: int, record_pro
     x = zeros(cuda, TensorDesc.packed(F32, (64,)), stream)
     launch = cuda.load(scale_text(spec), spec).bind((1, 1, 1), (x.ptr, x.ptr, 64, 1.0))
     samples = []
-    with cuda_backend._current(cuda.context):
+    with CurrentContext(cuda.context):
         for _ in range(30):
             cuda.synchronize(stream)
             begin = time.perf_counter()

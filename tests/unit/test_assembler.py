@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from oxidnn.errors import AssemblyError, InvalidArgument
-from oxidnn.runtime import assembler, cuda_backend
+from oxidnn.runtime import assembler, driver
 from oxidnn.runtime.assembler import assemble, cubin_for, cubin_key, disassemble, entry_name
 from oxidnn.runtime.cubin_store import CubinStore
 
@@ -103,18 +103,18 @@ def test_switch_chooses_the_assembler(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(InvalidArgument, match="OXIDNN_ASSEMBLER is 'gcc'.*auto, nvjitlink or driver"):
         assemble(TEXT, "sm_80")
     monkeypatch.setenv("OXIDNN_ASSEMBLER", "driver")
-    monkeypatch.setattr(cuda_backend, "driver_version", lambda: "13.0")
-    monkeypatch.setattr(cuda_backend, "link_ptx", lambda text, arch, name: (b"cubin", "ptxas info : Used 7 registers, 12 bytes smem"))
+    monkeypatch.setattr(driver, "driver_version", lambda: "13.0")
+    monkeypatch.setattr(driver, "link_ptx", lambda text, arch, name: (b"cubin", "ptxas info : Used 7 registers, 12 bytes smem"))
     done = assemble(TEXT, "sm_80")
     assert (done.cubin, done.registers, done.smem_bytes, done.assembler) == (b"cubin", 7, 12, "driver 13.0")
-    monkeypatch.setattr(cuda_backend, "link_ptx", lambda text, arch, name: (None, "ptxas fatal, line 3; no"))
+    monkeypatch.setattr(driver, "link_ptx", lambda text, arch, name: (None, "ptxas fatal, line 3; no"))
     with pytest.raises(AssemblyError, match="line 3"):
         assemble(TEXT, "sm_80")
 
 
 def test_no_assembler_at_all_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(assembler, "_nvjitlink_version", lambda: ("", "not installed"))
-    monkeypatch.setattr(cuda_backend, "why_no_cuda", lambda: "no NVIDIA driver is installed")
+    monkeypatch.setattr(driver, "why_no_cuda", lambda: "no NVIDIA driver is installed")
     with pytest.raises(AssemblyError, match=r"oxidnn\[assembler\].*no NVIDIA driver"):
         assemble(TEXT, "sm_80")
 
