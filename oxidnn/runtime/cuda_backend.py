@@ -20,14 +20,15 @@ import numpy as np
 
 from .. import report, switches
 from ..codegen.render import Source, sources_digest
-from ..codegen.spec import KernelSpec
+from ..codegen.spec import KernelSpec, TensorMapSpec
 from ..device import KNOWN, DeviceInfo, arch_of
 from ..errors import AssemblyError, InvalidArgument, LaunchError
 from ..tensor import TensorView
 from .assembler import cubin_for
+from .backend import POISON
 from .cubin_store import CubinStore
 from .driver import CurrentContext, bindings, capture_relaxed, checked, driver_error, primary_context, result_name, why_no_cuda
-from .kernel import PARAM_LAYOUT, check_launch, check_value, describe_launch, param_offsets
+from .kernel import PARAM_LAYOUT, TENSOR_MAP_BYTES, Value, check_launch, check_value, describe_launch, param_offsets, param_size
 from .timing import spin_spec, spin_text
 
 _MODULES_KEPT = 1024
@@ -35,6 +36,58 @@ _POOL_KEEPS_BYTES = 1 << 30  # freed memory the pool holds on to for the next al
 
 
 # ---- kernels ----
+
+
+class _TensorMap:
+    """A tensor map in an argument block; called with an address it encodes the map anew, unless it starts there already."""
+
+    __slots__ = ("_call", "_fields", "_spec", "_target", "_what", "address")
+
+    def __init__(self, spec: TensorMapSpec, target: int, what: str) -> None:
+        cu = bindings()
+
+        def words(values: Sequence[int]) -> list[Any]:
+            return [cu.cuuint32_t(v) for v in values]
+
+        def longs(values: Sequence[int]) -> list[Any]:
+            return [cu.cuuint64_t(v) for v in values]
+
+        rank = len(spec.dims)
+        types = {"u8": "UINT8", "u16": "UINT16", "u32": "UINT32", "s32": "INT32", "u64": "UINT64", "s64": "INT64", "f16": "FLOAT16",
+                 "bf16": "BFLOAT16", "f32": "FLOAT32", "f32_ftz": "FLOAT32_FTZ", "tf32": "TFLOAT32", "f64": "FLOAT64"}
+        dtype = getattr(cu.CUtensorMapDataType, f"CU_TENSOR_MAP_DATA_TYPE_{types[spec.dtype]}")
+        swizzle = f"{spec.swizzle}B" if spec.swizzle else "NONE"
+        promotion = f"L2_{spec.l2_promotion}B" if spec.l2_promotion else "NONE"
+        fill = "NAN_REQUEST_ZERO_FMA" if spec.fills_nan else "NONE"
+        layout = (words(spec.element_strides or (1,) * rank), cu.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
+                  getattr(cu.CUtensorMapSwizzle, f"CU_TENSOR_MAP_SWIZZLE_{swizzle}"),
+                  getattr(cu.CUtensorMapL2promotion, f"CU_TENSOR_MAP_L2_PROMOTION_{promotion}"),
+                  getattr(cu.CUtensorMapFloatOOBfill, f"CU_TENSOR_MAP_FLOAT_OOB_FILL_{fill}"))
+        extents = (longs(spec.dims), longs(spec.strides))
+        if spec.corners is None:
+            self._call = cu.cuTensorMapEncodeTiled
+            self._fields = ((dtype, rank), (*extents, words(spec.box), *layout))
+        else:
+            self._call = cu.cuTensorMapEncodeIm2col
+            lower, upper = spec.corners
+            self._fields = ((dtype, rank), (*extents, list(lower), list(upper), *spec.box, *layout))
+        self._spec = spec
+        self._target = target
+        self._what = what
+        self.address = 0
+
+    def __call__(self, address: int) -> None:
+        if address == self.address:
+            return
+        before, after = self._fields
+        result, encoded = self._call(*before, address, *after)
+        if result:
+            raise driver_error(result, f"{self._what}: the driver refuses the tensor map at {address:#x}", f" {self._spec}")
+        ctypes.memmove(self._target, encoded.getPtr(), TENSOR_MAP_BYTES)
+        self.address = address
+
+    def __str__(self) -> str:
+        return f"{self._spec} at {self.address:#x}"
 
 
 class CudaLaunch:
@@ -46,20 +99,30 @@ class CudaLaunch:
     __slots__ = ("_block", "_call", "_config", "_function", "_grid", "_is_watched", "_kernel", "_pointers", "_pointers_at", "_setters",
                  "_stream")
 
-    def __init__(self, kernel: CudaKernel, grid: tuple[int, int, int], args: Sequence[int | float]) -> None:
+    def __init__(self, kernel: CudaKernel, grid: tuple[int, int, int], args: Sequence[Value]) -> None:
         cu = bindings()
         spec = kernel.spec
         check_launch(spec, grid, args)
-        offsets, total = param_offsets(spec)
         self._kernel = kernel
         self._grid = grid
-        self._block = ctypes.create_string_buffer(max(total, 1))
+        # The driver wants a pointer to each value; tensor maps (aligned to 128 for every driver's sake) stand before the numbers.
+        maps = [i for i, p in enumerate(spec.params) if p.type == "tensor_map"]
+        numbers = [i for i, p in enumerate(spec.params) if p.type != "tensor_map"]
+        at = {index: rank * TENSOR_MAP_BYTES for rank, index in enumerate(maps)}
+        at |= {index: len(maps) * TENSOR_MAP_BYTES + rank * 8 for rank, index in enumerate(numbers)}
+        self._block = ctypes.create_string_buffer(len(maps) * TENSOR_MAP_BYTES + len(numbers) * 8 + 128)
         base = ctypes.addressof(self._block)
-        self._pointers = (ctypes.c_void_p * max(len(offsets), 1))(*(base + o for o in offsets))
-        self._pointers_at = ctypes.addressof(self._pointers) if offsets else 0
-        self._setters = tuple(partial(PARAM_LAYOUT[p.type].pack_into, self._block, o) for p, o in zip(spec.params, offsets, strict=True))
-        for setter, value in zip(self._setters, args, strict=True):
-            setter(value)
+        lead = -base % 128
+        self._pointers = (ctypes.c_void_p * max(len(at), 1))(*(base + lead + at[i] for i in range(len(at))))
+        self._pointers_at = ctypes.addressof(self._pointers) if at else 0
+        setters: list[Callable[[Any], None]] = []
+        for index, (param, value) in enumerate(zip(spec.params, args, strict=True)):
+            if isinstance(value, TensorMapSpec):
+                setters.append(_TensorMap(value, base + lead + at[index], f"{spec.symbol}: {param.name}"))
+            else:
+                setters.append(partial(PARAM_LAYOUT[param.type].pack_into, self._block, lead + at[index]))
+                setters[-1](value)
+        self._setters = tuple(setters)
         config = cu.CUlaunchConfig()
         config.gridDimX, config.gridDimY, config.gridDimZ = grid
         config.blockDimX, config.blockDimY, config.blockDimZ = spec.threads, 1, 1
@@ -77,8 +140,11 @@ class CudaLaunch:
         self._is_watched = kernel.backend.checks_sync or report.is_on("launch")
 
     def set(self, index: int, value: int | float) -> None:
+        setter = self._setters[index]
+        if isinstance(setter, _TensorMap):
+            check_value(self._kernel.spec, index, value)
         try:
-            self._setters[index](value)
+            setter(value)
         except (struct.error, OverflowError):
             check_value(self._kernel.spec, index, value)
             raise
@@ -103,8 +169,8 @@ class CudaLaunch:
         if not result and backend.checks_sync and not backend.is_capturing(stream):
             with CurrentContext(backend.context):
                 (result,) = bindings().cuStreamSynchronize(stream)
-        values = [s.unpack_from(self._block, o)[0] for s, o in
-                  zip((PARAM_LAYOUT[p.type] for p in spec.params), param_offsets(spec)[0], strict=True)]
+        values = [s if isinstance(s, _TensorMap) else PARAM_LAYOUT[p.type].unpack(ctypes.string_at(at, param_size(p)))[0]
+                  for p, s, at in zip(spec.params, self._setters, self._pointers, strict=False)]
         if result:
             raise driver_error(result, f"{spec.symbol} on {backend.device}, stream {stream:#x}",
                                "\n" + describe_launch(spec, self._grid, values))
@@ -129,7 +195,7 @@ class CudaKernel:
         self.spec = spec
         self.origin = origin
 
-    def bind(self, grid: tuple[int, int, int], args: Sequence[int | float]) -> CudaLaunch:
+    def bind(self, grid: tuple[int, int, int], args: Sequence[Value]) -> CudaLaunch:
         return CudaLaunch(self, grid, args)
 
 
@@ -380,7 +446,7 @@ class CudaBackend:
             except Exception as error:
                 raise LaunchError(f"loading {spec.symbol} on {self.device} ({self.info.arch}): {error}") from error
             offsets, _ = param_offsets(spec)
-            declared = [(o, PARAM_LAYOUT[p.type].size) for p, o in zip(spec.params, offsets, strict=True)]
+            declared = [(o, param_size(p)) for p, o in zip(spec.params, offsets, strict=True)]
             found = [(int(a.offset), int(a.size)) for a in kernel.arguments_info]
             if found != declared:
                 raise LaunchError(f"{spec.symbol}: the kernel's parameters lie at {found} (offset, size), its spec says {declared}.")

@@ -13,15 +13,17 @@ import numpy as np
 
 from .. import emu, report, switches
 from ..codegen.render import Source
-from ..codegen.spec import KernelSpec
+from ..codegen.spec import KernelSpec, TensorMapSpec
 from ..device import emulated_device
 from ..emu.checkers import NAMES, expand
 from ..emu.memory import GlobalMemory, host_view
-from ..errors import InvalidArgument
+from ..emu.tensor_map import TensorMap
+from ..errors import InvalidArgument, LaunchError
 from ..ptx.parser import parse
 from ..tensor import TensorView
 from .assembler import dump
-from .kernel import check_launch, check_value
+from .backend import POISON
+from .kernel import Value, check_launch, check_value
 
 _PROGRAMS_KEPT = 512
 _programs: OrderedDict[str, Any] = OrderedDict()  # by text, for all devices: a Program knows no memory
@@ -67,15 +69,17 @@ class EmulatedAllocation:
 class EmulatedLaunch:
     """A launch with its arguments; `launch` runs the kernel to its end."""
 
-    def __init__(self, kernel: EmulatedKernel, grid: tuple[int, int, int], args: Sequence[int | float]) -> None:
+    def __init__(self, kernel: EmulatedKernel, grid: tuple[int, int, int], args: Sequence[Value]) -> None:
         check_launch(kernel.spec, grid, args)
         self.kernel = kernel
         self.grid = grid
-        self.args = list(args)
+        self.args: list[Any] = list(args)
+        self.maps = {i: value for i, value in enumerate(args) if isinstance(value, TensorMapSpec)}
 
     def set(self, index: int, value: int | float) -> None:
         check_value(self.kernel.spec, index, value)
-        self.args[index] = value
+        spec = self.maps.get(index)
+        self.args[index] = value if spec is None else encoded(spec, int(value))
 
     def setter(self, index: int) -> Callable[[Any], None]:
         return partial(self.set, index)
@@ -83,9 +87,19 @@ class EmulatedLaunch:
     def launch(self, stream: int) -> None:
         """Runs it. Raises EmulatorFault when a checker fires; what it wrote up to then stays written."""
         spec, backend = self.kernel.spec, self.kernel.backend
+        for index, value in enumerate(self.args):
+            if isinstance(value, TensorMapSpec):
+                raise LaunchError(f"{spec.symbol}: tensor map {spec.params[index].name} was never set to an address.")
         backend.counters = self.kernel.program.launch(
             backend.memory, grid=self.grid, threads=(spec.threads, 1, 1), args=self.args, dynamic_smem=spec.dynamic_smem,
             cluster=(spec.cluster, 1, 1), checkers=backend.checkers, schedule=backend.schedule)
+
+
+def encoded(spec: TensorMapSpec, address: int) -> bytes:
+    """The 128 bytes of a tensor map, laid out as the sm_90 driver does."""
+    return TensorMap(
+        spec.dtype, address, spec.dims, spec.strides, spec.box, spec.element_strides or (1,) * len(spec.dims), spec.swizzle, spec.corners,
+        spec.l2_promotion, spec.fills_nan).encode()
 
 
 class EmulatedKernel:
@@ -95,7 +109,7 @@ class EmulatedKernel:
         self.spec = spec
         self.origin = origin
 
-    def bind(self, grid: tuple[int, int, int], args: Sequence[int | float]) -> EmulatedLaunch:
+    def bind(self, grid: tuple[int, int, int], args: Sequence[Value]) -> EmulatedLaunch:
         return EmulatedLaunch(self, grid, args)
 
 
@@ -133,6 +147,12 @@ class EmulatedBackend:
         if num_bytes:
             self.memory.view(ptr, num_bytes)[:] = byte
             self.memory.mark_initialised(ptr, num_bytes)
+
+    def poison(self, ptr: int, num_bytes: int, stream: int) -> None:
+        """Fills with POISON; the bytes count as never written, as those of a fresh allocation."""
+        if num_bytes:
+            self.memory.view(ptr, num_bytes)[:] = POISON
+            self.memory.mark_uninitialised(ptr, num_bytes)
 
     def synchronize(self, stream: int) -> None:
         pass

@@ -1,0 +1,93 @@
+"""Tensor maps: 128 bytes, laid out as the driver lays them out for sm_90.
+
+    word 0-1  address                                 word 8-12  dims - 1
+    word 2    bit 0 im2col, 4-6 rank - 1, 7-10 type, 13-14 swizzle, 15 fill, 17-18 L2 promotion
+    word 3-6  strides of dims 1-4 over 16, low 32 bits; word 7: their high 4 bits as nibbles
+    word 13   element strides - 1, 3 bits each; byte 55 box[0] - 1
+    tiled     bytes 56-59 box[1..4] - 1
+    im2col    bytes 56-59 the corners, lower then upper, of 16, 8 or 5 bits per dimension; bytes 60-61 pixels per column - 1
+    word 18   128, 64, 32 or 16 byte span as 2^k / 8 in byte 73
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+
+from oxidnn.emu.memory import Fault
+
+TYPES = ("u8", "u16", "u32", "s32", "u64", "s64", "f16", "f32", "f32_ftz", "f64", "bf16", "tf32")
+SIZES = dict(zip(TYPES, (1, 2, 4, 4, 8, 8, 2, 4, 4, 8, 2, 4), strict=True))
+SPANS = (0, 32, 64, 128)
+PROMOTIONS = (0, 64, 128, 256)
+CORNER_BITS = {3: 16, 4: 8, 5: 5}
+_SPAN_CODE = {0: 0, 32: 1, 64: 2, 128: 4}
+_IM2COL_MARK = 0x1000
+
+
+@dataclass(frozen=True, slots=True)
+class TensorMap:
+    """Dimensions innermost first; strides in bytes, of dims 1 and up. box: elements per dimension, before element strides;
+    of im2col (corners given): channels per pixel and pixels per column. corners: (lower, upper), each in W, H, D order."""
+
+    dtype: str
+    address: int
+    dims: tuple[int, ...]
+    strides: tuple[int, ...]
+    box: tuple[int, ...]
+    element_strides: tuple[int, ...]
+    swizzle: int = 0
+    corners: tuple[tuple[int, ...], tuple[int, ...]] | None = None
+    l2_promotion: int = 128
+    fills_nan: bool = False
+
+    @property
+    def size(self) -> int:
+        """Bytes of an element."""
+        return SIZES[self.dtype]
+
+    def encode(self) -> bytes:
+        rank = len(self.dims)
+        flags = (
+            (self.corners is not None) | (rank - 1) << 4 | TYPES.index(self.dtype) << 7 | SPANS.index(self.swizzle) << 13
+            | self.fills_nan << 15 | PROMOTIONS.index(self.l2_promotion) << 17
+        )  # fmt: skip
+        strides = [s >> 4 for s in self.strides] + [0] * (5 - rank)
+        high = sum((s >> 32 & 15) << 4 * i for i, s in enumerate(strides))
+        dims = [d - 1 for d in self.dims] + [0] * (5 - rank)
+        steps = sum((s - 1) << 3 * i for i, s in enumerate(self.element_strides))
+        out = bytearray(128)
+        struct.pack_into("<QI4II5II", out, 0, self.address, flags, *(s & 0xFFFFFFFF for s in strides), high, *dims, steps)
+        out[55] = self.box[0] - 1
+        if self.corners is None:
+            for i, extent in enumerate(self.box[1:]):
+                out[56 + i] = extent - 1
+        else:
+            bits = CORNER_BITS[rank]
+            values = [*self.corners[0], *self.corners[1]]
+            packed = sum((v & ((1 << bits) - 1)) << bits * i for i, v in enumerate(values))
+            struct.pack_into("<IHHI", out, 56, packed, self.box[1] - 1, 0, _IM2COL_MARK)
+        struct.pack_into("<I", out, 72, _SPAN_CODE[self.swizzle] << 8)
+        return bytes(out)
+
+    @staticmethod
+    def decode(raw: bytes) -> TensorMap:
+        """Raises Fault for bytes that are no tensor map."""
+        address, flags, *rest = struct.unpack_from("<QI4II5II", raw, 0)
+        strides, high, dims, steps = rest[:4], rest[4], rest[5:10], rest[10]
+        rank, type_, span = (flags >> 4 & 7) + 1, flags >> 7 & 15, flags >> 13 & 3
+        if rank > 5 or type_ >= len(TYPES) or address == 0 or struct.unpack_from("<I", raw, 72)[0] != _SPAN_CODE[SPANS[span]] << 8:
+            raise Fault("bounds", "the address of the tensor map points at bytes that are no tensor map")
+        corners = None
+        box: tuple[int, ...] = (raw[55] + 1, *(raw[56 + i] + 1 for i in range(rank - 1)))
+        if flags & 1:
+            bits = CORNER_BITS[rank]
+            packed, pixels = struct.unpack_from("<IH", raw, 56)
+            signed = [((packed >> bits * i) + (1 << bits - 1)) % (1 << bits) - (1 << bits - 1) for i in range(2 * (rank - 2))]
+            corners = (tuple(signed[: rank - 2]), tuple(signed[rank - 2 :]))
+            box = (raw[55] + 1, pixels + 1)
+        return TensorMap(
+            TYPES[type_], address, tuple(d + 1 for d in dims[:rank]),
+            tuple((s | (high >> 4 * i & 15) << 32) << 4 for i, s in enumerate(strides[: rank - 1])), box,
+            tuple((steps >> 3 * i & 7) + 1 for i in range(rank)), SPANS[span], corners, PROMOTIONS[flags >> 17 & 3], bool(flags >> 15 & 1),
+        )  # fmt: skip
