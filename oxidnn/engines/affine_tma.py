@@ -1,0 +1,370 @@
+"""Which tensor maps bring an operand's tiles into shared memory, and at which coordinates: decided in Python, operand by operand.
+
+A stage holds `rows` rows by 128 bytes of k of an operand, in panels with 128-byte swizzle: "k" major (k contiguous) one panel of all
+rows, "row" major (rows contiguous) a panel of 64 rows by the tile's k for each chunk of 64 rows. A box of a tensor map fetches a panel.
+Every coordinate is a sum of digits times coefficients, so what a kernel computes per k tile is a few multiply-adds by one thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from math import gcd, prod
+
+from ..codegen.spec import TensorMapSpec
+from .affine_tiling import Digits, Operand, merge
+
+SPAN_BYTES = 128  # of the swizzle, and of k in a stage
+CHUNK_ROWS = 64  # of a "row"-major panel: 128 bytes of a 16-bit type
+MAX_RANK = 5
+MAX_BOX = 256
+MAX_PIXELS = 1024
+MAX_STRIDE = 2**40
+# Bits of a corner (signed) and of an offset (unsigned) of an im2col map, by rank.
+CORNER_BITS = {3: 16, 4: 8, 5: 5}
+
+
+@dataclass(frozen=True, slots=True)
+class Walk:
+    """How k is walked in tiles: mixed-radix numbers of these extents, advanced by tile_k.
+
+    Along taps the last digit is padded to whole tiles, so that a tile never straddles it; a linear walk takes k as it comes.
+    """
+
+    extents: tuple[int, ...]
+    tile_k: int
+    is_linear: bool
+
+    @property
+    def k_tiles(self) -> int:
+        return -(-prod(self.extents) // self.tile_k)
+
+
+def walk_taps(k: Sequence[int], tile_k: int) -> Walk:
+    return Walk((*k[:-1], -(-k[-1] // tile_k) * tile_k), tile_k, len(k) == 1)
+
+
+def walk_linear(k: Sequence[int], tile_k: int) -> Walk:
+    return Walk(tuple(k), tile_k, True)
+
+
+@dataclass(frozen=True, slots=True)
+class Sum:
+    """base + sum of coefficient * digit; digits by register: "row_digit<i>", "k_digit<i>", "batch_digit<i>", "k_linear"."""
+
+    base: int = 0
+    terms: tuple[tuple[str, int], ...] = ()
+
+    def __add__(self, other: Sum) -> Sum:
+        return Sum(self.base + other.base, self.terms + other.terms)
+
+
+@dataclass(frozen=True, slots=True)
+class SumConsts:
+    """A Sum seen by a template: parameters `<stem>_base` and, but for coefficients of 1, `<stem>_<digit>`."""
+
+    stem: str
+    row_terms: tuple[tuple[str, bool], ...]  # (digit, is its coefficient 1), fixed while a tile lasts
+    k_terms: tuple[tuple[str, bool], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class BoxesConsts:
+    """What a template knows of an operand's boxes. name: prefix of parameters and registers ("a", "b")."""
+
+    name: str
+    major: str
+    chunks: int  # boxes of a stage
+    chunk_bytes: int
+    smem_offset: int
+    row_digits: int
+    coordinates: tuple[SumConsts, ...]
+    offsets: tuple[SumConsts, ...]  # of an im2col map
+
+    @property
+    def map(self) -> str:
+        return f"map_{self.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class Boxes:
+    """The boxes of an operand: a tensor map that starts byte_offset bytes after the operand's address, and their coordinates."""
+
+    map: TensorMapSpec
+    byte_offset: int
+    major: str
+    rows: tuple[int, ...]  # extents of the row digits
+    coordinates: tuple[Sum, ...]
+    offsets: tuple[Sum, ...] = ()
+
+    def consts(self, name: str, tile_rows: int, smem_offset: int) -> BoxesConsts:
+        chunks = 1 if self.major == "k" else -(-tile_rows // CHUNK_ROWS)
+
+        def sums(stem: str, values: Sequence[Sum]) -> tuple[SumConsts, ...]:
+            return tuple(SumConsts(f"{name}_{stem}{i}", tuple((t, c == 1) for t, c in s.terms if not t.startswith("k_")),
+                                   tuple((t, c == 1) for t, c in s.terms if t.startswith("k_"))) for i, s in enumerate(values))
+
+        return BoxesConsts(name, self.major, chunks, tile_rows // chunks * SPAN_BYTES, smem_offset, len(self.rows),
+                           sums("x", self.coordinates), sums("o", self.offsets))
+
+
+def plan_boxes(x: Operand, d: Digits, walk: Walk, tile_rows: int) -> Boxes | str:
+    """The boxes of an operand under a walk of k, or the reason why tensor maps cannot fetch it.
+
+    Tiled maps first, which have a dimension for each digit; then im2col maps, which step through the positions of a convolution.
+    """
+    size = x.source.dtype.num_bytes
+    if x.source.align % 16:
+        return f"{x.source.name} is aligned to {x.source.align} bytes only; tensor maps need 16"
+    majors = ["k"] if x.k_strides[-1] == 1 or d.k == (1,) else []
+    if size == 2 and (x.row_strides[-1] == 1 or x.rows == (1,)):
+        majors.append("row")
+    if not majors:
+        return f"{x.source.name} is contiguous neither along k nor, in 16-bit types, along its rows"
+    reasons = []
+    for major in majors:
+        for plan in (_tiled, _im2col):
+            found = plan(x, d, walk, tile_rows, major)
+            if isinstance(found, Boxes):
+                return found
+            reasons.append(found)
+    return f"{x.source.name}: " + "; ".join(dict.fromkeys(reasons))
+
+
+# ---- Tiled maps -------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _MapBuilder:
+    """Dimensions of a map in the making."""
+
+    size: int
+    dims: list[int] = field(default_factory=list)
+    strides: list[int] = field(default_factory=list)  # bytes, of all dimensions
+    box: list[int] = field(default_factory=list)
+    coordinates: list[Sum] = field(default_factory=list)
+    base: int = 0  # elements to add to the operand's base
+
+    def add(self, extent: int, stride: int, box: int, coordinate: Sum) -> None:
+        self.dims.append(extent)
+        self.strides.append(stride * self.size)
+        self.box.append(box)
+        self.coordinates.append(coordinate)
+
+    def add_digit(self, digit: str, extent: int, stride: int) -> None:
+        """A digit that stands still within a box; a negative stride is walked from its far end."""
+        if stride == 0 or extent == 1:
+            return
+        if stride < 0:
+            self.base += stride * (extent - 1)
+            self.add(extent, -stride, 1, Sum(extent - 1, ((digit, -1),)))
+        else:
+            self.add(extent, stride, 1, Sum(0, ((digit, 1),)))
+
+    def fault(self, base: int) -> str:
+        """Why no tensor map has these dimensions; empty if one does."""
+        if len(self.dims) > MAX_RANK:
+            return f"{len(self.dims)} dimensions are more than a tensor map's {MAX_RANK}"
+        for extent, stride in zip(self.dims[1:], self.strides[1:], strict=True):
+            if extent > 1 and (stride % 16 or not 0 < stride < MAX_STRIDE):
+                return f"a stride of {stride} bytes is no positive multiple of 16"
+        if max(self.dims) > 2**32:
+            return "a dimension exceeds 2^32"
+        if (base + self.base) * self.size % 16:
+            return "the first element is not aligned to 16 bytes"
+        return ""
+
+    def finish(self, dtype: str, **extra: object) -> TensorMapSpec:
+        # A dimension of one element is never stepped over: any legal stride will do.
+        strides = tuple(s if e > 1 else max(16, -(-s // 16) * 16) for e, s in zip(self.dims[1:], self.strides[1:], strict=True))
+        return TensorMapSpec(dtype, tuple(self.dims), strides, tuple(self.box), swizzle=SPAN_BYTES, **extra)  # type: ignore[arg-type]
+
+
+def map_dtype(x: Operand) -> str:
+    return "tf32" if x.source.dtype.name == "f32" else x.source.dtype.name
+
+
+def _groups(extents: Sequence[int], strides: Sequence[int]) -> list[tuple[list[int], int, int]]:
+    """Neighbouring digits that count one extent through: (indices, extent, stride), outermost first."""
+    groups: list[tuple[list[int], int, int]] = []
+    for i, (extent, stride) in enumerate(zip(extents, strides, strict=True)):
+        if groups and groups[-1][2] == extent * stride:
+            indices, outer, _ = groups[-1]
+            groups[-1] = ([*indices, i], outer * extent, stride)
+        else:
+            groups.append(([i], extent, stride))
+    return groups
+
+
+def _tiled(x: Operand, d: Digits, walk: Walk, tile_rows: int, major: str) -> Boxes | str:
+    if x.bounds:
+        return "its bounds need an im2col map"
+    size = x.source.dtype.num_bytes
+    tile_k = walk.tile_k
+    merged_k, (merged_strides,) = merge(d.k, [x.k_strides])
+    is_whole = len(merged_k) == 1 and (walk.is_linear or d.k[-1] % tile_k == 0)  # k_linear is k itself
+    if not is_whole and walk.is_linear:
+        return "its k digits do not collapse to one"
+    build = _MapBuilder(size)
+    k_inner = (merged_k[0], merged_strides[0], Sum(0, (("k_linear", 1),))) if is_whole else \
+        (d.k[-1], x.k_strides[-1], Sum(0, ((f"k_digit{len(d.k) - 1}", 1),)))
+    if k_inner[1] < 0:
+        return "its innermost k stride is negative"
+    last_row = Sum(0, ((f"row_digit{len(x.rows) - 1}", 1),))
+    if major == "k":
+        if len(x.rows) > 1:
+            return "its rows do not collapse to one digit"
+        if tile_rows > MAX_BOX:
+            return f"{tile_rows} rows exceed a box"
+        if x.row_strides[0] <= 0 < x.rows[0] - 1:
+            return f"its row stride {x.row_strides[0]} is not positive"
+        build.add(k_inner[0], 1, tile_k, k_inner[2])
+        build.add(x.rows[0], x.row_strides[0], tile_rows, last_row)
+    else:
+        if len(x.rows) > 1 and x.rows[-1] % CHUNK_ROWS:
+            return f"its innermost row extent {x.rows[-1]} is no multiple of {CHUNK_ROWS}"
+        build.add(x.rows[-1], 1, CHUNK_ROWS, last_row)
+        build.add(k_inner[0], k_inner[1], tile_k, k_inner[2])
+        for i in range(len(x.rows) - 1):
+            build.add_digit(f"row_digit{i}", x.rows[i], x.row_strides[i])
+    if not is_whole:
+        for indices, extent, stride in reversed(_groups(d.k[:-1], x.k_strides[:-1])):
+            if stride <= 0 or len(indices) == 1:
+                for i in indices:
+                    build.add_digit(f"k_digit{i}", d.k[i], x.k_strides[i])
+            else:
+                weights = [prod(d.k[j] for j in indices[p + 1:]) for p in range(len(indices))]
+                build.add(extent, stride, 1, Sum(0, tuple((f"k_digit{i}", w) for i, w in zip(indices, weights, strict=True))))
+    for i, extent in enumerate(d.batch):
+        build.add_digit(f"batch_digit{i}", extent, x.batch_strides[i])
+    fault = build.fault(x.source.base)
+    if fault:
+        return fault
+    return Boxes(build.finish(map_dtype(x)), (x.source.base + build.base) * size, major, x.rows, tuple(build.coordinates))
+
+
+# ---- im2col maps ------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _Dimension:
+    """A spatial dimension of an im2col map: positions base, base + step, ... of a tensor of `extent`, moved by taps * dilation."""
+
+    positions: int
+    position_stride: int
+    digit: str  # of the positions; empty where there is one
+    step: int = 1
+    stride: int = 0
+    base: int = 0
+    extent: int = 0
+    is_bounded: bool = False
+    taps: int = 1
+    tap_digit: str = ""
+    dilation: int = 0
+
+
+def _im2col(x: Operand, d: Digits, walk: Walk, tile_rows: int, major: str) -> Boxes | str:
+    """K-major the positions are rows, the taps and the channel k digits; row-major positions lie along k, taps and channel in the rows."""
+    size = x.source.dtype.num_bytes
+    if major == "k":
+        if walk.is_linear and len(d.k) > 1:
+            return "a tile of k straddles taps"
+        outer, outer_strides, channels = d.k[:-1], x.k_strides[:-1], d.k[-1]
+        positions, position_strides, pixels, per_pixel = x.rows, x.row_strides, tile_rows, walk.tile_k
+        stems = ("row_digit", "k_digit")
+    else:
+        if not walk.is_linear:
+            return "positions along k need a linear walk"
+        if len(x.rows) > 1 and x.rows[-1] % CHUNK_ROWS:
+            return f"its innermost row extent {x.rows[-1]} is no multiple of {CHUNK_ROWS}"
+        outer, outer_strides, channels = x.rows[:-1], x.row_strides[:-1], x.rows[-1]
+        positions, position_strides, pixels, per_pixel = d.k, x.k_strides, walk.tile_k, CHUNK_ROWS
+        stems = ("k_digit", "row_digit")
+    if pixels > MAX_PIXELS:
+        return f"{pixels} positions exceed a box"
+
+    # Bounds say which tap moves which position, by how much, and what lies outside.
+    found = [_Dimension(e, s, f"{stems[0]}{i}") for i, (e, s) in enumerate(zip(positions, position_strides, strict=True))]
+    taps = {i: (e, s) for i, (e, s) in enumerate(zip(outer, outer_strides, strict=True))}
+    lone: list[_Dimension] = []  # dimensions of one position
+    for bound in x.bounds:
+        at, through = (bound.row_coefs, bound.k_coefs) if major == "k" else (bound.k_coefs, bound.row_coefs)
+        moved = [i for i, c in enumerate(at) if c]
+        movers = [i for i, c in enumerate(through) if c]
+        if len(moved) > 1 or len(movers) > 1 or movers == [len(outer)]:
+            return "a bound ties more than one position to one tap"
+        if moved:
+            dim = found[moved[0]]
+            dim.step = at[moved[0]]
+            if dim.is_bounded or dim.step < 0 or dim.position_stride % dim.step:
+                return "a bound's step does not divide its stride"
+            dim.stride = dim.position_stride // dim.step
+        else:
+            dim = _Dimension(1, 0, "")
+            lone.append(dim)
+        dim.is_bounded, dim.base, dim.extent = True, bound.offset, bound.extent
+        if movers:
+            if movers[0] not in taps:
+                return "two bounds share a tap"
+            dim.taps, tap_stride = taps.pop(movers[0])
+            dim.tap_digit, dim.dilation = f"{stems[1]}{movers[0]}", through[movers[0]]
+            if moved and tap_stride != dim.dilation * dim.stride:
+                return "a tap's stride does not fit its bound"
+            if not moved:
+                dim.stride = tap_stride // dim.dilation
+    # Taps that cannot leave the tensor have no bound: each moves the position whose stride is most like its own.
+    for i, (extent, stride) in taps.items():
+        free = [q for q in found if not q.is_bounded and not q.tap_digit and q.position_stride > 0]
+        if not free or stride <= 0:
+            return "a tap moves no position"
+        dim = max(free, key=lambda q: gcd(q.position_stride, stride))
+        dim.stride = gcd(dim.position_stride, stride)
+        dim.step, dim.taps, dim.tap_digit, dim.dilation = dim.position_stride // dim.stride, extent, f"{stems[1]}{i}", stride // dim.stride
+    for dim in found:
+        if not dim.is_bounded:
+            dim.stride = dim.stride or dim.position_stride
+            dim.extent = (dim.positions - 1) * dim.step + (dim.taps - 1) * dim.dilation + 1
+
+    # The first dimension is walked without corners: images, or none.
+    image = found.pop(0) if not found[0].is_bounded and not found[0].tap_digit else None
+    spatial = [*reversed(found), *lone] or [_Dimension(1, 0, "", extent=1)]
+    if len(spatial) + 2 > MAX_RANK:
+        return f"{len(spatial) + 2} dimensions are more than a tensor map's {MAX_RANK}"
+    build = _MapBuilder(size)
+    channel = Sum(0, ((f"{stems[1]}{len(outer)}", 1),))
+    # Groups lie side by side along the channels.
+    for i, extent in enumerate(d.batch):
+        if extent > 1 and x.batch_strides[i]:
+            if x.batch_strides[i] != channels or channels % per_pixel:
+                return "its batch digits are no groups of whole panels of channels"
+            channel += Sum(0, ((f"batch_digit{i}", channels),))
+            channels *= extent
+    build.add(channels, 1, per_pixel, channel)
+    bits = CORNER_BITS[len(spatial) + 2]
+    lower, upper, offsets = [], [], []
+    base = x.source.base
+    for dim in spatial:
+        base -= dim.base * dim.stride
+        # offset = dilation * tap, counted down from the far end where the dilation is negative
+        reach = dim.dilation * (dim.taps - 1)
+        first = dim.base + min(0, reach)
+        last = first + (dim.positions - 1) * dim.step - (dim.extent - 1)
+        if not (-(1 << bits - 1) <= min(first, last) and max(first, last) < 1 << bits - 1 and abs(reach) < 1 << bits):
+            return f"corners {first}, {last} or a reach of {abs(reach)} exceed {bits} bits"
+        if dim.step > 8:
+            return f"a step of {dim.step} exceeds 8"
+        lower.append(first)
+        upper.append(last)
+        offsets.append(Sum(max(0, -reach), ((dim.tap_digit, dim.dilation),) if dim.tap_digit else ()))
+        build.add(dim.extent, dim.stride, 1, Sum(first, ((dim.digit, dim.step),) if dim.digit else ()))
+    build.add(image.positions if image else 1, image.position_stride if image else 0, 1,
+              Sum(0, ((image.digit, 1),)) if image else Sum())
+    build.box[1] = pixels
+    fault = build.fault(base)
+    if fault:
+        return fault
+    if base < 0:
+        return "its first element lies before the operand's"
+    element_strides = (1, *(dim.step for dim in spatial), 1)
+    spec = build.finish(map_dtype(x), element_strides=element_strides, corners=(tuple(lower), tuple(upper)))
+    return Boxes(spec, base * size, major, x.rows, tuple(build.coordinates), tuple(offsets))
