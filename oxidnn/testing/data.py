@@ -6,10 +6,9 @@ import numpy as np
 
 from ..dtypes import DType
 from ..ops.base import Problem
+from ..runtime.backend import POISON
 from ..tensor import TensorDesc
 from .sample import FILLS
-
-POISON = 0xFF  # bytes of NaN in every float type; -1 or the largest value in integers
 
 
 def to_storage(values: np.ndarray, kind: DType) -> np.ndarray:

@@ -12,7 +12,7 @@ from ..ops.base import Problem
 from ..ops.case import format_case
 from ..plan import Plan
 from ..runtime.backend import Allocation, Backend
-from .data import POISON, Buffer
+from .data import Buffer
 
 
 class Stage:
@@ -34,7 +34,8 @@ class Stage:
         try:
             for name, buffer in self.buffers.items():
                 self._blocks[name] = backend.allocate(len(buffer.bytes), self.stream)
-                backend.upload(self._blocks[name].ptr, buffer.bytes, self.stream)
+            for operand in problem.inputs:
+                self._upload(operand.name)
         except BaseException:
             self.close()
             raise
@@ -53,6 +54,9 @@ class Stage:
                 block.free()
         self._blocks, self._workspace = {}, None
 
+    def _upload(self, name: str) -> None:
+        self.backend.upload(self._blocks[name].ptr, self.buffers[name].bytes, self.stream)
+
     def _workspace_for(self, num_bytes: int) -> int:
         if num_bytes > (self._workspace.num_bytes if self._workspace is not None else 0):
             if self._workspace is not None:
@@ -64,10 +68,10 @@ class Stage:
     def run(self, plan: Plan) -> dict[str, np.ndarray]:
         """The plan's outputs in storage types. Raises NumericsError if it wrote anything but the outputs' elements."""
         for operand in self.problem.outputs:
-            self.backend.upload(self._blocks[operand.name].ptr, self.buffers[operand.name].bytes, self.stream)
+            self.backend.poison(self._blocks[operand.name].ptr, len(self.buffers[operand.name].bytes), self.stream)
         workspace = self._workspace_for(plan.workspace_bytes)
         if plan.workspace_bytes:
-            self.backend.fill(workspace, POISON, plan.workspace_bytes, self.stream)
+            self.backend.poison(workspace, plan.workspace_bytes, self.stream)
         plan.execute(self._pointers, workspace, self.stream, self._scalars)
         self.backend.synchronize(self.stream)
         outputs = {}
@@ -80,7 +84,7 @@ class Stage:
                 outputs[operand.name] = buffer.read(raw)
             if not (buffer.untouched_outside(raw) if operand.is_output else np.array_equal(raw, buffer.bytes)):
                 if not operand.is_output:  # the next plan must find its inputs as they were
-                    self.backend.upload(self._blocks[operand.name].ptr, buffer.bytes, self.stream)
+                    self._upload(operand.name)
                 raise NumericsError(f"{plan.engine.id} {plan.config.name}: bytes outside the elements of {operand.name} were written. "
                                     f"{format_case(self.problem)}")
         return outputs

@@ -21,6 +21,7 @@ from oxidnn.engines.base import SUPPORTED, Arg, Build, Engine, EngineConfig, Ste
 from oxidnn.errors import AssemblyError, EmulatorFault, InvalidArgument, LaunchError, PtxError
 from oxidnn.ops import OPS
 from oxidnn.ops.base import OpDef, Operand, Policy, Problem
+from oxidnn.runtime.backend import POISON
 from oxidnn.tensor import TensorDesc, TensorView
 from oxidnn.testing.reference import REFERENCES, Expected
 
@@ -195,6 +196,9 @@ class FakeBackend:
     def fill(self, ptr: int, byte: int, num_bytes: int, stream: int) -> None:
         self.touch()
         self.view(ptr, num_bytes)[:] = byte
+
+    def poison(self, ptr: int, num_bytes: int, stream: int) -> None:
+        self.fill(ptr, POISON, num_bytes, stream)
 
     def synchronize(self, stream: int) -> None:
         self.touch()

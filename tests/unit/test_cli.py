@@ -303,10 +303,7 @@ def test_repro_runs_the_line(line: str) -> None:
     assert result["case"] == FULL and result["engine"] == "gemm.direct" and 0 <= result["worst_error_over_tolerance"] <= 1
 
 
-def test_repro_takes_engine_and_config_from_the_line(fake_device: FakeBackend, monkeypatch: pytest.MonkeyPatch) -> None:
-    from oxidnn.testing import harness
-
-    monkeypatch.setattr(harness, "render", lambda spec: spec.template)
+def test_repro_takes_engine_and_config_from_the_line(fake_device: FakeBackend) -> None:
     result = json.loads(run("repro", f"oxidnn,plan,double.right,variant1,cubin:disk,{DOUBLE}", "--json").stdout)
     assert (result["engine"], result["config"], result["worst_error_over_tolerance"]) == ("double.right", "variant1", 0.0)
     message = CliRunner().invoke(main, ["repro", f"oxidnn,plan,double.wrong,variant0,cubin:disk,{DOUBLE}"])

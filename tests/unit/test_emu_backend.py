@@ -8,9 +8,11 @@ import pytest
 
 from oxidnn import array
 from oxidnn.dtypes import F32
+from oxidnn.emu.memory import host_view
 from oxidnn.errors import EmulatorFault, InvalidArgument, LaunchError, PtxError
 from oxidnn.interchange import as_view
 from oxidnn.runtime import emu_backend
+from oxidnn.runtime.backend import POISON
 from oxidnn.runtime.emu_backend import EmulatedBackend
 from oxidnn.tensor import TensorDesc
 
@@ -103,6 +105,10 @@ def test_unwritten_memory_is_reported(backend: EmulatedBackend) -> None:
         launch.launch(0)
     backend.fill(block.ptr, 0, 16, 0)
     launch.launch(0)
+    backend.poison(block.ptr, 16, 0)
+    assert (host_view(block.ptr, 16) == POISON).all()
+    with pytest.raises(EmulatorFault, match="uninit"):
+        launch.launch(0)
     block.free()
     with pytest.raises(EmulatorFault, match="use after free"):
         launch.launch(0)
