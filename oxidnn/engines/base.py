@@ -75,9 +75,22 @@ class WorkspaceArg:
     byte_offset: int = 0
 
 
+class Scratch:
+    """The workspace of a plan while its launches are written: every piece has its own bytes, from a multiple of 256 on."""
+
+    def __init__(self) -> None:
+        self.num_bytes = 0
+
+    def take(self, num_bytes: int) -> WorkspaceArg:
+        """A piece of at least `num_bytes` (and one) bytes."""
+        piece = WorkspaceArg(self.num_bytes)
+        self.num_bytes += max(1, -(-num_bytes // 256)) * 256
+        return piece
+
+
 @dataclass(frozen=True, slots=True)
 class ScalarArg:
-    """A number given with each call, e.g. a learning rate or a seed."""
+    """The problem's scalar `name`, in the type that the problem gives it."""
 
     name: str
 

@@ -28,4 +28,4 @@ def collapse(extents: Sequence[int], strides: Sequence[Sequence[int]]) -> tuple[
 
 def by_stride(extents: Sequence[int], strides: Sequence[int]) -> tuple[int, ...]:
     """The order of the dimensions that walks memory from far to near: largest stride first, broadcast ones outermost."""
-    return tuple(sorted(range(len(extents)), key=lambda i: (strides[i] != 0, -abs(strides[i]))))
+    return tuple(sorted(range(len(extents)), key=lambda i: (strides[i] != 0 and extents[i] > 1, -abs(strides[i]))))

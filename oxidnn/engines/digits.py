@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from ..codegen.fastdiv import magic
 from .base import Arg
+from .collapse import by_stride, collapse
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,27 +48,14 @@ class Digits:
 
     def ordered_for(self, operand: str) -> Digits:
         """The same digits with the ones in which `operand` moves least last, so that neighbouring indices are neighbours in memory."""
-        row = self.strides[operand]
-        order = sorted(range(len(row)), key=lambda i: (self.extents[i] > 1, abs(row[i])), reverse=True)
+        order = by_stride(self.extents, self.strides[operand])
         return Digits(tuple(self.names[i] for i in order), tuple(self.extents[i] for i in order),
                       {name: tuple(r[i] for i in order) for name, r in self.strides.items()})
 
-    def collapsed(self) -> Digits:
-        """Fewer digits, renamed r0, r1, ...: extents of 1 dropped, neighbours merged where all operands step evenly across them."""
-        extents: list[int] = []
-        rows: dict[str, list[int]] = {name: [] for name in self.strides}
-        for i, extent in enumerate(self.extents):
-            if extent == 1:
-                continue
-            if extents and all(rows[n][-1] == r[i] * extent for n, r in self.strides.items()):
-                extents[-1] *= extent
-                for n, r in self.strides.items():
-                    rows[n][-1] = r[i]
-            else:
-                extents.append(extent)
-                for n, r in self.strides.items():
-                    rows[n].append(r[i])
+    def collapsed(self, stem: str = "r") -> Digits:
+        """Fewer digits (at least one), renamed <stem>0, <stem>1, ...: extents of 1 dropped, neighbours merged where all operands step
+        evenly across them."""
+        extents, rows = collapse(self.extents, list(self.strides.values()))
         if not extents:
-            extents = [1]
-            rows = {name: [0] for name in self.strides}
-        return Digits(tuple(f"r{i}" for i in range(len(extents))), tuple(extents), {n: tuple(r) for n, r in rows.items()})
+            extents, rows = (1,), ((0,),) * len(self.strides)
+        return Digits(tuple(f"{stem}{i}" for i in range(len(extents))), extents, dict(zip(self.strides, rows, strict=True)))

@@ -3,37 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
-from ..codegen.environment import f32_literal, f64_literal
-from ..codegen.spec import Target
 from ..device import DeviceInfo
+from ..dtypes import F32, F64
 from ..ops.base import Problem
 from ..ops.loss import CrossEntropyProblem, SoftmaxProblem
-from .base import Arg, Build, Engine, EngineConfig, Step, TensorArg, WorkspaceArg
-from .rows import RowEngine, Rows, compute_type
-
-_SUM_CHUNK = 4096  # values a CTA sums
+from ..tensor import TensorDesc
+from .base import Arg, Build, Engine, EngineConfig, Scratch, Step, TensorArg
+from .reduce_tree import reduction_steps, state_steps
+from .rows import RowConsts, RowEngine, Rows
 
 
 @dataclass(frozen=True, slots=True)
-class SumConsts:
-    """One level of the sum over rows; see rowwise/loss_sum."""
-
-    dtype: str
-    compute: str
-    arrays: int
-    chunk: int
-    is_last: bool
-    divide: str = ""
-
-    @property
-    def compute_bytes(self) -> int:
-        return 8 if self.compute == "f64" else 4
-
-    @property
-    def zero(self) -> str:
-        return f64_literal(0.0) if self.compute == "f64" else f32_literal(0.0)
+class SoftmaxConsts:
+    rows: RowConsts
+    is_log: bool
 
 
 class SoftmaxEngine(RowEngine):
@@ -43,15 +28,15 @@ class SoftmaxEngine(RowEngine):
 
     def rows(self, problem: Problem) -> Rows:
         assert isinstance(problem, SoftmaxProblem)
-        return Rows({n: problem.desc(n) for n in ("x", "y")}, problem.axis, ("x", "y"))
+        return Rows.of(problem.desc("x").shape, (problem.axis,), {n: problem.desc(n) for n in ("x", "y")})
 
     def build_steps(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> Build:
         assert isinstance(problem, SoftmaxProblem)
         if problem.is_empty:
             return Build(())
-        step = self.row_step("rowwise/softmax", problem, config, device, self.rows(problem), {n: TensorArg(n) for n in ("x", "y")}, 2,
-                             is_log=problem.is_log)
-        return Build((step,))
+        rows = self.rows(problem)
+        consts = SoftmaxConsts(self.row_consts(rows, config, 2), problem.is_log)
+        return Build((self.row_step("rowwise/softmax", consts, problem.op, rows, config, device),))
 
 
 class SoftmaxBackwardEngine(RowEngine):
@@ -62,46 +47,26 @@ class SoftmaxBackwardEngine(RowEngine):
 
     def rows(self, problem: Problem) -> Rows:
         assert isinstance(problem, SoftmaxProblem)
-        names = ("dy", "y", "dx")
-        return Rows({n: problem.desc(n) for n in names}, problem.axis, names)
+        return Rows.of(problem.desc("dy").shape, (problem.axis,), {n: problem.desc(n) for n in ("dy", "y", "dx")})
 
     def build_steps(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> Build:
         assert isinstance(problem, SoftmaxProblem)
         if problem.is_empty:
             return Build(())
-        step = self.row_step("rowwise/softmax_backward", problem, config, device, self.rows(problem),
-                             {n: TensorArg(n) for n in ("dy", "y", "dx")}, 1, is_log=problem.is_log)
-        return Build((step,))
+        rows = self.rows(problem)
+        consts = SoftmaxConsts(self.row_consts(rows, config, 1), problem.is_log)
+        return Build((self.row_step("rowwise/softmax_backward", consts, problem.op, rows, config, device),))
 
 
-def _sum_steps(problem: CrossEntropyProblem, device: DeviceInfo, compute: str, count: int, sources: list[int], free: int, result: Any,
-               result_dtype: str, divide: str) -> tuple[list[Step], int]:
-    """Levels that sum `count` values of each array at workspace offsets `sources` into `result`; (steps, end of the workspace)."""
-    size = 8 if compute == "f64" else 4
-    steps: list[Step] = []
-    target = Target.for_arch(device.arch)
-    rows = problem.rows
-    while count > _SUM_CHUNK:
-        ctas = -(-count // _SUM_CHUNK)
-        results = [free + i * _padded(ctas * size) for i in range(len(sources))]
-        free = results[-1] + _padded(ctas * size)
-        args = [Arg("count", "u32", count)]
-        args += [Arg(f"ptr_in{i}", "u64", WorkspaceArg(s)) for i, s in enumerate(sources)]
-        args += [Arg(f"ptr_out{i}", "u64", WorkspaceArg(s)) for i, s in enumerate(results)]
-        steps.append(Step.of("rowwise/loss_sum", problem.op, target, 256, args,
-                             SumConsts(result_dtype, compute, len(sources), _SUM_CHUNK, False), ctas, suffix="partial"))
-        count, sources = ctas, results
-    threads = 256
-    chunk = max(1, -(-count // threads)) * threads
-    args = [Arg("count", "u32", count), *(Arg(f"ptr_in{i}", "u64", WorkspaceArg(s)) for i, s in enumerate(sources)),
-            Arg("ptr_result", "u64", result), Arg("num_rows", "u32", rows)]
-    steps.append(Step.of("rowwise/loss_sum", problem.op, target, threads, args,
-                         SumConsts(result_dtype, compute, len(sources), chunk, True, divide), 1, suffix="last"))
-    return steps, free
+@dataclass(frozen=True, slots=True)
+class CrossEntropyConsts:
+    """reduction: "" writes each row's loss; "plain", "counted" and "weighted" leave it to be summed (counted: divided by the rows,
+    weighted: by the targets' weights); the gradient is divided alike."""
 
-
-def _padded(num_bytes: int) -> int:
-    return -(-num_bytes // 256) * 256
+    rows: RowConsts
+    smoothing: float
+    is_probability: bool
+    reduction: str = ""
 
 
 class _CrossEntropyEngine(RowEngine):
@@ -111,65 +76,52 @@ class _CrossEntropyEngine(RowEngine):
     def rows(self, problem: Problem) -> Rows:
         assert isinstance(problem, CrossEntropyProblem)
         full = ("logits", *(("target",) if problem.is_probability else ()), *self.row_operands)
-        values = tuple(n for n in self.value_operands if problem.has(n))
-        if problem.is_probability:
-            values = tuple(n for n in values if n != "target")
-        return Rows({n: problem.desc(n) for n in (*full, *values)}, 1, full)
+        values = [n for n in self.value_operands if problem.has(n) and n not in full]
+        if problem.reduction != "none":
+            values = [n for n in values if n != "loss"]  # summed by further steps
+        weight = {"weight": problem.desc("weight")} if problem.has("weight") else {}
+        return Rows.of(problem.desc("logits").shape, (1,), {n: problem.desc(n) for n in full}, {n: problem.desc(n) for n in values}, weight)
 
-    @staticmethod
-    def fields(problem: CrossEntropyProblem) -> dict[str, Any]:
-        weight = problem.desc("weight") if problem.has("weight") else None
-        return {"smoothing": problem.smoothing, "is_probability": problem.is_probability,
-                "target_dtype": problem.desc("target").dtype.name, "weight": weight}
+    def consts(self, problem: CrossEntropyProblem, rows: Rows, config: EngineConfig, slots: int, reduction: str) -> CrossEntropyConsts:
+        return CrossEntropyConsts(self.row_consts(rows, config, slots), problem.smoothing, problem.is_probability, reduction)
 
     @staticmethod
     def extra(problem: CrossEntropyProblem) -> list[Arg]:
-        args = [] if problem.is_probability else [Arg("ignore_index", "s64", problem.ignore_index)]
-        return args + ([Arg("ptr_weight", "u64", TensorArg("weight"))] if problem.has("weight") else [])
+        return [] if problem.is_probability else [Arg("ignore_index", "s64", problem.ignore_index)]
 
 
 class CrossEntropyEngine(_CrossEntropyEngine):
-    """Losses of rows; for "mean" and "sum" a second step sums them in a fixed order."""
+    """Losses of rows; for "mean" and "sum" further steps sum them in a fixed order."""
 
     id = "cross_entropy.row"
     value_operands = ("target", "loss")
-
-    def rows(self, problem: Problem) -> Rows:
-        rows = super().rows(problem)
-        assert isinstance(problem, CrossEntropyProblem)
-        if problem.reduction != "none":
-            return Rows({n: d for n, d in rows.descs.items() if n != "loss"}, rows.axis, rows.full)
-        return rows
 
     def build_steps(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> Build:
         assert isinstance(problem, CrossEntropyProblem)
         if problem.is_empty:
             return Build(())
-        rows = self.rows(problem)
-        kind = problem.desc("logits").dtype
-        size = 8 if compute_type(kind) == "f64" else 4
-        extra = self.extra(problem)
-        reduction, sources, divide = "", [], ""
-        free = 0
+        rows, scratch, count = self.rows(problem), Scratch(), problem.rows
+        kind = F64 if problem.desc("logits").dtype is F64 else F32
+        loss = (problem.desc("loss"), TensorArg("loss"))
+        extra, reduction = self.extra(problem), ""
+        levels: list[Step] = []
         if problem.reduction != "none":
-            block = _padded(max(problem.rows, 1) * size)
-            reduction, sources, free = "plain", [0], block
-            extra.append(Arg("ptr_losses", "u64", WorkspaceArg(0)))
-            if problem.reduction == "mean" and problem.is_probability:
-                reduction, divide = "counted", "rows"
-            elif problem.reduction == "mean":
-                reduction, divide, sources, free = "weighted", "sum", [0, block], 2 * block
-                extra.append(Arg("ptr_weights", "u64", WorkspaceArg(block)))
-        steps: list[Step] = []
-        if problem.rows:
-            addresses = {n: TensorArg(n) for n in rows.descs}
-            steps.append(self.row_step("rowwise/cross_entropy", problem, config, device, rows, addresses, 4, extra, reduction=reduction,
-                                       **self.fields(problem)))
-        if problem.reduction != "none":
-            levels, free = _sum_steps(problem, device, compute_type(kind), problem.rows, sources, free, TensorArg("loss"),
-                                      problem.desc("loss").dtype.name, divide)
-            steps += levels
-        return Build(tuple(steps), free)
+            losses = scratch.take(count * kind.num_bytes)
+            extra.append(Arg("ptr_losses", "u64", losses))
+            if problem.reduction == "mean" and not problem.is_probability:
+                weights = scratch.take(count * kind.num_bytes)
+                extra.append(Arg("ptr_weights", "u64", weights))
+                reduction = "weighted"
+                levels = state_steps(problem.op, [losses, weights], count, loss, "weighted_mean", kind.name, device, scratch)
+            else:
+                reduction = "counted" if problem.reduction == "mean" else "plain"
+                levels = reduction_steps(problem.op, (TensorDesc.packed(kind, (count,)), losses), loss, (0,), problem.reduction, device,
+                                         scratch)
+        steps = []
+        if count:
+            consts = self.consts(problem, rows, config, 4, reduction)
+            steps.append(self.row_step("rowwise/cross_entropy", consts, problem.op, rows, config, device, extra))
+        return Build((*steps, *levels), scratch.num_bytes)
 
 
 class CrossEntropyBackwardEngine(_CrossEntropyEngine):
@@ -183,30 +135,28 @@ class CrossEntropyBackwardEngine(_CrossEntropyEngine):
         assert isinstance(problem, CrossEntropyProblem)
         if problem.is_empty:
             return Build(())
-        rows = self.rows(problem)
-        compute = compute_type(problem.desc("logits").dtype)
-        fields, extra = self.fields(problem), self.extra(problem)
+        rows, scratch, extra = self.rows(problem), Scratch(), self.extra(problem)
         steps: list[Step] = []
-        free = 0
         reduction = ""
         if problem.reduction == "mean" and problem.is_probability:
             reduction = "counted"
         elif problem.reduction == "mean":
             reduction = "weighted"
-            size = 8 if compute == "f64" else 4
-            free = _padded(problem.rows * size)
-            weights = Rows({n: rows.descs[n] for n in ("logits", "target")}, 1, ("logits",))
-            steps.append(self.row_step("rowwise/target_weight", problem, EngineConfig.of(lanes=1, vec=1, threads=128), device, weights,
-                                       {n: TensorArg(n) for n in ("logits", "target")}, 0,
-                                       [*extra, Arg("ptr_weights", "u64", WorkspaceArg(0))], **fields))
-            levels, free = _sum_steps(problem, device, compute, problem.rows, [0], free + 256, WorkspaceArg(free), compute, "")
-            extra.append(Arg("ptr_divisor", "u64", WorkspaceArg(_padded(problem.rows * size))))
-            steps += levels
-        d_loss = problem.desc("d_loss").dtype.name if problem.has("d_loss") else ""
-        addresses = {n: TensorArg(n) for n in rows.descs}
-        steps.append(self.row_step("rowwise/cross_entropy_backward", problem, config, device, rows, addresses, 3, extra,
-                                   reduction=reduction, d_loss_dtype=d_loss, **fields))
-        return Build(tuple(steps), free)
+            kind = F64 if problem.desc("logits").dtype is F64 else F32
+            weights, divisor = scratch.take(problem.rows * kind.num_bytes), scratch.take(kind.num_bytes)
+            steps.append(self._weight_step(problem, device, [*extra, Arg("ptr_weights", "u64", weights)]))
+            source, target = (TensorDesc.packed(kind, (problem.rows,)), weights), (TensorDesc.packed(kind, ()), divisor)
+            steps += reduction_steps(problem.op, source, target, (0,), "sum", device, scratch)
+            extra.append(Arg("ptr_divisor", "u64", divisor))
+        consts = self.consts(problem, rows, config, 3, reduction)
+        steps.append(self.row_step("rowwise/cross_entropy_backward", consts, problem.op, rows, config, device, extra))
+        return Build(tuple(steps), scratch.num_bytes)
+
+    def _weight_step(self, problem: CrossEntropyProblem, device: DeviceInfo, extra: list[Arg]) -> Step:
+        weight = {"weight": problem.desc("weight")} if problem.has("weight") else {}
+        rows = Rows.of(problem.desc("logits").shape, (1,), {"logits": problem.desc("logits")}, {"target": problem.desc("target")}, weight)
+        config = EngineConfig.of(lanes=1, vec=1, threads=128)
+        return self.row_step("rowwise/target_weight", self.consts(problem, rows, config, 0, ""), problem.op, rows, config, device, extra)
 
 
 ENGINES: dict[str, tuple[Engine, ...]] = {

@@ -13,9 +13,9 @@ from ..dtypes import F64, S32, DType
 from ..ops.base import Problem
 from ..ops.pool import Axis, PoolProblem
 from ..tensor import TensorDesc, packed_strides
-from .base import SUPPORTED, Arg, Build, Engine, EngineConfig, Step, Support, TensorArg, WorkspaceArg, refuse
+from .base import SUPPORTED, Arg, Build, Engine, EngineConfig, Scratch, Step, Support, TensorArg, WorkspaceArg, refuse
 from .digits import DigitConsts, Digits
-from .rows import RowEngine, Rows
+from .rows import RowConsts, RowEngine, Rows
 
 _LIMIT = 2**31
 # The assembler hoists all loads of unrolled taps, so registers bound how many elements those may load (forward, backward).
@@ -57,6 +57,14 @@ class PoolConsts:
     divisor: int | None = None
     norm: float = 2.0
     gathered: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class GlobalPoolConsts:
+    """mode: "max" or "avg"."""
+
+    rows: RowConsts
+    mode: str
 
 
 def compute_type(dtype: DType) -> str:
@@ -199,7 +207,7 @@ class GatherEngine(_PoolEngine):
             return Build(())
         operands: dict[str, tuple[TensorDesc, Any]] = {n: (problem.desc(n), TensorArg(n)) for n in ("dy", "dx")}
         steps: list[Step] = []
-        workspace = 0
+        scratch = Scratch()
         index = ""
         gathered: tuple[tuple[str, str], ...] = (("dy", ""),)
         if problem.mode == "max":
@@ -208,8 +216,7 @@ class GatherEngine(_PoolEngine):
                 operands["indices"] = (problem.desc("indices"), TensorArg("indices"))
             else:
                 desc = _found_again(problem.desc("dy"))
-                workspace = desc.num_bytes
-                operands["indices"] = (desc, WorkspaceArg())
+                operands["indices"] = (desc, scratch.take(desc.num_bytes))
                 again: dict[str, tuple[TensorDesc, Any]] = {"x": (problem.desc("x"), TensorArg("x")), "indices": operands["indices"]}
                 vector = min(config["vec"], _vector_limit([d for d, _ in again.values()]))
                 steps += self._steps("pool/window", problem, EngineConfig.of(vec=vector, threads=config["threads"]), device, "indices", "o",
@@ -220,7 +227,7 @@ class GatherEngine(_PoolEngine):
             gathered += (("y", "_y"),)
         steps += self._steps("pool/gather", problem, config, device, "dx", "i", operands,
                              {"walked": tuple(n for n, _ in gathered), "backward": True, "index_dtype": index, "gathered": gathered})
-        return Build(tuple(steps), workspace)
+        return Build(tuple(steps), scratch.num_bytes)
 
     def configs(self, problem: Problem, device: DeviceInfo) -> tuple[EngineConfig, ...]:
         assert isinstance(problem, PoolProblem)
@@ -239,8 +246,8 @@ class GlobalEngine(RowEngine):
     def rows(self, problem: Problem) -> Rows:
         assert isinstance(problem, PoolProblem)
         x, y = problem.desc("x"), problem.desc("y")
-        flat = TensorDesc(x.dtype, (*x.shape[:2], prod(x.shape[2:])), (*x.strides[:2], 1), x.align)
-        return Rows({"x": flat, "y": TensorDesc(y.dtype, y.shape[:2], y.strides[:2], y.align)}, 2, ("x",))
+        channels = TensorDesc(y.dtype, y.shape[:2], y.strides[:2], y.align)
+        return Rows.of(x.shape, range(2, x.rank), {"x": x}, per_row={"y": channels})
 
     def check_support(self, problem: Problem, device: DeviceInfo) -> Support:
         assert isinstance(problem, PoolProblem)
@@ -259,8 +266,9 @@ class GlobalEngine(RowEngine):
             return Build(())
         kind = problem.desc("x").dtype
         divisor = Arg("divisor", compute_type(kind), float(problem.divisor or prod(a.extent for a in problem.axes)))
-        return Build((self.row_step("pool/global", problem, config, device, self.rows(problem), {n: TensorArg(n) for n in ("x", "y")}, 1,
-                                    [divisor], reduction=problem.mode),))
+        rows = self.rows(problem)
+        consts = GlobalPoolConsts(self.row_consts(rows, config, 1), problem.mode)
+        return Build((self.row_step("pool/global", consts, problem.op, rows, config, device, [divisor]),))
 
 
 _WINDOW, _GATHER, _GLOBAL = WindowEngine(), GatherEngine(), GlobalEngine()

@@ -21,7 +21,7 @@ from ..dtypes import DType
 from ..ops.base import Problem
 from ..ops.reduce import COUNTED, FRACTIONAL, ReduceProblem
 from ..tensor import TensorDesc
-from .base import SUPPORTED, Arg, ArgValue, Build, Engine, EngineConfig, Step, Support, TensorArg, WorkspaceArg, refuse
+from .base import SUPPORTED, Arg, ArgValue, Build, Engine, EngineConfig, Scratch, Step, Support, TensorArg, refuse
 from .collapse import by_stride, collapse
 
 THREADS = 256
@@ -57,6 +57,8 @@ REDUCTIONS = {
     "logsumexp": Reduction("x, 1", _LOGSUMEXP, "s0 + log(s1)", neutral="low"),
     "var": Reduction("x, x * x", "a0 + b0, a1 + b1", _VARIANCE),
     "std": Reduction("x, x * x", "a0 + b0, a1 + b1", f"sqrt({_VARIANCE})"),
+    # Of ready states alone (see state_steps): sums of weighted values and of weights.
+    "weighted_mean": Reduction("x, x", "a0 + b0, a1 + b1", "s0 / s1"),
     "argmax": Reduction("x", "", "s1", neutral="low"),
     "argmin": Reduction("x", "", "s1", neutral="high"),
 }
@@ -67,8 +69,8 @@ class TreeConsts:
     """One launch of the tree.
 
     states: the types of a state's components. along: threads along the reduction; outputs: threads along the outputs. vec: elements a
-    load takes, along the reduction ("row") or across outputs ("column"). from_partials: the source is the workspace's states, to_partials:
-    so is the target. kept, reduced: digits of the two index spaces. wide_index: 64-bit linear indices; wide_offset: 64-bit byte offsets.
+    load takes, along the reduction ("row") or across outputs ("column"). from_partials: the source is ready states, to_partials: so is the
+    target. kept, reduced: digits of the two index spaces. wide_index: 64-bit linear indices; wide_offset: 64-bit byte offsets.
     """
 
     kind: str
@@ -185,13 +187,13 @@ def _space(x: TensorDesc, y: TensorDesc, axes: Sequence[int], is_arg: bool) -> _
     kept = [i for i in range(x.rank) if i not in axes]
     y_axes = kept if y.rank == x.rank else range(len(kept))  # keepdims or not
     y_strides = {k: y.strides[j] for k, j in zip(kept, y_axes, strict=True)}
-    kept = [kept[i] for i in by_stride([x.shape[k] for k in kept], [x.strides[k] if x.shape[k] > 1 else 0 for k in kept])]
+    kept = [kept[i] for i in by_stride([x.shape[k] for k in kept], [x.strides[k] for k in kept])]
     shape, (kept_x, kept_y) = collapse([x.shape[i] for i in kept], [[x.strides[i] for i in kept], [y_strides[i] for i in kept]])
     weights, step = {}, 1
     for i in sorted(axes, reverse=True):
         weights[i] = step
         step *= x.shape[i]
-    gone = [list(axes)[i] for i in by_stride([x.shape[a] for a in axes], [x.strides[a] if x.shape[a] > 1 else 0 for a in axes])]
+    gone = [list(axes)[i] for i in by_stride([x.shape[a] for a in axes], [x.strides[a] for a in axes])]
     rows = [[x.strides[i] for i in gone]] + ([[weights[i] for i in gone]] if is_arg else [])
     reduced, (reduced_x, *rest) = collapse([x.shape[i] for i in gone], rows)
     return _Space(shape, kept_x, kept_y, reduced, reduced_x, rest[0] if rest else ())
@@ -255,12 +257,15 @@ def reduction_configs(x: TensorDesc, y: TensorDesc, axes: Sequence[int], kind: s
     return tuple(found)
 
 
-def reduction_steps(op: str, source: str, x: TensorDesc, target: str, y: TensorDesc, axes: Sequence[int], kind: str, config: EngineConfig,
-                    device: DeviceInfo, correction: int = 0, source_arg: ArgValue | None = None, workspace_offset: int = 0) -> Build:
-    """The launches that reduce operand `source` (described by x) over `axes` into `target`; kind is a key of REDUCTIONS.
+Located = tuple[TensorDesc, ArgValue]  # a tensor and where it lies: an operand's TensorArg, or a piece of the workspace
 
-    source_arg: where the source lies instead, e.g. a WorkspaceArg. Scratch memory begins at workspace_offset.
-    """
+
+def reduction_steps(op: str, source: Located, target: Located, axes: Sequence[int], kind: str, device: DeviceInfo, scratch: Scratch,
+                    config: EngineConfig | None = None, correction: int = 0) -> list[Step]:
+    """The launches that reduce `source` over `axes` into `target`; kind is a key of REDUCTIONS. config: by default the first of
+    reduction_configs, whose result is the same bits on every run."""
+    (x, x_value), (y, y_value) = source, target
+    config = config or reduction_configs(x, y, axes, kind, device)[0]
     is_arg = kind in ("argmax", "argmin")
     space = _space(x, y, axes, is_arg)
     compute = compute_type(kind, x.dtype, y.dtype)
@@ -277,49 +282,72 @@ def reduction_steps(op: str, source: str, x: TensorDesc, target: str, y: TensorD
              and y.align % min(16, width * y.dtype.num_bytes) == 0)
     consts = TreeConsts(kind, path, compute, states, x.dtype, y.dtype, along, outputs, vec, len(space.kept), len(space.reduced), False,
                         splits > 1, main != space.num_reduced, packs, wide, wide or reach >= 2**31)
+    partials = [scratch.take(splits * space.num_outputs * size) for size in consts.sizes] if splits > 1 else []
     index = "u64" if wide else "u32"
-    target_arch = Target.for_arch(device.arch)
-    scalars = [Arg("divisor", "f32", float(max(0, space.num_reduced - correction))), Arg("count", "f32", float(space.num_reduced))]
-    if compute == "f64":
-        scalars = [Arg(a.name, "f64", a.value) for a in scalars]
-
-    def digits(stem: str, extents: Sequence[int], rows: Mapping[str, Sequence[int]], is_wide: bool) -> list[Arg]:
-        args = []
-        for d in range(1, len(extents)):
-            args.append(Arg(f"{stem}_extent{d}", index, extents[d]))
-            if not wide:
-                multiplier, shift = magic(max(1, extents[d]))
-                args += [Arg(f"{stem}_multiplier{d}", "u32", multiplier), Arg(f"{stem}_shift{d}", "u32", shift)]
-        for name, row in rows.items():
-            args += [Arg(f"{stem}_{name}{d}", "s64" if is_wide else "s32", s) for d, s in enumerate(row)]
-        return args
-
-    sizes = consts.sizes
-    offsets, total = [], 0
-    for size in sizes:
-        offsets.append(workspace_offset + total)
-        total += -(-splits * space.num_outputs * size // 256) * 256
-    partials = [Arg(f"partial{i}", "u64", WorkspaceArg(o)) for i, o in enumerate(offsets)]
-    sizes_args = [Arg("num_outputs", index, space.num_outputs), Arg("num_reduced", index, space.num_reduced)]
-    kept_y = digits("kept", space.kept, {"y": space.kept_y}, consts.wide_offset)
-
-    args = [Arg("x", "u64", source_arg or TensorArg(source)), *sizes_args, Arg("main", index, main), Arg("chunk", index, max(chunk, step))]
-    args += digits("kept", space.kept, {"x": space.kept_x} | ({} if splits > 1 else {"y": space.kept_y}), consts.wide_offset)
-    args += digits("reduced", space.reduced, {"x": space.reduced_x} | ({"weight": space.weights} if is_arg else {}), consts.wide_offset)
-    args += partials if splits > 1 else [Arg("y", "u64", TensorArg(target))]
-    args += [a for a in scalars if a.name in consts.scalars]
+    args = [Arg("x", "u64", x_value), Arg("num_outputs", index, space.num_outputs), Arg("num_reduced", index, space.num_reduced),
+            Arg("main", index, main), Arg("chunk", index, max(chunk, step))]
+    args += _digit_args(consts, "kept", space.kept, {"x": space.kept_x} | ({} if splits > 1 else {"y": space.kept_y}))
+    args += _digit_args(consts, "reduced", space.reduced, {"x": space.reduced_x} | ({"weight": space.weights} if is_arg else {}))
+    args += [Arg(f"into{k}", "u64", p) for k, p in enumerate(partials)] or [Arg("y", "u64", y_value)]
+    args += _scalar_args(consts, space.num_reduced, correction)
     tiles = -(-space.num_outputs // (outputs * width))
-    first = Step.of("reduce/tree", op, target_arch, THREADS, args, consts, (tiles, splits, 1))
+    first = Step.of("reduce/tree", op, Target.for_arch(device.arch), THREADS, args, consts, (tiles, splits, 1))
     if splits == 1:
-        return Build((first,))
-    # The second tree reduces the splits' states: they are its reduced axis, outputs lie side by side.
+        return [first]
+    second = replace(consts, to_partials=False)
+    return [first, _state_step(op, second, partials, splits, 1, [y_value], space, space.num_reduced, correction, device)]
+
+
+def state_steps(op: str, states: Sequence[ArgValue], count: int, target: Located, kind: str, compute: str, device: DeviceInfo,
+                scratch: Scratch) -> list[Step]:
+    """The launches that combine `count` ready states of the reduction `kind` into the one element of `target`: component k of the states
+    lies, in the type `compute`, side by side at states[k]. "mean" and the like are of `count` elements."""
+    y, value = target
+    space = _Space((), (), (), (count,), (1,), ())
+    consts = TreeConsts(kind, "column", compute, (compute,) * len(states), y.dtype, y.dtype, THREADS, 1, 1, 0, 1, True, False, False, False,
+                        count + THREADS * 64 >= 2**31, False)
+    splits = max(1, min(4 * device.num_sms, count // (2 * THREADS * UNROLL), 1024))
+    steps = []
+    if splits > 1:
+        partials = [scratch.take(splits * size) for size in consts.sizes]
+        steps.append(_state_step(op, replace(consts, to_partials=True), states, count, splits, partials, space, count, 0, device))
+        states, count = partials, splits
+    return [*steps, _state_step(op, consts, states, count, 1, [value], space, space.num_reduced, 0, device)]
+
+
+def _state_step(op: str, consts: TreeConsts, states: Sequence[ArgValue], count: int, splits: int,
+                results: Sequence[ArgValue], space: _Space, num_reduced: int, correction: int, device: DeviceInfo) -> Step:
+    """A tree over states: `count` of them are its reduced axis, outputs lie side by side. consts: of any tree of that
+    reduction. results: where the target lies, or each component of states again."""
     lanes = min(32, _power_of_two(space.num_outputs))
-    second = replace(consts, path="column", along=THREADS // lanes, outputs=lanes, vec=1, reduced=1, from_partials=True, to_partials=False,
-                     has_tail=False, packs_target=False)
-    args = [*partials, Arg("num_outputs", index, space.num_outputs), Arg("num_reduced", index, splits), Arg("main", index, splits),
-            Arg("chunk", index, splits), *kept_y, Arg("y", "u64", TensorArg(target)), *(a for a in scalars if a.name in second.scalars)]
-    last = Step.of("reduce/tree", op, target_arch, THREADS, args, second, -(-space.num_outputs // lanes), suffix="partials")
-    return Build((first, last), workspace_offset + total)
+    consts = replace(consts, path="column", along=THREADS // lanes, outputs=lanes, vec=1, kept=len(space.kept), reduced=1,
+                     from_partials=True, has_tail=False, packs_target=False)
+    index = "u64" if consts.wide_index else "u32"
+    args = [Arg(f"partial{k}", "u64", s) for k, s in enumerate(states)]
+    args += [Arg("num_outputs", index, space.num_outputs), Arg("num_reduced", index, count), Arg("main", index, count),
+             Arg("chunk", index, -(-count // splits))]
+    args += _digit_args(consts, "kept", space.kept, {} if consts.to_partials else {"y": space.kept_y})
+    args += [Arg(f"into{k}" if consts.to_partials else "y", "u64", r) for k, r in enumerate(results)]
+    args += _scalar_args(consts, num_reduced, correction)
+    grid = (-(-space.num_outputs // lanes), splits, 1)
+    return Step.of("reduce/tree", op, Target.for_arch(device.arch), THREADS, args, consts, grid, suffix="partials")
+
+
+def _digit_args(consts: TreeConsts, stem: str, extents: Sequence[int], rows: Mapping[str, Sequence[int]]) -> list[Arg]:
+    args = []
+    for d in range(1, len(extents)):
+        args.append(Arg(f"{stem}_extent{d}", "u64" if consts.wide_index else "u32", extents[d]))
+        if not consts.wide_index:
+            multiplier, shift = magic(max(1, extents[d]))
+            args += [Arg(f"{stem}_multiplier{d}", "u32", multiplier), Arg(f"{stem}_shift{d}", "u32", shift)]
+    for name, row in rows.items():
+        args += [Arg(f"{stem}_{name}{d}", "s64" if consts.wide_offset else "s32", s) for d, s in enumerate(row)]
+    return args
+
+
+def _scalar_args(consts: TreeConsts, num_reduced: int, correction: int) -> list[Arg]:
+    values = {"divisor": float(max(0, num_reduced - correction)), "count": float(num_reduced)}
+    return [Arg(name, "f64" if consts.compute == "f64" else "f32", v) for name, v in values.items() if name in consts.scalars]
 
 
 class ReduceTree(Engine):
@@ -360,8 +388,10 @@ class ReduceTree(Engine):
         if problem.is_empty:
             return Build(())
         source, target, axes, kind, correction = self._parts(problem)
-        x, y = problem.desc(source), problem.desc(target)
-        return reduction_steps(problem.op, source, x, target, y, axes, kind, config, device, correction)
+        scratch = Scratch()
+        x, y = (problem.desc(source), TensorArg(source)), (problem.desc(target), TensorArg(target))
+        steps = reduction_steps(problem.op, x, y, axes, kind, device, scratch, config, correction)
+        return Build(tuple(steps), scratch.num_bytes)
 
 
 ENGINES: dict[str, tuple[Engine, ...]] = {"reduce": (ReduceTree(),), "conv_bgrad": (ReduceTree(),)}

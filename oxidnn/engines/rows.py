@@ -1,20 +1,21 @@
-"""Rows: what engines share whose threads walk along one dimension of a tensor. Pairs with ptx_templates/rowwise/{row,columns}.ptx.j2."""
+"""Rows: what engines share whose threads walk along some dimensions of a tensor. Pairs with ptx_templates/rowwise/{row,columns}.ptx.j2."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import inf, nan
-from typing import Any, ClassVar
+from typing import ClassVar, Protocol
 
 from ..codegen import elementary
 from ..codegen.environment import f32_literal, f64_literal
+from ..codegen.pointwise import Expression
 from ..codegen.spec import Target
 from ..device import DeviceInfo
 from ..dtypes import DType
 from ..ops.base import Problem
 from ..tensor import TensorDesc
-from .base import SUPPORTED, Arg, Engine, EngineConfig, Step, Support, refuse
+from .base import SUPPORTED, Arg, ArgValue, Engine, EngineConfig, ScalarArg, Step, Support, TensorArg, refuse
 from .digits import DigitConsts, Digits
 
 _LIMIT = 2**31
@@ -22,27 +23,35 @@ _RESIDENT_BYTES = 128  # most a thread holds of rows in registers, in the comput
 
 
 @dataclass(frozen=True, slots=True)
-class RowConsts:
-    """What row-wise templates read. lanes: threads a row; chunks: packs of `vector` columns a thread holds, 0 to reload the row.
+class OperandConsts:
+    """An operand as templates see it. has_rows, has_columns: whether it moves with the row, with the column. moves_packs: whether a pack
+    of its columns can be moved at once."""
 
-    reduction of a loss: "" writes each row's; "plain", "counted" and "weighted" leave it to be summed (counted: divided by the rows,
-    weighted: by the targets' weights). Of a global pool: "max" or "avg".
+    name: str
+    dtype: str
+    has_rows: bool
+    has_columns: bool
+    moves_packs: bool
+
+
+@dataclass(frozen=True, slots=True)
+class RowConsts:
+    """What every row-wise template reads, as the field `rows` of its own consts.
+
+    digits, columns: those of the index of a row and of a column (one is the column itself). lanes: threads a row; chunks: packs of
+    `vector` columns a thread holds, 0 to reload the row. slots: reductions over a row. epilogue: of "acc" and operands to the outputs.
     """
 
-    dtype: str
+    operands: tuple[OperandConsts, ...]
     compute: str
     digits: DigitConsts
+    columns: DigitConsts
     lanes: int
     vector: int
     chunks: int
-    slots: int = 0
-    is_log: bool = False
-    reduction: str = ""
-    smoothing: float = 0.0
-    is_probability: bool = False
-    target_dtype: str = ""
-    weight_dtype: str = ""
-    d_loss_dtype: str = ""
+    slots: int
+    epilogue: Expression | None = None
+    outputs: tuple[str, ...] = ()
 
     inf: ClassVar[float] = inf
     nan: ClassVar[float] = nan
@@ -50,6 +59,21 @@ class RowConsts:
     @property
     def compute_bytes(self) -> int:
         return 8 if self.compute == "f64" else 4
+
+    def _operand(self, name: str) -> OperandConsts:
+        return next(o for o in self.operands if o.name == name)
+
+    def has(self, name: str) -> bool:
+        return any(o.name == name for o in self.operands)
+
+    def dtype(self, name: str) -> str:
+        return self._operand(name).dtype
+
+    def has_rows(self, name: str) -> bool:
+        return self._operand(name).has_rows
+
+    def moves_packs(self, name: str) -> bool:
+        return self._operand(name).moves_packs
 
     def names(self, prefix: str, base: int) -> list[str]:
         """The registers of one pack."""
@@ -65,53 +89,102 @@ class RowConsts:
         lines = [*emit.declarations(), *emit.lines, f"mov.{self.compute} {dst}, {result};"]
         return "\n".join(["    {", *("        " + line for line in lines), "    }"])
 
+    @property
+    def epilogue_operands(self) -> tuple[str, ...]:
+        return tuple(name for name in self.epilogue.args if name != "acc") if self.epilogue is not None else ()
+
+    def apply_epilogue(self, acc: str, element: int) -> str:
+        """PTX: %result_<output><element> = the epilogue of register acc, %arg_<name><element> and %scalar_<name>."""
+        assert self.epilogue is not None
+        registers = {"acc": acc} | {n: f"%arg_{n}{element}" for n in self.epilogue_operands}
+        registers |= {n: f"%scalar_{n}" for n in self.epilogue.scalars}
+        return self.epilogue.lower(registers, [f"%result_{n}{element}" for n in self.outputs], self.compute)
+
+
+class TemplateConsts(Protocol):
+    """The consts of a row-wise template."""
+
+    @property
+    def rows(self) -> RowConsts: ...
+
+
+@dataclass(frozen=True, slots=True)
+class RowOperand:
+    """An operand over the index space: byte strides over all its dimensions, and where it lies. has_*: see OperandConsts."""
+
+    name: str
+    dtype: DType
+    strides: tuple[int, ...]
+    align: int
+    value: ArgValue
+    has_rows: bool = True
+    has_columns: bool = True
+
 
 @dataclass(frozen=True)
 class Rows:
-    """Where rows lie. axis: the column dimension of the operands `full`; the others hold a value a row, or one for all rows."""
+    """An index space of rows and columns. axes: the dimensions a row is made of, in any order; the others count rows."""
 
-    descs: dict[str, TensorDesc]
-    axis: int
-    full: tuple[str, ...]
+    shape: tuple[int, ...]
+    axes: tuple[int, ...]
+    operands: tuple[RowOperand, ...]
+
+    @staticmethod
+    def of(shape: Sequence[int], axes: Sequence[int], full: Mapping[str, TensorDesc], per_row: Mapping[str, TensorDesc] | None = None,
+           per_column: Mapping[str, TensorDesc] | None = None, values: Mapping[str, ArgValue] | None = None) -> Rows:
+        """The operands that have every dimension of `shape` (stride 0 where one broadcasts), those with a value a row (of the other
+        dimensions' shape, or of rank 0: one for all), and those with a value a column (of the axes' shape). The first full one decides
+        the arithmetic and the order of memory. values: where they lie, unless that is the operand of that name."""
+        kept = [i for i in range(len(shape)) if i not in axes]
+
+        def operand(name: str, desc: TensorDesc, dims: Sequence[int], has_rows: bool, has_columns: bool) -> RowOperand:
+            size = desc.dtype.num_bytes
+            strides = dict(zip(dims, desc.strides, strict=True))
+            return RowOperand(name, desc.dtype, tuple(strides.get(i, 0) * size for i in range(len(shape))), desc.align,
+                              (values or {}).get(name, TensorArg(name)), has_rows, has_columns)
+
+        found = [operand(n, d, range(len(shape)), True, True) for n, d in full.items()]
+        found += [operand(n, d, kept if d.rank else (), True, False) for n, d in (per_row or {}).items()]
+        found += [operand(n, d, sorted(axes), False, True) for n, d in (per_column or {}).items()]
+        return Rows(tuple(shape), tuple(axes), tuple(found))
+
+    def _collapsed(self, stem: str, dims: Sequence[int], operands: Sequence[RowOperand]) -> Digits:
+        strides = {o.name: tuple(o.strides[i] for i in dims) for o in operands}
+        names = tuple(f"d{i}" for i in dims)
+        return Digits(names, tuple(self.shape[i] for i in dims), strides).ordered_for(self.operands[0].name).collapsed(stem)
 
     @property
-    def shape(self) -> tuple[int, ...]:
-        return self.descs[self.full[0]].shape
+    def row_digits(self) -> Digits:
+        dims = [i for i in range(len(self.shape)) if i not in self.axes]
+        return self._collapsed("r", dims, [o for o in self.operands if o.has_rows])
 
     @property
-    def columns(self) -> int:
-        return self.shape[self.axis]
+    def column_digits(self) -> Digits:
+        """One digit where every operand steps evenly from column to column."""
+        return self._collapsed("k", self.axes, [o for o in self.operands if o.has_columns])
 
     @property
-    def digits(self) -> Digits:
-        extents = self.shape[: self.axis] + self.shape[self.axis + 1:]
-        strides = {}
-        for name, desc in self.descs.items():
-            row = tuple(s * desc.dtype.num_bytes for s in desc.strides)
-            if name in self.full:
-                row = row[: self.axis] + row[self.axis + 1:]
-            elif not row:
-                row = (0,) * len(extents)  # one value for all rows
-            strides[name] = row
-        return Digits(tuple(f"d{i}" for i in range(len(extents))), extents, strides)
+    def dtype(self) -> DType:
+        return self.operands[0].dtype
 
-    def step(self, name: str) -> int:
-        desc = self.descs[name]
-        return desc.strides[self.axis] * desc.dtype.num_bytes
+    def moves_packs(self, operand: RowOperand, vector: int) -> bool:
+        """Whether `vector` neighbouring columns lie side by side, aligned for moves of 16 bytes (of all, if they are fewer)."""
+        if vector == 1 or not operand.has_columns:
+            return True
+        size = operand.dtype.num_bytes
+        piece = min(16, vector * size)
+        columns = self.column_digits
+        row = columns.strides[operand.name]
+        others = [*row[:-1], *(s for i, s in enumerate(operand.strides) if i not in self.axes and self.shape[i] > 1)]
+        return row[-1] == size and columns.extents[-1] % vector == 0 and operand.align >= piece and all(s % piece == 0 for s in others)
 
     def vector(self) -> int:
-        """The longest pack of columns (at most 16 bytes) with which every operand can be moved."""
-        first = self.descs[self.full[0]]
-        vector = 16 // first.dtype.num_bytes
-        while vector > 1 and not all(self._takes(self.descs[n], vector) for n in self.full):
+        """The longest pack of columns (at most 16 bytes) with which every full operand that does not broadcast can be moved."""
+        bound = [o for o in self.operands if o.has_rows and o.has_columns and all(o.strides[i] for i in self.axes if self.shape[i] > 1)]
+        vector = 16 // self.dtype.num_bytes
+        while vector > 1 and not all(self.moves_packs(o, vector) for o in bound):
             vector //= 2
         return vector
-
-    def _takes(self, desc: TensorDesc, vector: int) -> bool:
-        piece = min(16, vector * desc.dtype.num_bytes)
-        others = [s for i, s in enumerate(desc.strides) if i != self.axis and desc.shape[i] > 1]
-        return (desc.strides[self.axis] == 1 and self.columns % vector == 0 and desc.align >= piece
-                and all(s * desc.dtype.num_bytes % piece == 0 for s in others))
 
 
 def compute_type(kind: DType) -> str:
@@ -137,49 +210,52 @@ class RowEngine(Engine):
 
     def check_support(self, problem: Problem, device: DeviceInfo) -> Support:
         rows = self.rows(problem)
-        if rows.digits.size >= _LIMIT or rows.columns >= _LIMIT:
-            return refuse(f"{rows.digits.size} rows of {rows.columns} columns (at most {_LIMIT - 1} of each)")
+        count, columns = rows.row_digits.size, rows.column_digits.size
+        if count >= _LIMIT or columns >= _LIMIT:
+            return refuse(f"{count} rows of {columns} columns (at most {_LIMIT - 1} of each)")
         return SUPPORTED
 
     def configs(self, problem: Problem, device: DeviceInfo) -> tuple[EngineConfig, ...]:
         """Threads side by side along the columns where those lie together, else along the rows."""
         rows = self.rows(problem)
-        first = rows.descs[rows.full[0]]
+        columns = rows.column_digits
         vector = rows.vector()
-        packs = -(-rows.columns // vector)
-        resident = self.resident(first.dtype)
+        packs = -(-columns.size // vector)
+        resident = self.resident(rows.dtype)
         within_warp = EngineConfig.of(lanes=min(32, _power_of_two(packs)), vec=vector, threads=128)
-        if first.strides[rows.axis] != 1 and rows.columns > 1 and rows.digits.size >= 32:
+        step = columns.strides[rows.operands[0].name][-1]
+        if step != rows.dtype.num_bytes and columns.size > 1 and rows.row_digits.size >= 32:
             return (EngineConfig.of(lanes=1, vec=1, threads=128), within_warp)
         whole = [EngineConfig.of(lanes=t, vec=vector, threads=t) for t in (128, 256, 512)]
-        if rows.columns <= 32 * min(resident, 16):
+        if columns.size <= 32 * min(resident, 16):
             return (within_warp, whole[0])
-        fitting = [c for c in whole if rows.columns <= c["lanes"] * resident] or [whole[2], whole[1]]
+        fitting = [c for c in whole if columns.size <= c["lanes"] * resident] or [whole[2], whole[1]]
         return (*fitting, within_warp)
 
     def estimate(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> float:
         efficiency = 0.85 if config["vec"] * problem.operands[0].desc.dtype.num_bytes == 16 else 0.5
         return 3.0 + problem.num_bytes / (device.bandwidth_gbs * 1e3 * efficiency) + problem.flops / (device.fma_tflops * 1e5)
 
-    def row_step(self, template: str, problem: Problem, config: EngineConfig, device: DeviceInfo, rows: Rows, addresses: dict[str, Any],
-                 slots: int, extra: Sequence[Arg] = (), weight: TensorDesc | None = None, **fields: Any) -> Step:
-        """One launch over all rows. addresses: operand -> argument value; extra: arguments of this template alone."""
-        kind = rows.descs[rows.full[0]].dtype
-        lanes, vector, threads = config["lanes"], config["vec"], config["threads"]
-        per_thread = -(-rows.columns // (lanes * vector))
-        chunks = per_thread if per_thread * vector <= self.resident(kind) else 0
-        digits = rows.digits.ordered_for(rows.full[0]).collapsed()
-        steps = {name: rows.step(name) for name in rows.full}
-        if weight is not None:
-            steps["weight"] = weight.strides[0] * weight.dtype.num_bytes
-        shape = digits.consts(any(abs(s) >= _LIMIT for s in steps.values()))
-        wide = "s64" if shape.wide else "s32"
-        args = [Arg(f"ptr_{name}", "u64", addresses[name]) for name in rows.descs]
-        args += [Arg("num_rows", "u32", digits.size), Arg("num_columns", "u32", rows.columns)]
-        args += digits.args(shape.wide)
-        args += [Arg(f"step_{name}", wide, step) for name, step in steps.items()]
-        weight_dtype = weight.dtype.name if weight is not None else ""
-        consts = RowConsts(kind.name, compute_type(kind), shape, lanes, vector, chunks, slots, weight_dtype=weight_dtype, **fields)
-        return Step.of(template, problem.op, Target.for_arch(device.arch), threads, [*args, *extra], consts,
-                       -(-digits.size * lanes // threads), min_ctas_per_sm=max(1, 512 // threads),
-                       suffix=f"{kind.name}_l{lanes}_v{vector}_c{chunks}")
+    def row_consts(self, rows: Rows, config: EngineConfig, slots: int, epilogue: Expression | None = None,
+                   outputs: Sequence[str] = ()) -> RowConsts:
+        """outputs: operands that the epilogue's values go to (without an epilogue: the one acc goes to), for templates that have one."""
+        lanes, vector = config["lanes"], config["vec"]
+        columns, digits = rows.column_digits, rows.row_digits
+        per_thread = -(-columns.size // (lanes * vector))
+        chunks = per_thread if per_thread * vector <= self.resident(rows.dtype) else 0
+        operands = tuple(OperandConsts(o.name, o.dtype.name, o.has_rows, o.has_columns, rows.moves_packs(o, vector)) for o in rows.operands)
+        wide = digits.consts().wide or columns.consts().wide
+        return RowConsts(operands, compute_type(rows.dtype), digits.consts(wide), columns.consts(wide), lanes, vector, chunks, slots,
+                         epilogue, tuple(outputs))
+
+    def row_step(self, template: str, consts: TemplateConsts, op: str, rows: Rows, config: EngineConfig, device: DeviceInfo,
+                 extra: Sequence[Arg] = ()) -> Step:
+        """One launch over all rows. consts: the template's, around row_consts(rows, config, ...); extra: the template's own arguments."""
+        r, threads = consts.rows, config["threads"]
+        digits, columns = rows.row_digits, rows.column_digits
+        args = [Arg(f"ptr_{o.name}", "u64", o.value) for o in rows.operands]
+        args += [Arg("num_rows", "u32", digits.size), Arg("num_columns", "u32", columns.size)]
+        args += [*digits.args(r.digits.wide), *columns.args(r.digits.wide)]
+        args += [Arg(f"scalar_{name}", "f32", ScalarArg(name)) for name in (r.epilogue.scalars if r.epilogue is not None else ())]
+        return Step.of(template, op, Target.for_arch(device.arch), threads, [*args, *extra], consts, -(-digits.size * r.lanes // threads),
+                       min_ctas_per_sm=max(1, 512 // threads), suffix=f"{rows.dtype.name}_l{r.lanes}_v{r.vector}_c{r.chunks}")

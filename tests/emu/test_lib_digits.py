@@ -56,4 +56,4 @@ def test_collapsing_keeps_every_offset() -> None:
     digits = Digits(("a", "b", "c", "d"), (2, 1, 3, 4), {"x": (48, 5, 16, 4), "y": (100, 7, 16, 4)})
     assert digits.collapsed() == Digits(("r0", "r1"), (2, 12), {"x": (48, 4), "y": (100, 4)})
     assert Digits(("a",), (1,), {"x": (9,)}).collapsed() == Digits(("r0",), (1,), {"x": (0,)})
-    assert digits.ordered_for("x").names == ("a", "c", "d", "b")
+    assert digits.ordered_for("x").names == ("b", "a", "c", "d")
