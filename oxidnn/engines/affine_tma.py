@@ -314,16 +314,19 @@ def _im2col(x: Operand, d: Digits, walk: Walk, tile_rows: int, major: str) -> Bo
                 dim.stride = tap_stride // dim.dilation
     # Taps that cannot leave the tensor have no bound: each moves the position whose stride is most like its own.
     for i, (extent, stride) in taps.items():
-        free = [q for q in found if not q.is_bounded and not q.tap_digit and q.position_stride > 0]
-        if not free or stride <= 0:
+        free = [(gcd(q.position_stride, stride), at) for at, q in enumerate(found)
+                if not q.is_bounded and not q.tap_digit and q.position_stride > 0]
+        if not free or stride == 0:
             return "a tap moves no position"
-        dim = max(free, key=lambda q: gcd(q.position_stride, stride))
+        dim = found[max(free)[1]]
         dim.stride = gcd(dim.position_stride, stride)
         dim.step, dim.taps, dim.tap_digit, dim.dilation = dim.position_stride // dim.stride, extent, f"{stems[1]}{i}", stride // dim.stride
     for dim in found:
         if not dim.is_bounded:
+            reach = dim.dilation * (dim.taps - 1)
             dim.stride = dim.stride or dim.position_stride
-            dim.extent = (dim.positions - 1) * dim.step + (dim.taps - 1) * dim.dilation + 1
+            dim.base = max(0, -reach)
+            dim.extent = (dim.positions - 1) * dim.step + abs(reach) + 1
 
     # The first dimension is walked without corners: images, or none.
     image = found.pop(0) if not found[0].is_bounded and not found[0].tap_digit else None

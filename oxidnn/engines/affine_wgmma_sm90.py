@@ -21,7 +21,6 @@ THREADS = 128 * (1 + CONSUMERS)
 RING_BYTES = 196608  # four stages of the largest tiles
 MAX_STAGES = 8
 PANEL = 64  # rows and columns of D staged at a time by a warpgroup
-DIRECT_PANELS = 2  # staged in turn, so that one is stored while the next is rounded
 MAX_DIRECT_LINES = 2000  # of an epilogue applied to all accumulators of a thread; longer ones loop over staged panels
 PANEL_PITCH = 68  # f32 elements of a row of a general panel
 BARRIER_BYTES = 8
@@ -66,7 +65,8 @@ class WgmmaConsts:
 
     @property
     def staging_panels(self) -> int:
-        return DIRECT_PANELS
+        """Panels staged in turn, so that one is stored while the next is rounded; tiles hold a multiple of them."""
+        return direct_panels(self.tile_m, self.tile_n)
 
     @property
     def transposes(self) -> str:
@@ -147,6 +147,11 @@ def epilogue_lines(am: AffineMatmul) -> int:
     return am.epilogue.lower(inputs, ["%acc"], "f32").count("\n") + 1
 
 
+def direct_panels(tile_m: int, tile_n: int) -> int:
+    panels = tile_m * tile_n // (CONSUMERS * PANEL * PANEL)
+    return min(panels, 2 if panels % 2 == 0 else 3)
+
+
 def stages_of(tile_m: int, tile_n: int) -> int:
     return min(MAX_STAGES, RING_BYTES // ((tile_m + tile_n) * SPAN_BYTES))
 
@@ -173,7 +178,7 @@ def _plan(am: AffineMatmul, config: EngineConfig) -> _Plan | str:
     epilogue = plan_epilogue(d, am, wide, is_split, tile_m * tile_n // (CONSUMERS * 128))
     stored = None if is_split or epilogue_lines(am) * (tile_m * tile_n // (CONSUMERS * 128)) > MAX_DIRECT_LINES else stored_map(am, d)
     stage_bytes = (tile_m + tile_n) * SPAN_BYTES
-    staging_bytes = DIRECT_PANELS * PANEL * PANEL * 2 if stored else epilogue.smem_bytes
+    staging_bytes = direct_panels(tile_m, tile_n) * PANEL * PANEL * 2 if stored else epilogue.smem_bytes
     stages = config["stages"]
     staging_at = stages * stage_bytes
     ring = RingConsts(stages, stage_bytes, staging_at + CONSUMERS * staging_bytes, CONSUMERS)

@@ -1,0 +1,166 @@
+"""GEMMs and convolutions on wgmma against cuBLAS and cuDNN: every config verified on poisoned outputs, then timed interleaved.
+
+    python benches/matmul_wgmma.py [--ops gemm,conv_fprop,conv_dgrad,conv_wgrad] [--network resnet50] [--match 3x3] [--batch 128]
+                                   [--sizes 1024,2048,4096,8192] [--configs N] [--repeats 15] [--mma] [--json out.json]
+
+Needs an sm_90 device and torch. A row a problem: the library's time, our fastest config's and the untuned choice's, ratios to the
+library, and TFLOP/s. Times are medians in microseconds, L2 flushed before each run. --mma adds the mma.sync configs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import statistics
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import torch
+from conv_mma import FLUSH_BYTES, make_tensors, worst_error
+from conv_mma import reference as conv_reference
+from conv_mma import torch_call as conv_call
+from stamp import stamp
+
+from oxidnn.engines.affine_mma_sm80 import MMA_SM80
+from oxidnn.engines.affine_wgmma_sm90 import WGMMA_SM90
+from oxidnn.engines.matmul import MatmulEngine
+from oxidnn.ops.base import Policy, Problem
+from oxidnn.ops.case import parse_case
+from oxidnn.plan import Plan
+from oxidnn.runtime.cuda_backend import CudaBackend
+from oxidnn.testing.cases import layer_counts
+
+
+def torch_call(problem: Problem, tensors: dict[str, torch.Tensor]) -> Callable[[], torch.Tensor]:
+    if problem.op != "gemm":
+        return conv_call(problem, tensors)  # type: ignore[arg-type]
+    a, b = tensors["a"], tensors["b"]
+    a = a.mT if problem.transpose_a else a  # type: ignore[attr-defined]
+    b = b.mT if problem.transpose_b else b  # type: ignore[attr-defined]
+    out = torch.empty(a.shape[:-1] + b.shape[-1:], dtype=tensors["d"].dtype, device="cuda")
+    return lambda: torch.matmul(a, b, out=out)
+
+
+def reference(problem: Problem, tensors: dict[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+    if problem.op != "gemm":
+        return conv_reference(problem, tensors)  # type: ignore[arg-type]
+    wide = {name: t.float() for name, t in tensors.items()}
+    return torch_call(problem, wide)(), torch_call(problem, {name: t.abs() for name, t in wide.items()})()
+
+
+def measure(backend: CudaBackend, problem: Problem, label: str, options: argparse.Namespace) -> dict[str, Any] | None:
+    algorithms = (WGMMA_SM90, MMA_SM80) if options.mma else (WGMMA_SM90,)
+    choices = []
+    for algorithm in algorithms:
+        engine = MatmulEngine(problem.op, algorithm)
+        support = engine.check_support(problem, backend.info)
+        if not support:
+            print(f"refused {problem.op} {label}: {support.reason}", flush=True)
+            continue
+        choices += [(engine, c) for c in engine.configs(problem, backend.info)[: options.configs or None]]
+    if not choices:
+        return None
+    tensors = make_tensors(problem, torch.Generator("cuda").manual_seed(1))  # type: ignore[arg-type]
+    output = tensors[problem.outputs[0].name]
+    want, magnitude = reference(problem, tensors)
+    theirs = torch_call(problem, tensors)
+    pointers = [tensors[o.name].data_ptr() for o in problem.operands]
+    stream = backend.default_stream()
+    rows: list[dict[str, Any]] = []
+    calls: list[Callable[[], Any]] = []
+    for engine, config in choices:
+        row: dict[str, Any] = {"engine": engine.algorithm.name, "config": config.name,
+                               "estimate_us": engine.estimate(problem, config, backend.info)}
+        try:
+            plan = Plan(problem, engine, config, engine.build_steps(problem, config, backend.info), backend)
+            scratch = torch.full((max(1, plan.workspace_bytes),), 0xFF, dtype=torch.uint8, device="cuda")
+            output.fill_(float("nan"))
+            torch.cuda.synchronize()
+
+            def call(plan: Plan = plan, scratch: torch.Tensor = scratch) -> None:
+                plan.execute(pointers, scratch.data_ptr(), stream)
+
+            call()
+            backend.synchronize(stream)
+            row["error"] = worst_error(output, want, magnitude, problem)  # type: ignore[arg-type]
+            calls.append(call)
+        except Exception as error:  # a config that cannot be assembled or launched is reported, not fatal
+            row["failure"] = f"{type(error).__name__}: {error}"[:400]
+        rows.append(row)
+    torch.cuda.synchronize()
+    times = backend.time_launches([*calls, theirs], stream, options.repeats, FLUSH_BYTES)
+    timed = iter(times)
+    for row in rows:
+        if "failure" not in row:
+            row["us"] = statistics.median(next(timed))
+    right = [r for r in rows if r.get("error", float("inf")) <= 1.0]
+    return {"case": label, "op": problem.op, "flops": problem.flops, "library_us": statistics.median(times[-1]),
+            "best": min(right, key=lambda r: r["us"]) if right else None, "default": rows[0], "rows": rows}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--ops", default="gemm,conv_fprop,conv_dgrad,conv_wgrad")
+    parser.add_argument("--network", default="resnet50")
+    parser.add_argument("--match", default="3x3", help="only layers whose filter is so named (RxS); empty for all")
+    parser.add_argument("--batch", type=int, default=128)
+    parser.add_argument("--sizes", default="1024,2048,4096,8192")
+    parser.add_argument("--kind", default="bf16", choices=("bf16", "f16"))
+    parser.add_argument("--configs", type=int, default=0, help="only the first N of an algorithm by estimate; 0 for all")
+    parser.add_argument("--repeats", type=int, default=15)
+    parser.add_argument("--mma", action="store_true")
+    parser.add_argument("--all", action="store_true", help="print every config")
+    parser.add_argument("--json", default="")
+    options = parser.parse_args()
+
+    torch.backends.cudnn.benchmark = True
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+    backend = CudaBackend(0)
+    problems: list[tuple[str, Problem]] = []
+    for op in options.ops.split(","):
+        if op == "gemm":
+            for n in options.sizes.split(","):
+                for layout, flags in (("nt", "transpose_b=True"), ("nn", ""), ("tn", "transpose_a=True")):
+                    problems.append((f"{n}_{layout}", parse_case(f"gemm a={options.kind}[{n},{n}] b={options.kind}[{n},{n}] {flags}")))
+            continue
+        for problem in layer_counts(options.network, options.batch, options.kind, "nhwc", (op.removeprefix("conv_"),), Policy()):
+            k, c, r, s = problem.desc(problem.filter).shape  # type: ignore[attr-defined]
+            if not options.match or options.match == f"{r}x{s}":
+                image = problem.desc(problem.image).shape[2]  # type: ignore[attr-defined]
+                problems.append((f"{image}_{c}-{k}_{r}x{s}s{problem.stride[0]}", problem))  # type: ignore[attr-defined]
+    print(f"{'op':11} {'case':18} {'library':>8} {'ours':>8} {'ratio':>5} {'TF/s':>5} {'default':>8} {'regret':>6}  config")
+    results = []
+    for label, problem in problems:
+        result = measure(backend, problem, label, options)
+        torch.cuda.empty_cache()
+        if result is None:
+            continue
+        results.append(result)
+        for row in result["rows"]:
+            if row.get("error", 2.0) > 1.0:
+                print(f"WRONG {problem.op} {label} {row['config']}: {row.get('failure', row.get('error'))}")
+            elif options.all:
+                print(f"    {row['engine']} {row['config']}: {row['us']:.1f} us, estimated {row['estimate_us']:.1f}")
+        best, first = result["best"], result["default"].get("us", float("nan"))
+        if best is None:
+            print(f"{problem.op:11} {label:18} {result['library_us']:8.1f}  no right config")
+            continue
+        us = best["us"]
+        print(f"{problem.op:11} {label:18} {result['library_us']:8.1f} {us:8.1f} {result['library_us'] / us:5.2f} "
+              f"{result['flops'] / us / 1e6:5.0f} {first:8.1f} {first / us - 1:6.0%}  {best['engine']} {best['config']}", flush=True)
+    for op in sorted({r["op"] for r in results}):
+        ratios = [r["library_us"] / r["best"]["us"] for r in results if r["op"] == op and r["best"]]
+        if ratios:
+            print(f"{op}: geometric mean {math.exp(statistics.fmean(map(math.log, ratios))):.2f}x of the library over {len(ratios)}")
+    if options.json:
+        record = {"stamp": stamp(), "device": backend.info.name, "options": vars(options), "results": results}
+        Path(options.json).write_text(json.dumps(record, indent=1))
+
+
+if __name__ == "__main__":
+    main()
