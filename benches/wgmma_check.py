@@ -11,6 +11,9 @@ import argparse
 import subprocess
 import sys
 import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 CASES = (
     "gemm a=bf16[100,96] b=bf16[136,96] transpose_b=True",
