@@ -30,7 +30,7 @@ class Plan:
         self.workspace_bytes = build.workspace_bytes
         self._lock = Lock()
         slots = {operand.name: i for i, operand in enumerate(problem.operands)}
-        scalar_slots = {name: i for i, name in enumerate(problem.scalars)}
+        scalar_slots = {scalar.name: i for i, scalar in enumerate(problem.scalars)}
         launches: list[BoundLaunch] = []
         origins = []
         # What a call rewrites: (setter of the argument, slot, byte offset) of tensors, (setter, byte offset) of workspace, (setter, slot).
@@ -59,7 +59,8 @@ class Plan:
         return self.engine.is_deterministic
 
     def execute(self, pointers: Sequence[int], workspace: int, stream: int, scalars: Sequence[float] = ()) -> None:
-        """Enqueues all steps on `stream`. pointers: addresses in the order of problem.operands; workspace: at least workspace_bytes."""
+        """Enqueues all steps on `stream`. pointers: addresses in the order of problem.operands; workspace: at least workspace_bytes;
+        scalars: in the order of problem.scalars."""
         with self._lock:
             for set_pointer, slot, offset in self._tensors:
                 set_pointer(pointers[slot] + offset)

@@ -240,7 +240,7 @@ class DirectAlgorithm:
 
         args = [pointer("a", am.a, consts.unroll > 0), pointer("b", am.b, consts.unroll > 0), pointer("d", am.d)]
         args += [pointer(f"operand{i}", t) for i, t in enumerate(am.operands)]
-        args += [Arg(f"scalar{i}", "f32", ScalarArg(name)) for i, name in enumerate(consts.scalars)]
+        args += [Arg(f"scalar{i}", am.acc.ptx, ScalarArg(name)) for i, name in enumerate(consts.scalars)]
         grid = -(-consts.total // _THREADS)
         return Build((Step.of("matmul/direct", op, PtxTarget.for_arch(device.arch), _THREADS, args, consts, grid,
                               min_ctas_per_sm=_CTAS_PER_SM, max_registers=65536 // (_THREADS * _CTAS_PER_SM)),))

@@ -465,7 +465,7 @@ def _target_arguments(t: Arguments, am: AffineMatmul, d: Digits, epilogue: Epilo
         t.weights(f"{p}_n", target.n_strides)
         t.weights(f"{p}_b", target.batch_strides)
     for name in epilogue.scalars:
-        t.add(f"scalar_{name}", "f32", ScalarArg(name))
+        t.add(f"scalar_{name}", am.acc.ptx, ScalarArg(name))
 
 
 def _partial_arguments(t: Arguments, grid: Grid, am: AffineMatmul, epilogue: EpilogueConsts, workspace_offset: int) -> None:

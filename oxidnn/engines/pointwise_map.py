@@ -152,7 +152,7 @@ def _map_step(problem: PointwiseProblem, extents: tuple[int, ...], strides: tupl
     consts = MapConsts(problem.expression, problem.compute, tuple(o.name for o in problem.inputs), accesses, vec, len(extents),
                        count % vec != 0, wide_index, wide_offset)
     args = [Arg(f"ptr{i}", "u64", TensorArg(o.name)) for i, o in enumerate(problem.operands)]
-    args += [Arg(f"scalar{i}", "f32", ScalarArg(name)) for i, name in enumerate(problem.scalars)]
+    args += [Arg(f"scalar{i}", s.type, ScalarArg(s.name)) for i, s in enumerate(problem.scalars)]
     args.append(Arg("count", "u64" if wide_index else "u32", count))
     if consts.has_pack_digits or consts.has_element_digits:
         for d in range(1, len(extents)):

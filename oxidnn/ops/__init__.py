@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from importlib import import_module
 
-from .base import OpDef, Operand, Policy, Problem
+from .base import OpDef, Operand, Policy, Problem, Scalar
 
 FAMILIES = ("conv", "gemm", "pointwise", "reduce", "pool", "loss")
 
@@ -12,4 +12,4 @@ OPS: dict[str, OpDef] = {}
 for _family in FAMILIES:
     OPS.update({definition.name: definition for definition in import_module(f".{_family}", __name__).DEFINITIONS})
 
-__all__ = ["FAMILIES", "OPS", "OpDef", "Operand", "Policy", "Problem"]
+__all__ = ["FAMILIES", "OPS", "OpDef", "Operand", "Policy", "Problem", "Scalar"]

@@ -33,19 +33,28 @@ class Operand:
     is_output: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class Scalar:
+    """A number given with each call, as a kernel's parameter of `type`: "f32" | "f64" | "u32" | "s32" | "u64" | "s64"."""
+
+    name: str
+    type: str = "f32"
+
+
 @dataclass(frozen=True)
 class Problem:
     """Base of all problems.
 
     operands: inputs in argument order, then outputs. attrs: the attributes as the caller could have written them, normalised
     (defaults left out, sequences as tuples, expressions as Expression), so that `op`, `operands`, `attrs` make the case.
-    scalars: names of numbers given with each call (f32). Families subclass it with their derived geometry.
+    scalars: the numbers given with each call; those of expressions have the type of the arithmetic. Families subclass it with their
+    derived geometry.
     """
 
     op: str
     operands: tuple[Operand, ...]
     attrs: tuple[tuple[str, Any], ...] = ()
-    scalars: tuple[str, ...] = ()
+    scalars: tuple[Scalar, ...] = ()
     policy: Policy = field(default=Policy(), kw_only=True)
 
     def desc(self, name: str) -> TensorDesc:

@@ -19,7 +19,19 @@ from ..codegen.pointwise import Expression
 from ..errors import InvalidArgument, expected
 from ..tensor import TensorDesc
 from .base import OpDef, Operand, Policy, Problem
-from .epilogue import TYPES, canonical, check_dtype, check_names, check_output, default_epilogue, describe, operands_of, resolve
+from .epilogue import (
+    TYPES,
+    accumulator_of,
+    canonical,
+    check_dtype,
+    check_names,
+    check_output,
+    default_epilogue,
+    describe,
+    operands_of,
+    resolve,
+    scalars_of,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -235,7 +247,7 @@ def _make(kind: _Kind, tensors: Mapping[str, TensorDesc], attrs: Mapping[str, An
     if epilogue is not None and epilogue != default_epilogue(tensors):
         kept.append(("epilogue", epilogue))
     operands = (*(Operand(name, tensors[name]) for name in kind.inputs), *extra, Operand(kind.output, output, True))
-    return ConvProblem(op, operands, tuple(kept), epilogue.scalars if epilogue is not None else (), policy=policy,
+    return ConvProblem(op, operands, tuple(kept), scalars_of(epilogue, accumulator_of(first.dtype)), policy=policy,
                        direction=kind.direction, image=kind.image, filter=kind.filter, result=kind.result, stride=stride,
                        padding=padding, dilation=dilation, groups=groups, flip=bool(flip), epilogue=epilogue)
 

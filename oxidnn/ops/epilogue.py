@@ -10,7 +10,7 @@ from ..codegen.pointwise import Expression
 from ..dtypes import BF16, F16, F32, F64, DType
 from ..errors import InvalidArgument, expected
 from ..tensor import TensorDesc
-from .base import Operand
+from .base import Operand, Scalar
 
 TYPES = (F32, F64, F16, BF16)  # of every operand of convolution and GEMM
 
@@ -83,6 +83,16 @@ def resolve(op: str, epilogue: str | Expression | None, tensors: Mapping[str, Te
         if name not in named:
             raise expected(op, name, "given", f"an epilogue that uses it (epilogue is {expression})", describe(tensors))
     return None if expression == expr.acc else expression
+
+
+def scalars_of(expression: Expression | None, accumulator: DType) -> tuple[Scalar, ...]:
+    """The numbers that the epilogue takes with each call, in the type it computes in."""
+    return tuple(Scalar(name, accumulator.ptx) for name in expression.scalars) if expression is not None else ()
+
+
+def accumulator_of(kind: DType) -> DType:
+    """The type in which convolution and GEMM of inputs of type `kind` sum, and their epilogue computes."""
+    return F64 if kind is F64 else F32
 
 
 def align_shape(op: str, name: str, shape: tuple[int, ...], out: tuple[int, ...], channel_axis: int,

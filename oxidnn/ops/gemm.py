@@ -12,7 +12,19 @@ from ..codegen.pointwise import Expression
 from ..errors import expected
 from ..tensor import TensorDesc
 from .base import OpDef, Operand, Policy, Problem
-from .epilogue import align_shape, canonical, check_dtype, check_names, check_output, default_epilogue, describe, operands_of, resolve
+from .epilogue import (
+    accumulator_of,
+    align_shape,
+    canonical,
+    check_dtype,
+    check_names,
+    check_output,
+    default_epilogue,
+    describe,
+    operands_of,
+    resolve,
+    scalars_of,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,7 +108,7 @@ def _make(tensors: Mapping[str, TensorDesc], attrs: Mapping[str, Any], policy: P
     operands = [Operand("a", a), Operand("b", b), *extra]
     if c is not None:
         operands.append(Operand("c", c))
-    return GemmProblem(op, (*operands, Operand("d", d, True)), tuple(kept), epilogue.scalars if epilogue is not None else (), policy=policy,
+    return GemmProblem(op, (*operands, Operand("d", d, True)), tuple(kept), scalars_of(epilogue, accumulator_of(a.dtype)), policy=policy,
                        transpose_a=bool(flags["transpose_a"]), transpose_b=bool(flags["transpose_b"]), alpha=factors["alpha"],
                        beta=factors["beta"], m=m, n=n, k=k, epilogue=epilogue)
 

@@ -22,7 +22,7 @@ from ..codegen.pointwise import TABLE, Expression, apply, arg, parse
 from ..dtypes import BOOL, DType, dtype
 from ..errors import InvalidArgument, expected
 from ..tensor import TensorDesc, packed_strides
-from .base import OpDef, Operand, Policy, Problem
+from .base import OpDef, Operand, Policy, Problem, Scalar
 
 STORED = ("f64", "f32", "f16", "bf16", "s8", "u8", "s16", "u16", "s32", "u32", "s64", "bool")
 MAX_INPUTS = 8
@@ -165,7 +165,8 @@ def _make(op: str, expression: Expression, names: tuple[str, ...], tensors: Mapp
     if compute[0] == "f":  # names what has no form before anything is built
         expression.lower({n: "%r" for n in expression.args + expression.scalars}, ["%r"] * expression.num_outputs, compute)
     operands = tuple(Operand(n, tensors[n]) for n in names) + tuple(outputs)
-    return PointwiseProblem(op, operands, attrs, expression.scalars, expression=expression, shape=shape, compute=compute, policy=policy)
+    scalars = tuple(Scalar(name, compute) for name in expression.scalars)  # an expression with any computes in floats
+    return PointwiseProblem(op, operands, attrs, scalars, expression=expression, shape=shape, compute=compute, policy=policy)
 
 
 def _check_attrs(op: str, attrs: Mapping[str, Any], known: tuple[str, ...]) -> None:

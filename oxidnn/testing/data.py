@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 
-from ..dtypes import DType
+from ..dtypes import DType, dtype
 from ..ops.base import Problem
 from ..runtime.backend import POISON
 from ..tensor import TensorDesc
@@ -42,8 +44,23 @@ def random_inputs(problem: Problem, rng: np.random.Generator) -> dict[str, np.nd
 
 
 def random_scalars(problem: Problem, rng: np.random.Generator) -> dict[str, float]:
-    """The numbers given with a call, as f32 holds them."""
-    return {name: float(np.float32(rng.uniform(0.25, 1.5))) for name in problem.scalars}
+    """The numbers given with a call, as their types hold them: what FILLS says, else floats around 1 and integers of every size."""
+    values = {}
+    for scalar in problem.scalars:
+        kind = dtype(scalar.type)
+        fill = FILLS.get((problem.op, scalar.name))
+        if fill is not None:
+            values[scalar.name] = fill(rng, problem)
+        elif kind.is_float:
+            values[scalar.name] = rng.uniform(0.25, 1.5)
+        else:
+            values[scalar.name] = int(rng.integers(0, int(kind.max), endpoint=True, dtype=np.uint64)) >> int(rng.integers(kind.bits))
+    return stored_scalars(problem, values)
+
+
+def stored_scalars(problem: Problem, scalars: Mapping[str, float]) -> dict[str, float]:
+    """The given numbers rounded to the types that the problem's scalars have: what the kernels see."""
+    return {s.name: dtype(s.type).numpy.type(scalars[s.name]).item() for s in problem.scalars}
 
 
 class Buffer:

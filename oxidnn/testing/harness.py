@@ -13,7 +13,7 @@ from ..ops.case import format_case
 from ..plan import Plan
 from ..runtime.backend import Backend
 from .compare import check_close, tolerance_for
-from .data import random_inputs, random_scalars
+from .data import random_inputs, random_scalars, stored_scalars
 from .reference import REFERENCES, Expected
 from .stage import Stage
 
@@ -61,8 +61,7 @@ def run_problem(backend: Backend, problem: Problem, engine: Engine, config: Engi
     config = config or engine.configs(problem, backend.info)[0]
     rng = np.random.default_rng(seed)
     inputs = random_inputs(problem, rng)
-    if scalars is None:
-        scalars = random_scalars(problem, rng)
+    scalars = random_scalars(problem, rng) if scalars is None else stored_scalars(problem, scalars)
     outputs = execute(backend, problem, engine, config, inputs, scalars)
     want = REFERENCES[problem.op](problem, exact(problem, inputs), scalars)
     return Outcome(outputs, compare(problem, outputs, want, f"{engine.id} {config.name}"))

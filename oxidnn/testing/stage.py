@@ -27,7 +27,7 @@ class Stage:
         self.backend = backend
         self.problem = problem
         self.stream = backend.default_stream()
-        self._scalars = tuple((scalars or {})[name] for name in problem.scalars)
+        self._scalars = tuple((scalars or {})[s.name] for s in problem.scalars)
         self.buffers = {o.name: Buffer(o.desc, None if o.is_output else inputs[o.name]) for o in problem.operands}
         self._blocks: dict[str, Allocation] = {}
         self._workspace: Allocation | None = None

@@ -7,6 +7,7 @@ import pytest
 
 from oxidnn.engines.affine_direct import DIRECT
 from oxidnn.engines.matmul import MatmulEngine
+from oxidnn.ops.base import Scalar
 from oxidnn.ops.case import parse_case
 from oxidnn.runtime.emu_backend import EmulatedBackend
 from oxidnn.testing.harness import run_problem
@@ -34,10 +35,10 @@ def test_fixed_cases(line: str) -> None:
 
 
 def test_scalars_given_with_each_call() -> None:
-    """One kernel, two values of an epilogue's scalar; in f64 the scalar is the f32 given."""
+    """One kernel, two values of an epilogue's scalar, which has the accumulator's type."""
     backend = EmulatedBackend("sm_80", checkers="all")
     for kind in ("f32", "f64"):
         problem = parse_case(f"gemm a={kind}[5,6] b={kind}[6,7] bias={kind}[7] epilogue='scalar(gain) * acc + bias'")
-        assert problem.scalars == ("gain",)
-        outcomes = [run_problem(backend, problem, ENGINE, scalars={"gain": gain}).outputs["d"] for gain in (0.5, 2.0)]
+        assert problem.scalars == (Scalar("gain", kind),)
+        outcomes = [run_problem(backend, problem, ENGINE, scalars={"gain": gain}).outputs["d"] for gain in (0.1, 2.0)]
         assert not np.array_equal(*outcomes)

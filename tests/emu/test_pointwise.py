@@ -12,7 +12,7 @@ from oxidnn.dtypes import dtype
 from oxidnn.engines.base import EngineConfig
 from oxidnn.engines.pointwise_map import PointwiseMap
 from oxidnn.errors import InvalidArgument
-from oxidnn.ops.base import Policy, Problem
+from oxidnn.ops.base import Policy, Problem, Scalar
 from oxidnn.ops.case import format_case, parse_case
 from oxidnn.ops.pointwise import STORED, make_activation, make_pointwise
 from oxidnn.runtime.assembler import assemble
@@ -232,10 +232,10 @@ def test_output_in_place_of_an_input(text: str) -> None:
 
 def test_scalars_are_given_with_the_call() -> None:
     problem = parse_case('pointwise x=f64[77]nchw expression="x * scalar(a) - scalar(b)"')
-    assert problem.scalars == ("a", "b")
+    assert problem.scalars == (Scalar("a", "f64"), Scalar("b", "f64"))
     x = np.random.default_rng(0).standard_normal(77)
-    got = execute(backend(), problem, ENGINE, EngineConfig.of(vec=1), {"x": x}, {"a": 1.25, "b": -3.0})["y"]
-    np.testing.assert_allclose(got, x * 1.25 + 3.0, rtol=1e-15)
+    got = execute(backend(), problem, ENGINE, EngineConfig.of(vec=1), {"x": x}, {"a": 0.1, "b": -3.0})["y"]
+    np.testing.assert_allclose(got, x * 0.1 + 3.0, rtol=1e-15)
 
 
 def test_activation_backward_is_the_derivative_of_activation() -> None:

@@ -29,7 +29,8 @@ class Expected:
     approximate: float = 0.0
 
 
-# reference(problem, inputs, scalars) -> outputs. Inputs are float64 arrays holding the values of the storage type, or integers.
+# reference(problem, inputs, scalars) -> outputs. Inputs are float64 arrays holding the values of the storage type, or integers;
+# scalars are what their types hold.
 Reference = Callable[[Problem, Mapping[str, np.ndarray], Mapping[str, float]], dict[str, Expected]]
 
 REFERENCES: dict[str, Reference] = {}

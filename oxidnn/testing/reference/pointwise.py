@@ -32,11 +32,9 @@ def error_bound(expression: Expression, arrays: Mapping[str, Any], scalars: Mapp
     with np.errstate(all="ignore"):
         for node in body.nodes():
             value = np.asarray(values.get(node, 0.0), np.float64)
-            if node.op == "scalar":
-                errors[node] = 2.0**-24 * np.abs(value)
-            elif node.op == "const":
+            if node.op == "const":
                 errors[node] = epsilon / 2 * np.abs(value) if np.float32(value) != value else 0.0
-            elif node.op == "arg":
+            elif node.op in ("arg", "scalar"):
                 errors[node] = 0.0
             elif node.op == "cast":
                 kind, before = dtype(node.value), errors[node.operands[0]]
@@ -74,7 +72,6 @@ def reference(problem: Problem, inputs: Mapping[str, np.ndarray], scalars: Mappi
         if expression.axis(name) == "c":
             values = values.reshape((1, -1) + (1,) * (rank - 2))
         arrays[name] = values
-    scalars = {name: float(np.float32(v)) for name, v in scalars.items()}
     results = expression.evaluate(arrays, scalars)
     floating = problem.compute[0] == "f"
     bounds: list[Any] = error_bound(expression, arrays, scalars, problem.compute) if floating else [None] * len(results)

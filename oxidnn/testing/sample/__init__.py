@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from importlib import import_module
+from typing import Any
 
 import numpy as np
 
@@ -15,11 +16,12 @@ from ...ops import FAMILIES
 from ...ops.base import Problem
 
 Sampler = Callable[[np.random.Generator, str], Problem]
-Fill = Callable[[np.random.Generator, Problem], np.ndarray]
+Fill = Callable[[np.random.Generator, Problem], Any]
 
 SAMPLES: dict[str, Sampler] = {}
 CASES: dict[str, tuple[str, ...]] = {}
-FILLS: dict[tuple[str, str], Fill] = {}  # (op, operand) -> values that are not simply normal, e.g. class labels in range
+# (op, operand or scalar) -> values that are not simply normal, e.g. class labels in range, a probability
+FILLS: dict[tuple[str, str], Fill] = {}
 for _family in FAMILIES:
     _module = import_module(f".{_family}", __name__)
     SAMPLES.update(_module.SAMPLES)
