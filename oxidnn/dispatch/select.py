@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -73,8 +74,11 @@ def legal_configs(engine: Engine, problem: Problem, info: DeviceInfo) -> list[En
     return [c for c in engine.configs(problem, info) if limit is None or engine.build_steps(problem, c, info).workspace_bytes <= limit]
 
 
-def candidates_for(problem: Problem, info: DeviceInfo, db: TuningDb | None = None) -> list[Candidate]:
-    """Every registered engine's answer, in registry order."""
+def candidates_for(problem: Problem, info: DeviceInfo, db: TuningDb | None = None, *, estimates_all: bool = True) -> list[Candidate]:
+    """Every registered engine's answer, in registry order.
+
+    estimates_all: False estimates only the config an engine names first, which is all that choosing needs.
+    """
     measured = db.measurements(problem, info) if db is not None else {}
     answers = []
     for engine in engines_for(problem.op):
@@ -83,7 +87,12 @@ def candidates_for(problem: Problem, info: DeviceInfo, db: TuningDb | None = Non
             report.line("dispatch", engine.id, f"skip:{support.reason}")
             answers.append(Candidate(engine, support))
             continue
-        estimates = sorted(((c, engine.estimate(problem, c, info)) for c in legal_configs(engine, problem, info)), key=lambda pair: pair[1])
+        configs = legal_configs(engine, problem, info)
+        if estimates_all:
+            estimates = sorted(((c, engine.estimate(problem, c, info)) for c in configs), key=lambda pair: pair[1])
+        else:
+            estimates = [(c, math.inf) for c in configs]
+            estimates[0] = configs[0], engine.estimate(problem, configs[0], info)
         answers.append(Candidate(engine, support, tuple(estimates), measured.get(engine.id)))
     return answers
 
@@ -95,7 +104,7 @@ def unsupported(problem: Problem, candidates: list[Candidate]) -> Unsupported:
 
 def choose(problem: Problem, info: DeviceInfo, db: TuningDb | None) -> tuple[Engine, EngineConfig, str]:
     """(engine, config, why): the fastest row of the tuning database that is still legal, else the smallest estimate. Raises Unsupported."""
-    candidates = candidates_for(problem, info, db)
+    candidates = candidates_for(problem, info, db, estimates_all=False)
     supported = [c for c in candidates if c.support]
     if not supported:
         raise unsupported(problem, candidates)

@@ -120,8 +120,7 @@ def _plan(am: AffineMatmul, config: EngineConfig, has_rn_tf32: bool) -> tuple[Mm
             vector = tiling.widest_vector(x, d.k, d.batch, "k")  # lines of less than 128 bytes cannot be swizzled by words
         pitch = (tile_k if vector.major == "k" else rows) * size
         swizzle = swizzle_for(size, vector.major, pitch)
-        loaders.append(tiling.plan_loader(name, x, d, vector, rows, tile_k, threads, offset, pitch, swizzle, True, wide,
-                                          config["cp"] == "ca"))
+        loaders.append(tiling.plan_loader(name, x, d, vector, rows, tile_k, threads, offset, pitch, swizzle, True, wide))
         offset += rows * tile_k * size
     stage_bytes = -(-offset // 1024) * 1024
     grid = tiling.plan_grid(am, (tile_m, tile_n, tile_k), config["split_k"], tiling.inner_direction(d))
@@ -188,8 +187,7 @@ class MmaSm80Matmul:
         efficiency = 0.8 * fragment_bound * min(1.0, 0.55 + 0.45 * warps / 8)
         if device.is_emulated:
             return self._emulated_us(config, tile, grid, size)
-        return tiling.estimate_us(am, grid, tile, peak * 1e6 / device.num_sms, ctas_per_sm, device, efficiency,
-                                  config["cp"] == "ca")
+        return tiling.estimate_us(am, grid, tile, peak * 1e6 / device.num_sms, ctas_per_sm, device, efficiency)
 
     @staticmethod
     def _emulated_us(config: EngineConfig, tile: tuple[int, int, int], grid: tiling.Grid, size: int) -> float:
@@ -238,8 +236,6 @@ def _candidates(am: AffineMatmul, device: DeviceInfo) -> Iterator[tuple[EngineCo
     """Configs that the device's shared memory takes, and whether their registers fit too."""
     size = am.a.dtype.num_bytes
     has_rn_tf32 = device.at_least(9)
-    # Taps of a convolution that read an element again find it in L1 if cp.async leaves it there.
-    is_reused = not device.is_emulated and max(tiling.reuse(am.a, am.m, am.k, am.batch), tiling.reuse(am.b, am.n, am.k, am.batch)) > 1.5
     # Largest needs that assemble without spills; rounding to tf32 takes temporaries, more where NaN has to be kept by hand.
     limit = 260 if size == 2 else 250 if has_rn_tf32 else 232
     for tile_m, tile_n, k_bytes, warps_m, warps_n, stages, sync in SHAPES:
@@ -253,8 +249,7 @@ def _candidates(am: AffineMatmul, device: DeviceInfo) -> Iterator[tuple[EngineCo
             continue  # more than half of the tile would be empty
         knobs = {"tile_m": tile_m, "tile_n": tile_n, "tile_k": tile[2], "warps_m": warps_m, "warps_n": warps_n, "stages": stages,
                  "sync": sync}
-        consts, _, _ = _plan(am, EngineConfig.of(**knobs, split_k=1, cp="cg"), has_rn_tf32)
+        consts, _, _ = _plan(am, EngineConfig.of(**knobs, split_k=1), has_rn_tf32)
         fits = registers_needed(consts) <= limit
         for split_k in tiling.split_choices(am, tile, 32 * warps_m * warps_n, device):
-            for cache in ("cg", "ca") if is_reused else ("cg",):
-                yield EngineConfig.of(**knobs, split_k=split_k, cp=cache), fits
+            yield EngineConfig.of(**knobs, split_k=split_k), fits

@@ -215,14 +215,16 @@ class LoaderConsts:
     smem_registers: tuple[tuple[int, int], ...]  # (line, inner) displacement of each address register
     words: int  # 32-bit registers a staged vector takes
     wide: bool
-    cache: str  # of cp.async: "ca" keeps lines in L1, "cg" (16 bytes only) passes it by
+    # Of cp.async: "cg" (16 bytes only) passes L1 by. Measured 2026-11-28, H100: "ca" is 5 to 60 % slower on every 3x3 layer of ResNet-50,
+    # although its taps read elements again.
+    cache: str
 
     def place(self, row_position: int, k_position: int) -> tuple[int, int]:
         return self.smem_places[row_position * self.k_positions + k_position]
 
 
 def plan_loader(name: str, x: Operand, d: Digits, vector: Vector, rows: int, tile_k: int, threads: int, smem_offset: int, pitch: int,
-                swizzle: tuple[int, int, int], has_cp_async: bool, wide: bool, in_l1: bool = False) -> LoaderConsts:
+                swizzle: tuple[int, int, int], has_cp_async: bool, wide: bool) -> LoaderConsts:
     """The loader of one operand. Among the thread grids that read whole lines (sectors, where vectors are short) it takes the one with the
     fewest registers."""
     size = x.source.dtype.num_bytes
@@ -262,7 +264,7 @@ def plan_loader(name: str, x: Operand, d: Digits, vector: Vector, rows: int, til
     return LoaderConsts(name, x.source.dtype.name, size, vector.major, vec, has_cp_async and vec * size >= 4, rows, len(x.rows), len(d.k),
                         len(d.batch), bounds, inner_threads, row_positions, row_step, k_positions, k_step, smem_offset, pitch, swizzle,
                         tuple(places), tuple(address_registers), max(1, vec * size // 4), wide,
-                        "ca" if in_l1 or vec * size < 16 else "cg")
+                        "ca" if vec * size < 16 else "cg")
 
 
 # ---- Epilogue: shared memory to D ------------------------------------------------------------------------
@@ -630,7 +632,7 @@ def empty_build(am: AffineMatmul) -> Build | None:
 
 
 def estimate_us(am: AffineMatmul, grid: Grid, tile: tuple[int, int, int], sm_flop_per_us: float, ctas_per_sm: int, device: DeviceInfo,
-                efficiency: float, in_l1: bool = False) -> float:
+                efficiency: float) -> float:
     """Closed-form time of a tiled kernel: rounds of CTAs over the SMs at the tile's arithmetic time, bounded below by the traffic.
 
     efficiency: fraction of sm_flop_per_us that enough resident CTAs of this tile reach. One round costs a fixed latency (first loads and
@@ -648,10 +650,7 @@ def estimate_us(am: AffineMatmul, grid: Grid, tile: tuple[int, int, int], sm_flo
     out_bytes = am.batch.size * am.m.size * am.n.size * am.d.dtype.num_bytes * (1 + len(am.operands) * 0.5)
     partial_bytes = 2.0 * grid.partial_elements * am.acc.num_bytes
     memory_us = (unique + out_bytes) / (device.bandwidth_gbs * 1e3)
-    # A convolution's taps read the same elements again: of those, L1 serves more than half where lines are kept in it.
-    per_k = sum(rows * (0.4 + 0.6 / reuse(x, space, am.k, am.batch) if in_l1 else 1.0)
-                for x, space, rows in ((am.a, am.m, tile_m), (am.b, am.n, tile_n)))
-    l2_us = (grid.ctas * grid.k_tiles_per_split * tile_k * per_k * size + partial_bytes) / (device.bandwidth_gbs * 1.8e3)
+    l2_us = (grid.ctas * grid.k_tiles_per_split * tile_k * (tile_m + tile_n) * size + partial_bytes) / (device.bandwidth_gbs * 1.8e3)
     return max(compute_us, memory_us, l2_us) + 2.0 + (2.5 + partial_bytes / (device.bandwidth_gbs * 1.5e3) if grid.splits > 1 else 0.0)
 
 
@@ -661,9 +660,3 @@ def source_elements(x: Source, rows: IndexSpace, k: IndexSpace, batch: IndexSpac
     strides = (*x.row_strides, *x.k_strides, *_padded(x.batch_strides, batch))
     points = prod(e for e, s in zip(extents, strides, strict=True) if s)
     return min(points, reach(extents, strides) + 1)
-
-
-def reuse(x: Source, rows: IndexSpace, k: IndexSpace, batch: IndexSpace) -> float:
-    """How often an element is read per tile row it belongs to: about the number of taps that meet it in a convolution, 1 in a GEMM."""
-    points = rows.size * k.size * batch.size
-    return max(1.0, points / max(1, source_elements(x, rows, k, batch)))

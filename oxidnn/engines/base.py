@@ -146,7 +146,7 @@ class Engine:
         raise NotImplementedError
 
     def configs(self, problem: Problem, device: DeviceInfo) -> tuple[EngineConfig, ...]:
-        """Legal configs, most promising first; only called for supported problems, never empty."""
+        """Legal configs, the smallest estimate first; only called for supported problems, never empty."""
         return (EngineConfig(),)
 
     def estimate(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> float:

@@ -88,7 +88,8 @@ class PointwiseMap(Engine):
     def configs(self, problem: Problem, device: DeviceInfo) -> tuple[EngineConfig, ...]:
         assert isinstance(problem, PointwiseProblem)
         best = max_vec(problem)
-        return tuple(EngineConfig.of(vec=v) for v in (16, 8, 4, 2, 1) if v <= best)
+        found = [EngineConfig.of(vec=v) for v in (16, 8, 4, 2, 1) if v <= best]
+        return tuple(sorted(found, key=lambda config: self.estimate(problem, config, device)))
 
     def estimate(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> float:
         # Larger packs use memory better; smaller ones leave each thread less to do, which is all that counts in a small problem.

@@ -371,8 +371,8 @@ class ReduceTree(Engine):
         source, target, axes, kind, _ = self._parts(problem)
         found = reduction_configs(problem.desc(source), problem.desc(target), axes, kind, device)
         limit = problem.policy.workspace_limit
-        kept = tuple(c for c in found if limit is None or c["splits"] == 1 or self.build_steps(problem, c, device).workspace_bytes <= limit)
-        return kept
+        kept = [c for c in found if limit is None or c["splits"] == 1 or self.build_steps(problem, c, device).workspace_bytes <= limit]
+        return tuple(sorted(kept, key=lambda config: self.estimate(problem, config, device)))
 
     def estimate(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> float:
         source, target, axes, kind, _ = self._parts(problem)

@@ -64,7 +64,7 @@ class FakeEngine(Engine):
         return refuse(self.reason) if self.reason else SUPPORTED
 
     def configs(self, problem: Problem, device: DeviceInfo) -> tuple[EngineConfig, ...]:
-        return tuple(EngineConfig.of(variant=i) for i in range(len(self.estimates)))
+        return tuple(EngineConfig.of(variant=i) for i in sorted(range(len(self.estimates)), key=self.estimates.__getitem__))
 
     def estimate(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> float:
         return self.estimates[config["variant"]]

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
+from oxidnn.device import emulated_device, known_device
+from oxidnn.dispatch import registry
 from oxidnn.dispatch.registry import engines_for
 from oxidnn.dispatch.select import build_plan, choose, explain, plan_for
 from oxidnn.dispatch.tuning_db import Measurement, TuningDb
 from oxidnn.errors import Unsupported
 from oxidnn.ops.base import Policy
+from oxidnn.ops.case import format_case
+from oxidnn.testing.sample import SAMPLES
 
 from .fakes import INFO, FakeBackend, FakeEngine, double, double_op  # noqa: F401
 
@@ -94,3 +99,19 @@ def test_plan_of_a_chosen_engine_runs(three) -> None:  # type: ignore[no-untyped
     assert plan.describe() == "double.quick,variant1,cubin:assembled,double x=f32[64]nchw y=f32[64]nchw"
     again = build_plan(double(), plan.engine, plan.config, backend)
     assert again.config == plan.config and again.workspace_bytes == 0
+
+
+def test_engines_name_their_cheapest_config_first() -> None:
+    """Choosing looks at the first config alone."""
+    rng, checked = np.random.default_rng(5), 0
+    for info in (known_device("sm_90a"), emulated_device("sm_80")):
+        for op, engines in registry.ENGINES.items():
+            for problem in (SAMPLES[op](rng, "small") for _ in range(12)):
+                for engine in engines:
+                    if not problem.is_empty and engine.check_support(problem, info):
+                        estimates = [engine.estimate(problem, c, info) for c in engine.configs(problem, info)]
+                        # Several matmuls share the config of the largest one: their sum may fall a little otherwise.
+                        slack = 1.25 if "dgrad" in op or "transpose" in op else 1.0
+                        assert estimates[0] <= slack * min(estimates), (engine.id, format_case(problem))
+                        checked += 1
+    assert checked > 200
