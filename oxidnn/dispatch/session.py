@@ -43,7 +43,7 @@ class Call:
 class Prepared:
     """A plan joined to the way its arguments arrive: what a cache hit needs."""
 
-    __slots__ = ("frame", "make_outputs", "num_outputs", "order", "overlap_pairs", "plan", "problem",
+    __slots__ = ("disjoint", "frame", "make_outputs", "num_outputs", "order", "overlap_pairs", "plan", "problem",
                  "scalar_names")
 
     def __init__(self, problem: Problem, plan: Plan | None, order: tuple[int, ...] | None, frame: Frame,
@@ -55,6 +55,7 @@ class Prepared:
         self.make_outputs = make_outputs
         self.num_outputs = len(problem.outputs)
         self.overlap_pairs = _overlap_pairs(problem)
+        self.disjoint: list[int] = []  # addresses last found free of overlaps
         self.scalar_names = tuple(getattr(s, "name", s) for s in problem.scalars)
 
     def ordered(self, scalars: Mapping[str, float] | None) -> tuple[float, ...]:
@@ -79,13 +80,18 @@ class BoundPlan:
                  outs: tuple[Any, ...], arrays: tuple[Any, ...]) -> None:
         self._session, self._call, self._names, self._keys, self._attrs = session, call, names, keys, attrs
         self._by_out: dict[Any, Prepared] = {}
+        self._last: tuple[Any, Prepared | None] = (None, None)
         self._main = self._prepared(arrays, outs)
 
     def _prepared(self, arrays: tuple[Any, ...], outs: tuple[Any, ...]) -> Prepared:
         out_key = self._session.raw(outs)[1] if outs else None
-        found = self._by_out.get(out_key)
-        if found is None:
-            found = self._by_out[out_key] = self._session.prepared(self._call, self._names, self._keys, arrays, self._attrs, outs, out_key)
+        last_key, found = self._last
+        if found is None or out_key != last_key:
+            found = self._by_out.get(out_key)
+            if found is None:
+                found = self._session.prepared(self._call, self._names, self._keys, arrays, self._attrs, outs, out_key)
+                self._by_out[out_key] = found
+            self._last = out_key, found
         return found
 
     @property
@@ -204,8 +210,9 @@ class Session:
             pointers.append(address(array))
         if prepared.order is not None:
             pointers = [pointers[i] for i in prepared.order]
-        if out is not None:
+        if out is not None and pointers != prepared.disjoint:  # a loop over the same buffers is checked once
             _check_overlap(prepared, pointers)
+            prepared.disjoint = pointers
         if stream is None:
             handle = frame.current_stream()
         else:
