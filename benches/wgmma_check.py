@@ -11,6 +11,7 @@ import argparse
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -77,25 +78,31 @@ def main() -> int:
     parser.add_argument("--match", default="")
     parser.add_argument("--timeout", type=float, default=60.0)
     parser.add_argument("--configs", type=int, default=0, help="only the first N by estimate; 0 for all")
+    parser.add_argument("--jobs", type=int, default=6)
     parser.add_argument("--case", default="", help="run this one here")
     options = parser.parse_args()
     if options.case:
         check(options.case, options.configs)
         return 0
-    wrong = 0
-    for line in (c for c in CASES if options.match in c):
-        print(line, flush=True)
+    def verdict(line: str) -> tuple[bool, str]:
         start = time.perf_counter()
         command = [sys.executable, __file__, "--case", line, "--configs", str(options.configs)]
         try:
             done = subprocess.run(command, capture_output=True, text=True, timeout=options.timeout)
-            print("   ", done.stdout.strip(), f"({time.perf_counter() - start:.1f} s)", flush=True)
-            if done.returncode:
-                wrong += 1
-                print("    FAILED", done.stderr.strip()[-600:], flush=True)
         except subprocess.TimeoutExpired as hung:
-            wrong += 1
-            print("    HANGS after:", (hung.stdout or b"").decode()[-300:], flush=True)
+            return False, "HANGS after: " + (hung.stdout or b"").decode()[-300:]
+        tried = done.stdout.strip().splitlines()
+        seconds = f" ({time.perf_counter() - start:.1f} s)"
+        if done.returncode:
+            return False, f"FAILED at {' '.join(tried)[-200:]}: {done.stderr.strip()[-250:]}{seconds}"
+        return True, (tried[-1].strip() if tried else "") + seconds
+
+    cases = [c for c in CASES if options.match in c]
+    wrong = 0
+    with ThreadPoolExecutor(options.jobs) as pool:
+        for line, (passed, text) in zip(cases, pool.map(verdict, cases), strict=True):
+            wrong += not passed
+            print(f"{line}\n    {text}", flush=True)
     print(f"{wrong} cases failed")
     return int(wrong > 0)
 
