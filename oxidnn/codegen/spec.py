@@ -46,8 +46,8 @@ class TensorMapSpec:
     """A tensor map (CUtensorMap) but for its address: what TMA instructions fetch by. All tuples innermost dimension first.
 
     dtype: "bf16", "f16", "f32", "f32_ftz", "tf32", "f64", "u8" (also fp8), "u16", "u32", "s32", "u64", "s64". dims in elements, strides
-    in bytes of dims 1 and up (dim 0 is packed). box: elements a tile moves per dimension; of an im2col map (corners given) its first two
-    are channels per pixel and pixels per column. corners: (lower, upper) of the bounding box in W, H, D order.
+    in bytes of dims 1 and up (dim 0 is packed). box: elements a tile moves per dimension; of an im2col map (corners given)
+    its two entries are channels per pixel and pixels per column. corners: (lower, upper) of the bounding box in W, H, D order.
     """
 
     dtype: str

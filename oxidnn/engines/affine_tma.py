@@ -177,7 +177,8 @@ class _MapBuilder:
     def finish(self, dtype: str, **extra: object) -> TensorMapSpec:
         # A dimension of one element is never stepped over: any legal stride will do.
         strides = tuple(s if e > 1 else max(16, -(-s // 16) * 16) for e, s in zip(self.dims[1:], self.strides[1:], strict=True))
-        return TensorMapSpec(dtype, tuple(self.dims), strides, tuple(self.box), swizzle=SPAN_BYTES, **extra)  # type: ignore[arg-type]
+        box = self.box[:2] if "corners" in extra else self.box  # im2col: channels per pixel, pixels per column
+        return TensorMapSpec(dtype, tuple(self.dims), strides, tuple(box), swizzle=SPAN_BYTES, **extra)  # type: ignore[arg-type]
 
 
 def map_dtype(x: Operand) -> str:

@@ -28,7 +28,7 @@ from .assembler import cubin_for
 from .backend import POISON
 from .cubin_store import CubinStore
 from .driver import CurrentContext, bindings, capture_relaxed, checked, driver_error, primary_context, result_name, why_no_cuda
-from .kernel import PARAM_LAYOUT, TENSOR_MAP_BYTES, Value, check_launch, check_value, describe_launch, param_offsets, param_size
+from .kernel import PARAM_LAYOUT, TENSOR_MAP_BYTES, Value, check_launch, check_value, describe_launch, param_size
 from .timing import spin_spec, spin_text
 
 _MODULES_KEPT = 1024
@@ -41,9 +41,9 @@ _POOL_KEEPS_BYTES = 1 << 30  # freed memory the pool holds on to for the next al
 class _TensorMap:
     """A tensor map in an argument block; called with an address it encodes the map anew, unless it starts there already."""
 
-    __slots__ = ("_call", "_fields", "_spec", "_target", "_what", "address")
+    __slots__ = ("_call", "_context", "_fields", "_spec", "_target", "_what", "address")
 
-    def __init__(self, spec: TensorMapSpec, target: int, what: str) -> None:
+    def __init__(self, spec: TensorMapSpec, target: int, what: str, context: Any) -> None:
         cu = bindings()
 
         def words(values: Sequence[int]) -> list[Any]:
@@ -73,6 +73,7 @@ class _TensorMap:
             self._fields = ((dtype, rank), (*extents, list(lower), list(upper), *spec.box, *layout))
         self._spec = spec
         self._target = target
+        self._context = context
         self._what = what
         self.address = 0
 
@@ -81,6 +82,9 @@ class _TensorMap:
             return
         before, after = self._fields
         result, encoded = self._call(*before, address, *after)
+        if result and result_name(result) == "CUDA_ERROR_INVALID_CONTEXT":  # none is current in this thread
+            with CurrentContext(self._context):
+                result, encoded = self._call(*before, address, *after)
         if result:
             raise driver_error(result, f"{self._what}: the driver refuses the tensor map at {address:#x}", f" {self._spec}")
         ctypes.memmove(self._target, encoded.getPtr(), TENSOR_MAP_BYTES)
@@ -118,7 +122,7 @@ class CudaLaunch:
         setters: list[Callable[[Any], None]] = []
         for index, (param, value) in enumerate(zip(spec.params, args, strict=True)):
             if isinstance(value, TensorMapSpec):
-                setters.append(_TensorMap(value, base + lead + at[index], f"{spec.symbol}: {param.name}"))
+                setters.append(_TensorMap(value, base + lead + at[index], f"{spec.symbol}: {param.name}", kernel.backend.context))
             else:
                 setters.append(partial(PARAM_LAYOUT[param.type].pack_into, self._block, lead + at[index]))
                 setters[-1](value)
