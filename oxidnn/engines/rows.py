@@ -16,6 +16,7 @@ from ..dtypes import DType
 from ..ops.base import Problem
 from ..tensor import TensorDesc
 from .base import SUPPORTED, Arg, ArgValue, Engine, EngineConfig, ScalarArg, Step, Support, TensorArg, refuse
+from .collapse import by_stride
 from .digits import DigitConsts, Digits
 
 _LIMIT = 2**31
@@ -93,11 +94,15 @@ class RowConsts:
     def epilogue_operands(self) -> tuple[str, ...]:
         return tuple(name for name in self.epilogue.args if name != "acc") if self.epilogue is not None else ()
 
+    @property
+    def epilogue_scalars(self) -> tuple[str, ...]:
+        return self.epilogue.scalars if self.epilogue is not None else ()
+
     def apply_epilogue(self, acc: str, element: int) -> str:
         """PTX: %result_<output><element> = the epilogue of register acc, %arg_<name><element> and %scalar_<name>."""
         assert self.epilogue is not None
         registers = {"acc": acc} | {n: f"%arg_{n}{element}" for n in self.epilogue_operands}
-        registers |= {n: f"%scalar_{n}" for n in self.epilogue.scalars}
+        registers |= {n: f"%scalar_{n}" for n in self.epilogue_scalars}
         return self.epilogue.lower(registers, [f"%result_{n}{element}" for n in self.outputs], self.compute)
 
 
@@ -148,6 +153,16 @@ class Rows:
         found += [operand(n, d, sorted(axes), False, True) for n, d in (per_column or {}).items()]
         return Rows(tuple(shape), tuple(axes), tuple(found))
 
+    @property
+    def column_steps(self) -> tuple[int, ...]:
+        """What a step along each of the axes, ascending, adds to the index of the column."""
+        axes = sorted(self.axes)
+        steps, size = {}, 1
+        for i in reversed(by_stride([self.shape[a] for a in axes], [self.operands[0].strides[a] for a in axes])):
+            steps[i] = size
+            size *= self.shape[axes[i]]
+        return tuple(steps[i] for i in range(len(axes)))
+
     def _collapsed(self, stem: str, dims: Sequence[int], operands: Sequence[RowOperand]) -> Digits:
         strides = {o.name: tuple(o.strides[i] for i in dims) for o in operands}
         names = tuple(f"d{i}" for i in dims)
@@ -161,7 +176,7 @@ class Rows:
     @property
     def column_digits(self) -> Digits:
         """One digit where every operand steps evenly from column to column."""
-        return self._collapsed("k", self.axes, [o for o in self.operands if o.has_columns])
+        return self._collapsed("k", sorted(self.axes), [o for o in self.operands if o.has_columns])
 
     @property
     def dtype(self) -> DType:
@@ -256,6 +271,6 @@ class RowEngine(Engine):
         args = [Arg(f"ptr_{o.name}", "u64", o.value) for o in rows.operands]
         args += [Arg("num_rows", "u32", digits.size), Arg("num_columns", "u32", columns.size)]
         args += [*digits.args(r.digits.wide), *columns.args(r.digits.wide)]
-        args += [Arg(f"scalar_{name}", "f32", ScalarArg(name)) for name in (r.epilogue.scalars if r.epilogue is not None else ())]
+        args += [Arg(f"scalar_{name}", r.compute, ScalarArg(name)) for name in r.epilogue_scalars]
         return Step.of(template, op, Target.for_arch(device.arch), threads, [*args, *extra], consts, -(-digits.size * r.lanes // threads),
                        min_ctas_per_sm=max(1, 512 // threads), suffix=f"{rows.dtype.name}_l{r.lanes}_v{r.vector}_c{r.chunks}")

@@ -1,0 +1,176 @@
+"""Layer normalisation and RMS normalisation over any dimensions, with gradients.
+
+    layer_norm x=bf16[8,512,768]nchw gamma=f32[768] beta=f32[768] residual=... axes=(2,) eps=1e-05 epilogue="relu(acc)"
+
+h = x + residual (if given); y = epilogue((h - mean(h)) / sqrt(var(h) + eps) * gamma + beta), mean and biased variance over `axes`; RMS
+normalisation takes the mean for 0. Arithmetic is f32 (f64 for f64 tensors), h is not rounded in between, eps stands inside the root. The
+variance is that of the differences from the mean, so it is as exact for a row far from zero as for one about zero; a value whose square
+f32 cannot hold (above about 1e19) makes y 0 or NaN. return_stats: also mean and rstd = 1 / sqrt(var + eps), of x's shape without `axes`,
+in the type of the arithmetic. return_sum: also h. In an epilogue a vector lies along the last of `axes`.
+
+The gradients take x (h, where there was a residual) and the statistics; with gamma they give dgamma and, for layer_norm, dbeta too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from math import prod
+from typing import Any
+
+from ..codegen.pointwise import Expression
+from ..errors import expected
+from ..tensor import TensorDesc
+from .base import OpDef, Operand, Policy, Problem
+from .epilogue import accumulator_of, check_dtype, check_names, check_output, default_epilogue, describe, operands_of, resolve, scalars_of
+from .reduce import normalize_axes
+
+EPS = 1e-5
+_ROLES = ("x", "gamma", "beta", "residual", "y", "mean", "rstd", "sum")
+
+
+@dataclass(frozen=True)
+class NormProblem(Problem):
+    """axes: the normalised dimensions, ascending. epilogue: over "acc" and the operands epilogue_operands, to y."""
+
+    axes: tuple[int, ...] = ()
+    eps: float = EPS
+    epilogue: Expression | None = None
+
+    @property
+    def is_rms(self) -> bool:
+        return self.op.startswith("rms_norm")
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.desc("x").shape
+
+    @property
+    def kept(self) -> tuple[int, ...]:
+        """The dimensions that are not normalised."""
+        return tuple(i for i in range(len(self.shape)) if i not in self.axes)
+
+    @property
+    def columns(self) -> int:
+        return prod(self.shape[a] for a in self.axes)
+
+    @property
+    def epilogue_operands(self) -> tuple[str, ...]:
+        return tuple(n for n in self.epilogue.args if n != "acc") if self.epilogue is not None else ()
+
+    @property
+    def in_place(self) -> tuple[str, ...]:
+        return ()
+
+    @property
+    def flops(self) -> int:
+        return 8 * self.desc("x").numel
+
+
+def _like(desc: TensorDesc) -> TensorDesc:
+    """A dense tensor of desc's type, shape and, as far as it has one, layout."""
+    is_last = desc.is_packed("nhwc") and not desc.is_packed("nchw")
+    return TensorDesc.packed(desc.dtype, desc.shape, "nhwc" if is_last else "nchw")
+
+
+def _same(op: str, name: str, tensors: Mapping[str, TensorDesc], like: TensorDesc) -> TensorDesc:
+    """The input `name`, of like's type and shape."""
+    desc = tensors[name]
+    check_dtype(op, name, desc, tensors, (like.dtype,))
+    if desc.shape != like.shape:
+        raise expected(op, f"shape of {name}", list(desc.shape), list(like.shape), describe(tensors))
+    return desc
+
+
+def _output(op: str, name: str, tensors: Mapping[str, TensorDesc], like: TensorDesc) -> Operand:
+    desc = tensors.get(name, _like(like))
+    check_output(op, name, desc, like.shape, tensors)
+    check_dtype(op, name, desc, tensors, (like.dtype,))
+    return Operand(name, desc, True)
+
+
+def _parameter(op: str, name: str, tensors: Mapping[str, TensorDesc], x: TensorDesc, axes: tuple[int, ...]) -> TensorDesc:
+    desc, shape = tensors[name], tuple(x.shape[a] for a in axes)
+    check_dtype(op, name, desc, tensors)
+    if desc.shape != shape:
+        raise expected(op, f"shape of {name}", list(desc.shape), list(shape), f"axes are {axes}; {describe(tensors)}")
+    return desc
+
+
+def _axes_of(op: str, x: TensorDesc, attrs: Mapping[str, Any], tensors: Mapping[str, TensorDesc]) -> tuple[int, ...]:
+    check_dtype(op, "x", x, tensors)
+    axes = normalize_axes(op, attrs.get("axes", -1), x.rank)
+    if not axes:
+        raise expected(op, "axes", attrs.get("axes", -1), f"at least one of {x.rank} dimensions", describe(tensors))
+    rows = prod(n for i, n in enumerate(x.shape) if i not in axes)
+    if rows and prod(x.shape[a] for a in axes) == 0:
+        raise expected(op, "shape of x", list(x.shape), "at least one element to normalise over", describe(tensors))
+    return axes
+
+
+def _normal_axes(axes: tuple[int, ...], x: TensorDesc) -> list[tuple[str, Any]]:
+    return [("axes", axes)] if axes != (x.rank - 1,) else []
+
+
+def _make(op: str, tensors: Mapping[str, TensorDesc], attrs: Mapping[str, Any], policy: Policy) -> NormProblem:
+    attrs = {name: value for name, value in attrs.items() if value is not None}
+    check_names(op, ("x",), attrs, ("eps", "axes", "epilogue", "return_stats", "return_sum"), tensors)
+    x = tensors["x"]
+    axes = _axes_of(op, x, attrs, tensors)
+    eps = attrs.get("eps", EPS)
+    if isinstance(eps, bool) or not isinstance(eps, (int, float)) or not eps >= 0:
+        raise expected(op, "eps", repr(eps), "a number that is not negative")
+    flags = {name: attrs.get(name, False) for name in ("return_stats", "return_sum")}
+    for name, value in flags.items():
+        if value not in (True, False):
+            raise expected(op, name, repr(value), "True or False")
+    operands = [Operand("x", x)]
+    operands += [Operand(n, _parameter(op, n, tensors, x, axes)) for n in ("gamma", "beta") if n in tensors]
+    if "residual" in tensors:
+        operands.append(Operand("residual", _same(op, "residual", tensors, x)))
+    epilogue = resolve(op, attrs.get("epilogue"), tensors, _ROLES)
+    operands += operands_of(op, epilogue, tensors, x.shape, axes[-1])
+    operands.append(_output(op, "y", tensors, x))
+    accumulator = accumulator_of(x.dtype)
+    if flags["return_stats"]:
+        stats = TensorDesc.packed(accumulator, tuple(n for i, n in enumerate(x.shape) if i not in axes))
+        operands += [_output(op, n, tensors, stats) for n in (("rstd",) if op == "rms_norm" else ("mean", "rstd"))]
+    if flags["return_sum"]:
+        operands.append(_output(op, "sum", tensors, x))
+    normal = _normal_axes(axes, x)
+    if float(eps) != EPS:
+        normal.append(("eps", float(eps)))
+    if epilogue is not None and epilogue != default_epilogue([n for n in tensors if n not in _ROLES]):
+        normal.append(("epilogue", epilogue))
+    normal += [(name, True) for name, value in flags.items() if value]
+    return NormProblem(op, tuple(operands), tuple(normal), scalars_of(epilogue, accumulator), policy=policy, axes=axes, eps=float(eps),
+                       epilogue=epilogue)
+
+
+def _make_backward(op: str, tensors: Mapping[str, TensorDesc], attrs: Mapping[str, Any], policy: Policy) -> NormProblem:
+    attrs = {name: value for name, value in attrs.items() if value is not None}
+    statistics = ("rstd",) if op == "rms_norm_backward" else ("mean", "rstd")
+    check_names(op, ("dy", "x", *statistics), attrs, ("axes",), tensors)
+    x = tensors["x"]
+    axes = _axes_of(op, x, attrs, tensors)
+    stats = TensorDesc.packed(accumulator_of(x.dtype), tuple(n for i, n in enumerate(x.shape) if i not in axes))
+    operands = [Operand("dy", _same(op, "dy", tensors, x)), Operand("x", x)]
+    operands += [Operand(n, _same(op, n, tensors, stats)) for n in statistics]
+    outputs = [_output(op, "dx", tensors, x)]
+    if "gamma" in tensors:
+        gamma = _parameter(op, "gamma", tensors, x, axes)
+        operands.append(Operand("gamma", gamma))
+        outputs += [_output(op, n, tensors, gamma) for n in (("dgamma",) if op == "rms_norm_backward" else ("dgamma", "dbeta"))]
+    return NormProblem(op, (*operands, *outputs), tuple(_normal_axes(axes, x)), policy=policy, axes=axes)
+
+
+_INPUTS = ("x", "gamma", "beta", "residual")
+_OPTIONAL = ("gamma", "beta", "residual")
+DEFINITIONS: tuple[OpDef, ...] = (
+    OpDef("layer_norm", _INPUTS, ("y", "mean", "rstd", "sum"), partial(_make, "layer_norm"), _OPTIONAL),
+    OpDef("rms_norm", _INPUTS, ("y", "rstd", "sum"), partial(_make, "rms_norm"), _OPTIONAL),
+    OpDef("layer_norm_backward", ("dy", "x", "mean", "rstd", "gamma"), ("dx", "dgamma", "dbeta"),
+          partial(_make_backward, "layer_norm_backward"), ("gamma",)),
+    OpDef("rms_norm_backward", ("dy", "x", "rstd", "gamma"), ("dx", "dgamma"), partial(_make_backward, "rms_norm_backward"), ("gamma",)),
+)

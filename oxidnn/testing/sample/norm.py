@@ -1,0 +1,122 @@
+"""Norms: rows of one to some thousand columns, one or several axes anywhere, any layout, offsets, every attribute."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from ...dtypes import BF16, F16, F32, F64
+from ...ops import OPS
+from ...ops.base import Policy, Problem
+from ...ops.epilogue import accumulator_of
+from ...ops.norm import NormProblem
+from . import Fill, Sampler
+from .tensors import random_desc
+
+_FLOATS = (F32, F32, F16, BF16, F64)
+# Epilogues and their tensors: "c" a vector along the last axis, "y" of y's shape, "1" one element.
+_EPILOGUES: tuple[tuple[str, dict[str, str]], ...] = (
+    ("relu(acc)", {}), ("gelu(acc * gate)", {"gate": "y"}), ("relu(acc * scale + bias)", {"scale": "c", "bias": "c"}),
+    ("acc * scalar(strength) + offset", {"offset": "1"}),
+)
+
+
+def _draw(name: str, rng: np.random.Generator, size: str) -> Problem:
+    is_tiny = size == "tiny"
+    rank = int(rng.integers(1, 5))
+    shape = [int(v) for v in rng.integers(1, 4 if is_tiny else 9, rank)]
+    axes = sorted(int(a) for a in rng.permutation(rank)[: int(rng.choice([1, 1, 2, 3]))])
+    if rng.random() < 0.5:
+        axes = list(range(rank - len(axes), rank))
+    widths = [1, 2, 3, 8, 10, 31, 32, 33, 64, 100, 257, 512] if is_tiny else [1, 5, 70, 513, 777, 1000, 1025, 5003]
+    shape[axes[-1]] = int(rng.choice(widths)) if len(axes) == 1 else int(rng.choice([1, 2, 5, 8, 16, 33]))
+    kept = [i for i in range(rank) if i not in axes]
+    if kept and rng.random() < 0.04:
+        shape[kept[0]] = 0
+    elif kept and rng.random() < 0.15:
+        shape[kept[0]] = 40
+    kind = _FLOATS[int(rng.integers(len(_FLOATS)))]
+
+    def draw(extents: Any, dtype: Any = kind, is_output: bool = False) -> Any:
+        return random_desc(rng, dtype, extents, is_output=is_output)
+
+    own, stats = [shape[a] for a in axes], [shape[i] for i in kept]
+    kind_of_parameters = kind if rng.random() < 0.5 else F32
+    attrs: dict[str, Any] = {"axes": tuple(axes) if len(axes) > 1 or rng.random() < 0.5 else axes[0] - rank}
+    is_rms = name.startswith("rms_norm")
+    if name.endswith("_backward"):
+        tensors = {n: draw(shape) for n in ("dy", "x")}
+        tensors |= {n: draw(stats, accumulator_of(kind)) for n in (("rstd",) if is_rms else ("mean", "rstd"))}
+        if rng.random() < 0.7:
+            tensors["gamma"] = draw(own, kind_of_parameters)
+        if rng.random() < 0.5:
+            tensors["dx"] = draw(shape, is_output=True)
+        return OPS[name].make(tensors, attrs, Policy())
+    tensors = {"x": draw(shape)}
+    tensors |= {n: draw(own, kind_of_parameters) for n in ("gamma", "beta") if rng.random() < 0.5}
+    if rng.random() < 0.3:
+        tensors["residual"] = draw(shape)
+    if rng.random() < 0.5:
+        tensors["y"] = draw(shape, is_output=True)
+    if rng.random() < 0.3:
+        attrs["epilogue"], operands = _EPILOGUES[int(rng.integers(len(_EPILOGUES)))]
+        extents = {"c": own[-1:], "y": shape, "1": [1] * rank}
+        tensors |= {n: draw(extents[e], F32 if rng.random() < 0.5 else kind) for n, e in operands.items()}
+    attrs |= {"eps": float(rng.choice([1e-5, 1e-5, 1e-3, 0.1])), "return_stats": bool(rng.random() < 0.4)}
+    attrs["return_sum"] = bool(rng.random() < 0.2)
+    return OPS[name].make(tensors, attrs, Policy())
+
+
+def _offset(rng: np.random.Generator, problem: Problem) -> np.ndarray:
+    """Rows about zero or, in some problems, far from it; some constant."""
+    scale, offset = float(rng.choice([1.0, 1.0, 0.01, 30.0])), float(rng.choice([0.0, 0.0, 3.0, -100.0]))
+    x = rng.standard_normal(problem.desc("x").shape) * scale + offset
+    return np.full_like(x, 0.7) if rng.random() < 0.05 else x
+
+
+def _rstd(rng: np.random.Generator, problem: Problem) -> np.ndarray:
+    assert isinstance(problem, NormProblem)
+    return rng.uniform(0.3, 2.0, problem.desc("rstd").shape)
+
+
+_NAMES = ("layer_norm", "rms_norm", "layer_norm_backward", "rms_norm_backward")
+SAMPLES: dict[str, Sampler] = {n: partial(_draw, n) for n in _NAMES}
+FILLS: dict[tuple[str, str], Fill] = {(n, "x"): _offset for n in ("layer_norm", "rms_norm")}
+FILLS |= {(n, "rstd"): _rstd for n in ("layer_norm_backward", "rms_norm_backward")}
+
+
+def _both(line: str) -> tuple[str, str]:
+    """The same forward case for both norms."""
+    return "layer_norm " + line, "rms_norm " + line
+
+
+_FORWARD = tuple(_both(line) for line in (
+    "x=f32[2,70]nchw gamma=f32[70]nchw beta=f32[70]nchw", "x=bf16[3,1024]nchw gamma=f32[1024]nchw return_stats=True",
+    "x=f16[5,777]nchw gamma=f16[777]nchw beta=f16[777]nchw residual=f16[5,777]nchw return_sum=True return_stats=True",
+    "x=f64[2,513]nchw", "x=f32[40,1]nchw return_stats=True", "x=f32[1,20000]nchw gamma=f32[20000]nchw return_stats=True",
+    "x=bf16[1,40000]nchw residual=bf16[1,40000]nchw gamma=bf16[40000]nchw", "x=f64[1,9001]nchw return_stats=True",
+    "x=f32[2,16,5,7]nhwc gamma=f32[16]nchw axes=(1,)", "x=f32[2,3,4,5]nchw gamma=f32[3,4,5]nchw beta=f32[3,4,5]nchw axes=(1,2,3)",
+    "x=f16[2,8,3,5]nhwc gamma=f16[8,3,5]nchw axes=(1,2,3)", "x=f32[3,4,40]nchw axes=(0,2) gamma=f32[3,40]nchw",
+    "x=bf16[2,9,64]nchw gamma=bf16[64]nchw epilogue='silu(acc) * gate' gate=bf16[2,9,64]nchw",
+    "x=f64[3,20]nchw epilogue='acc * scalar(strength) + shift[c]' shift=f32[20]nchw", "x=f32[0,10]nchw return_stats=True",
+    "x=bf16[1024](1)@2 gamma=f32[1024]nchw", "x=f32[4,33](-40,1)", "x=f32[4,33](1,4)", "x=f32[3,8](0,1)", f"x=f32[3,1]({2**20},{2**31})",
+))
+CASES: dict[str, tuple[str, ...]] = {
+    "layer_norm": tuple(a for a, _ in _FORWARD),
+    "rms_norm": tuple(b for _, b in _FORWARD),
+    "layer_norm_backward": tuple(f"layer_norm_backward dy={x} x={x} mean={s} rstd={s} {rest}" for x, s, rest in (
+        ("f32[2,70]nchw", "f32[2]nchw", "gamma=f32[70]nchw"), ("bf16[70,128]nchw", "f32[70]nchw", "gamma=f32[128]nchw"),
+        ("f64[9,33]nchw", "f64[9]nchw", "gamma=f64[33]nchw"), ("f16[1,17000]nchw", "f32[1]nchw", "gamma=f16[17000]nchw"),
+        ("f32[3,4,40]nchw", "f32[4]nchw", "axes=(0,2) gamma=f32[3,40]nchw"),
+        ("f32[2,16,5,7]nhwc", "f32[2,5,7]nchw", "axes=(1,) gamma=f32[16]"),
+        ("f16[40,8,3,5]nhwc", "f32[40]nchw", "axes=(1,2,3) gamma=f16[8,3,5]nchw"), ("f32[5,9]nchw", "f32[5]nchw", ""),
+        ("f32[0,9]nchw", "f32[0]nchw", "gamma=f32[9]nchw"), (f"f32[3,1]({2**20},{2**31})", "f32[3]nchw", "gamma=f32[1]nchw"),
+        ("f32[3000,3]nchw", "f32[3000]nchw", "gamma=f32[3]nchw"),
+    )),
+    "rms_norm_backward": tuple(f"rms_norm_backward dy={x} x={x} rstd={s} {rest}" for x, s, rest in (
+        ("f32[2,70]nchw", "f32[2]nchw", "gamma=f32[70]nchw"), ("bf16[70,128]nchw", "f32[70]nchw", "gamma=bf16[128]nchw"),
+        ("f64[9,33]nchw", "f64[9]nchw", "gamma=f64[33]nchw"), ("f16[1,17000]nchw", "f32[1]nchw", ""),
+    )),
+}
