@@ -31,6 +31,9 @@ _SHIFTS = {width: np.array([shift], np.uint64) for width, shift in SHIFT.items()
 _SHIFTS_SIGNED = {width: np.array([shift], np.int64) for width, shift in SHIFT.items()}
 
 
+RANK_SHIFT = 24  # of a shared::cluster address: from here the rank of its CTA, plus one
+
+
 class Access:
     """One memory operand: byte offset and access width, with the allocation it met last."""
 
@@ -401,6 +404,45 @@ def write_shared(S: State, index: Array, values: Array, access: Access, idx: Arr
         mark_ready(S.shared.shadow, index, width)
 
 
+# -- shared memory of a cluster
+
+
+def own_offsets(S: State, idx: Array | None) -> Array:
+    """Where the window of each lane's CTA begins in the batch's shared memory."""
+    offsets = S.shared_offset
+    return offsets if idx is None or offsets.size == 1 else offsets.take(idx)
+
+
+def split(S: State, a: Array, idx: Array | None) -> tuple[Array, Array]:
+    """A shared::cluster address as (address within a window, where that window begins), per lane."""
+    rank = (a >> a.dtype.type(RANK_SHIFT)).astype(np.int64) & 0xFF
+    if not rank.any():
+        return a, own_offsets(S, idx)
+    size = S.cluster_size
+    if int(rank.max()) > size:
+        lanes = np.flatnonzero(rank > size)
+        raise Fault("bounds", f"address {int(a[lanes[0]]):#x} names rank {int(rank[lanes[0]]) - 1} of a cluster of {size}", lanes)
+    cta = S.cta if idx is None else S.cta.take(idx)
+    target = np.where(rank == 0, cta, cta - cta % size + rank - 1)
+    if S.live < S.N0:
+        gone = ~S.alive.reshape(S.ctas, -1).any(axis=1).take(target)
+        if gone.any():
+            lanes = np.flatnonzero(gone)
+            name = S.cta_name(int(target[lanes[0]]))
+            raise Fault("bounds", f"address {int(a[lanes[0] if a.size > 1 else 0]):#x} is in CTA {name}, which has exited", lanes)
+    return a & a.dtype.type((1 << RANK_SHIFT) - 1), target * S.shared.stride
+
+
+def gather_cluster(S: State, a: Array, access: Access, idx: Array | None) -> Array:
+    local, offsets = split(S, a, idx)
+    return read_shared(S, window_index(S, local, access, S.shared, offsets, "shared"), access, idx)
+
+
+def scatter_cluster(S: State, a: Array, values: Array, access: Access, idx: Array | None) -> None:
+    local, offsets = split(S, a, idx)
+    write_shared(S, window_index(S, local, access, S.shared, offsets, "shared"), values, access, idx)
+
+
 def _local_index(S: State, a: Array, access: Access, idx: Array | None) -> Array:
     slots = S.slot if idx is None else S.slot.take(idx)
     return window_index(S, a, access, S.local, slots * S.local.stride, "local")
@@ -430,8 +472,9 @@ def by_window(S: State, a: Array, idx: Array | None) -> Iterator[tuple[str, Arra
     if top < SHARED_WINDOW:
         yield "global", None, a, idx
         return
+    shared = "cluster" if S.cluster_size > 1 else "shared"
     spaces = np.where(a >= np.uint64(LOCAL_WINDOW), 2, np.where(a >= np.uint64(SHARED_WINDOW), 1, 0))
-    for code, space, window in ((0, "global", 0), (1, "shared", SHARED_WINDOW), (2, "local", LOCAL_WINDOW)):
+    for code, space, window in ((0, "global", 0), (1, shared, SHARED_WINDOW), (2, "local", LOCAL_WINDOW)):
         lanes = np.flatnonzero(spaces == code)
         if len(lanes) == len(a):
             yield space, None, a - np.uint64(window), idx
@@ -457,10 +500,10 @@ def scatter_generic(S: State, a: Array, values: Array, access: Access, idx: Arra
 
 GATHER: dict[str, Callable[..., Array]] = {
     "global": gather_global, "const": gather_global, "param": gather_global, "shared": gather_shared,
-    "local": gather_local, "generic": gather_generic,
+    "cluster": gather_cluster, "local": gather_local, "generic": gather_generic,
 }  # fmt: skip
 SCATTER: dict[str, Callable[..., None]] = {
-    "global": scatter_global, "shared": scatter_shared, "local": scatter_local, "generic": scatter_generic,
+    "global": scatter_global, "shared": scatter_shared, "cluster": scatter_cluster, "local": scatter_local, "generic": scatter_generic,
 }  # fmt: skip
 
 

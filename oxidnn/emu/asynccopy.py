@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from oxidnn.emu import bulk, mbarrier
 from oxidnn.emu.access import (
     Access,
     gather_global,
@@ -70,6 +71,12 @@ class Queue:
 
     def wait(self, S: State, idx: Array | None, allowed: int | None) -> None:
         """Complete all but the last `allowed` groups of the threads; None: everything, uncommitted copies too."""
+        self.settle(S, idx, allowed)
+        if S.race is not None:
+            S.race.wait_copies(S, idx, allowed)
+
+    def settle(self, S: State, idx: Array | None, allowed: int | None = None) -> None:
+        """The same for the memory alone."""
         if self.copies:
             slots = S.slot if idx is None else S.slot.take(idx)
             limit = np.full(self.threads, -1, np.int64)
@@ -90,12 +97,14 @@ class Queue:
                 if S.shared.shadow is not None:
                     mark_ready(S.shared.shadow, finished, copy.width)
             self.copies = left
-        if S.race is not None:
-            S.race.wait_copies(S, idx, allowed)
 
 
 def cp(d: Decoder, ins: nodes.Instruction) -> Core:
     mods = ins.modifiers
+    if "bulk" in mods:
+        return bulk.bulk(d, ins)
+    if mods[:3] == ("async", "mbarrier", "arrive"):
+        return mbarrier.copies_arrive(d, ins)
     if not mods or mods[0] != "async":
         d.refuse("unknown copy")
     if mods[1:] == ("commit_group",):

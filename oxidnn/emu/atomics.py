@@ -108,9 +108,11 @@ def elements(S: State, space: str, a: Array, access: Access, idx: Array | None) 
             for views, index, inner in elements(S, part, addresses, access, where):
                 yield views, index, inner if lanes is None else lanes if inner is None else lanes[inner]
         return
-    if space == "shared":
-        offsets = S.shared_offset
-        offsets = offsets if idx is None or offsets.size == 1 else offsets.take(idx)
+    if space in ("shared", "cluster"):
+        if space == "cluster":
+            a, offsets = access_.split(S, a, idx)
+        else:
+            offsets = access_.own_offsets(S, idx)
         index = access_.window_index(S, a, access, S.shared, offsets, "shared")
         if S.shared.shadow is not None and not all_ready(S.shared.shadow, index, width):
             access_.unwritten_shared(S, index, width)
@@ -144,8 +146,8 @@ def atomic(d: Decoder, ins: nodes.Instruction) -> Core:
     space, operation, length, keeps = "generic", None, 1, False
     for mod in mods:
         head = mod.split("::")[0]
-        if mod in ("global", "shared", "shared::cta"):
-            space = head
+        if mod in ("global", "shared", "shared::cta", "shared::cluster"):
+            space = "cluster" if mod == "shared::cluster" else head
         elif mod in ("v2", "v4", "v8"):
             length = int(mod[1])
         elif mod == "noftz":

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from oxidnn.emu import cluster
 from oxidnn.emu.decode import DTYPE, Core, Decoder, Source
 from oxidnn.emu.memory import Array, Fault
 from oxidnn.ptx import nodes
@@ -139,8 +140,8 @@ def _release(S: State, number: int, waiting: Waiting) -> None:
 
 
 def _check_divergence(S: State, number: int, waiting: Waiting, done: Array) -> None:
-    """bar.sync is aligned: all threads of a warp must execute the same bar instruction."""
-    groups = [(pc, slots[done.take(slots // S.T)]) for pc, slots, _, _, aligned in waiting.groups if aligned]
+    """bar.sync is aligned: all threads of a warp must execute the same bar instruction. (A warp may arrive and then sync.)"""
+    groups = [(pc, slots[done.take(slots // S.T)]) for pc, slots, waits, _, aligned in waiting.groups if aligned and waits]
     if len({pc for pc, _ in groups}) < 2:
         return
     where = np.concatenate([slots for _, slots in groups])
@@ -172,7 +173,7 @@ def bar(d: Decoder, ins: nodes.Instruction) -> Core:
     if mods and mods[0] == "warp":
         return _bar_warp(d, ins)
     if mods and mods[0] == "cluster":
-        d.refuse("cluster barriers")
+        return cluster.barrier_cluster(d, ins)
     aligned = ins.opcode == "bar" or "aligned" in mods
     mods = [m for m in mods if m != "aligned"]
     operands = list(ins.operands)

@@ -307,6 +307,7 @@ class Decoder:
         if isinstance(base, nodes.Imm):
             return Source(self.constant(np.array([int(base.value)], np.uint64))), operand.offset
         entry = self.scope.lookup(base.name)
+        space = "shared" if space == "cluster" else space
         if space in ("generic", "shared", "local") and isinstance(entry, Variable) and entry.space in ("shared", "local"):
             window = {"shared": SHARED_WINDOW, "local": LOCAL_WINDOW}[entry.space] if space == "generic" else 0
             local = (SHARED_BASE if entry.space == "shared" else 0) + entry.address + base.offset

@@ -40,9 +40,7 @@ def memory_modifiers(d: Decoder, ins: nodes.Instruction) -> tuple[str, int, str,
     for mod in mods:
         head = mod.split("::")[0]
         if head in SPACES:
-            if mod == "shared::cluster":
-                d.refuse("shared::cluster accesses")
-            space = head
+            space = "cluster" if mod == "shared::cluster" else head
         elif mod in ("v2", "v4", "v8"):
             length = int(mod[1])
         elif mod not in IGNORED and head not in ("L1", "L2"):
@@ -225,6 +223,13 @@ def no_effect(d: Decoder, ins: nodes.Instruction) -> Core:
 
 def fence(d: Decoder, ins: nodes.Instruction) -> Core:
     """membar and fence: execution is sequentially consistent; only the race checkers take note."""
+    if "async" in ins.modifiers or "mbarrier_init" in ins.modifiers:
+
+        def proxy_fence(S: State, idx: Array | None) -> None:
+            if S.race is not None:
+                S.race.proxy_fence(idx)
+
+        return proxy_fence
     if "proxy" in "".join(ins.modifiers):
         return no_effect(d, ins)
 

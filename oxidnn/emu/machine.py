@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from oxidnn.emu import asynccopy, barrier, floats, shuffle
+from oxidnn.emu import asynccopy, barrier, bulk, cluster, floats, mbarrier, shuffle, wgmma
 from oxidnn.emu.access import Place
 from oxidnn.emu.checkers import observer
 from oxidnn.emu.decode import DTYPE, Op, Source
@@ -117,9 +117,12 @@ class State:
         self.warps_per_cta = (T + 31) // 32
         self.uninit = "uninit" in launch.enabled
         self.strict_barrier = "barrier" in launch.enabled
+        self.async_checks = "async" in launch.enabled
         self.exact_mma = launch.tensor_core == "exact"
+        self.cluster_size = launch.cluster[0] * launch.cluster[1] * launch.cluster[2]
         self.pc = 0
         self.undef: dict[int, Array] = {}
+        self.busy: set[int] = set()  # registers that a wgmma in flight uses
         self.ready: dict[int, Array | None] = {}
         self.sync_wait: dict[int, Array] = {}
         self.parked: dict[int, Array] = {}  # threads that wait for an event: pc to try again, positions
@@ -141,6 +144,11 @@ class State:
         )
         self.local = Window(N, program.local_size, 0, self.uninit) if program.local_size else Window(0, 0, 0, False)
         self.copies = asynccopy.Queue(N)
+        if program.is_async:
+            self.mbarriers = mbarrier.Table(self)
+            self.bulk_groups = bulk.Groups(self)
+            self.products = wgmma.Products(self)
+            self.cluster_barrier = cluster.ClusterBarrier(self)
         self.race = observer("race", self) if "race" in launch.enabled else None
         self.bank = observer("bank", self) if "bank" in launch.enabled else None
         self.global_race = launch.global_race
@@ -190,6 +198,8 @@ class State:
     def set(self, slot: int, idx: Array | None, value: Array) -> None:
         if idx is None:
             self.R[slot] = value
+            if self.undef:
+                self.undef.pop(slot, None)
         else:
             self.put(slot, idx, value)
 
@@ -350,7 +360,7 @@ class State:
             if count:
                 counters.steps += count
                 counters.instructions += count * (self.N if idx is None else len(idx))
-                if self.undef or (pc, end) not in self.checked:
+                if self.undef or self.busy or (pc, end) not in self.checked:
                     self._run_checked(pc, end, idx)
                 else:
                     for p in range(pc, end):
@@ -406,11 +416,13 @@ class State:
         A register that no thread has written is found when a block runs for the first time in a batch; one that only
         some threads have written stands in `undef`, and instructions that touch it are checked each time.
         """
-        ops, code, touched, undef = self.program.ops, self.program.code, self.program.touched, self.undef
+        ops, code, touched, undef, busy = self.program.ops, self.program.code, self.program.touched, self.undef, self.busy
         first = (pc, end) not in self.checked
         complete = True
         for p in range(pc, end):
             self.pc = p
+            if busy and not touched[p].isdisjoint(busy):
+                self.products.check(self, ops[p], idx)
             if not first and (not undef or touched[p].isdisjoint(undef)):
                 code[p](self, idx)
                 continue
@@ -529,12 +541,16 @@ class State:
             return None
         if op.kind == "trap":
             raise Fault("trap", "the kernel executed trap")
-        if op.kind == "warp":
+        if self.busy and op.kind != "warpgroup" and not self.program.touched[pc].isdisjoint(self.busy):
+            self.products.check(self, op, idx)
+        if op.kind in ("warp", "warpgroup"):
             chosen = idx
-            if idx is not None or not self.whole or op.info.get("mask") is not None:
+            if op.kind == "warpgroup":
+                chosen = wgmma.complete_warpgroups(self, pc, idx)
+            elif idx is not None or not self.whole or op.info.get("mask") is not None:
                 chosen = shuffle.complete_warps(self, op, pc, idx)
-                if chosen is not None and len(chosen) == 0:
-                    return None
+            if chosen is not None and len(chosen) == 0:
+                return None
             self.group = chosen
             op.core(self, chosen)
             if self.undef and chosen is None:
@@ -550,7 +566,12 @@ class State:
             shuffle.abandoned(self)
         self.alive[gone] = False
         self.live -= len(gone)
+        if self.async_checks and self.program.is_async:
+            self.bulk_groups.exited(self, gone)
+            self.products.exited(self, gone)
         if self.live:
+            if self.program.is_async:
+                self.cluster_barrier.exited(self, gone)
             self.partial = True
             if self.barriers and not self.strict_barrier:
                 barrier.recheck(self)
@@ -571,12 +592,13 @@ class State:
             for text in waiting.describe(self, number):
                 lines.append(text)
         for pc, idx in sorted(self.parked.items()):
-            ins = self.program.ops[pc].ins
-            lines.append(f"{self.describe_threads(idx)} at line {ins.line} ({ins.text})")
+            ins, describe = self.program.ops[pc].ins, self.program.ops[pc].info.get("describe")
+            why = f", {describe(self, idx)}" if describe else ""
+            lines.append(f"{self.describe_threads(idx)} at line {ins.line} ({ins.text}){why}")
         for pc, idx in sorted(self.sync_wait.items()):
             ins = self.program.ops[pc].ins
             where = self.describe_threads(idx)
-            lines.append(f"{where} at line {ins.line} ({ins.text}), for lanes its member mask names")
+            lines.append(f"{where} at line {ins.line} ({ins.text}), for the other lanes that must take part")
         waiting_for = "; ".join(lines[:12]) or "nobody waits, yet nobody can run"
         pcs = [w.groups[0][0] - 1 for w in self.barriers.values() if w.groups] + list(self.parked) + list(self.sync_wait)
         self.pc = pcs[0] if pcs else self.pc

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from oxidnn.emu import alu, asynccopy, atomics, barrier, convert, ldst, mma, moves, shuffle
+from oxidnn.emu import alu, asynccopy, atomics, barrier, bulk, cluster, convert, ldst, mbarrier, mma, moves, shuffle, wgmma
 from oxidnn.emu.checkers import expand
 from oxidnn.emu.decode import DTYPE, Core, Decoder, Op, Parameter, Scope, Slot, Variable, guarded
 from oxidnn.emu.machine import Launch
@@ -19,8 +19,14 @@ from oxidnn.ptx import nodes
 
 BUILDERS: dict[str, Callable[[Decoder, nodes.Instruction], Core]] = {
     **alu.BUILDERS, **moves.BUILDERS, **convert.BUILDERS, **ldst.BUILDERS, **shuffle.BUILDERS, **mma.BUILDERS,
-    **asynccopy.BUILDERS, **atomics.BUILDERS, **barrier.BUILDERS,
+    **asynccopy.BUILDERS, **atomics.BUILDERS, **barrier.BUILDERS, **mbarrier.BUILDERS, **cluster.BUILDERS, **wgmma.BUILDERS,
 }  # fmt: skip
+
+
+def _builder(ins: nodes.Instruction) -> Callable[[Decoder, nodes.Instruction], Core] | None:
+    if ins.opcode in ("st", "red") and "async" in ins.modifiers:
+        return bulk.async_store
+    return BUILDERS.get(ins.opcode)
 
 
 def load(module: nodes.Module, entry: str | None = None) -> Program:
@@ -57,6 +63,10 @@ class Program:
         self._declare(module, entry)
         self._decode(entry)
         self.slots: list[Slot] = d.slots
+        self.names = frozenset(f"{op.ins.opcode} {m}" for op in self.ops for m in ("", *op.ins.modifiers))
+        self.is_async = not self.names.isdisjoint(
+            ("wgmma ", "mbarrier ", "mapa ", "cp bulk", "st async", "red async", "barrier cluster"))
+        self._watch_products()
         self.code: list[Core] = [op.core for op in self.ops]
         self.end_of_block = [0] * (len(self.ops) + 1)
         end = len(self.ops)
@@ -163,9 +173,9 @@ class Program:
             op.kind = "exit"
         elif name in ("trap", "brkpt"):
             op.kind = "trap"
-        elif name in BUILDERS:
+        elif (builder := _builder(ins)) is not None:
             try:
-                op.core = BUILDERS[name](d, ins)
+                op.core = builder(d, ins)
             except PtxError:
                 raise
             except (KeyError, ValueError, AttributeError, IndexError, TypeError, StopIteration) as error:
@@ -175,6 +185,16 @@ class Program:
         if op.kind == "op" and op.guard is not None:
             op.core = guarded(op)
         return op
+
+    def _watch_products(self) -> None:
+        """Instructions that write registers of wgmma say so: a wgmma.fence must follow."""
+        used: set[int] = set()
+        for op in self.ops:
+            used.update(op.info.get("accumulators", ()), op.info.get("a registers", ()))
+        for op in self.ops:
+            slots = tuple(used.intersection(op.writes))
+            if slots and op.kind != "warpgroup":
+                op.core = _touching(op.core, slots)
 
     # -- launching
 
@@ -267,6 +287,15 @@ class Program:
                 self._patterns.clear()
             found = self._patterns[key] = make()
         return found
+
+
+def _touching(core: Core, slots: tuple[int, ...]) -> Core:
+    def run(S: Any, idx: Any) -> Any:
+        result = core(S, idx)  # type: ignore[func-returns-value]
+        S.products.touch(S, slots, idx)
+        return result
+
+    return run
 
 
 def _initial(value: int | float, dtype: np.dtype) -> Any:

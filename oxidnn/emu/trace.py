@@ -17,6 +17,9 @@ class Counters:
     shared_read: int = 0
     shared_written: int = 0
     atomics: int = 0
+    tma_loaded: int = 0  # bytes of bulk and tensor copies into shared memory
+    tma_stored: int = 0  # and out of it
+    products: int = 0  # multiply-adds of wgmma
     bank_accesses: int = 0  # warp-wide shared accesses seen by the bank checker
     bank_conflicts: int = 0  # extra shared-memory wavefronts
     conflicts_by_line: dict[int, int] = field(default_factory=dict)

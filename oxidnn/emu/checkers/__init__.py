@@ -1,6 +1,6 @@
 """Checkers observe an execution; they are told of every access and change nothing.
 
-bounds, align, uninit and barrier are part of the instructions themselves (they keep the process safe, or need what
+bounds, align, uninit, barrier and async are part of the instructions themselves (they keep the process safe, or need what
 the instruction knows); race and bank conflicts live here.
 """
 
@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-NAMES = ("bounds", "align", "uninit", "race", "barrier", "bank")
-BASIC = frozenset({"bounds", "align", "uninit", "barrier"})
+NAMES = ("bounds", "align", "uninit", "race", "barrier", "async", "bank")
+BASIC = frozenset({"bounds", "align", "uninit", "barrier", "async"})
 
 
 def observer(name: str, of: Any) -> Any:
