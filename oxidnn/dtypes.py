@@ -25,6 +25,7 @@ class DType:
     ptx: str
     epsilon: float = 0.0  # distance from 1 to the next value; 0 for integers
     max: float = 0.0
+    smallest: float = 0.0  # positive value, subnormals counted; 0 for integers
 
     @property
     def num_bytes(self) -> int:
@@ -49,12 +50,12 @@ class DType:
         return self.name
 
 
-F64 = DType("f64", "float64", 64, "float", "f64", 2.0**-52, 1.7976931348623157e308)
-F32 = DType("f32", "float32", 32, "float", "f32", 2.0**-23, 3.4028234663852886e38)
-F16 = DType("f16", "float16", 16, "float", "f16", 2.0**-10, 65504.0)
-BF16 = DType("bf16", "bfloat16", 16, "float", "bf16", 2.0**-7, 3.3895313892515355e38)
-E4M3 = DType("e4m3", "float8_e4m3fn", 8, "float", "e4m3", 2.0**-3, 448.0)
-E5M2 = DType("e5m2", "float8_e5m2", 8, "float", "e5m2", 2.0**-2, 57344.0)
+F64 = DType("f64", "float64", 64, "float", "f64", 2.0**-52, 1.7976931348623157e308, 2.0**-1074)
+F32 = DType("f32", "float32", 32, "float", "f32", 2.0**-23, 3.4028234663852886e38, 2.0**-149)
+F16 = DType("f16", "float16", 16, "float", "f16", 2.0**-10, 65504.0, 2.0**-24)
+BF16 = DType("bf16", "bfloat16", 16, "float", "bf16", 2.0**-7, 3.3895313892515355e38, 2.0**-133)
+E4M3 = DType("e4m3", "float8_e4m3fn", 8, "float", "e4m3", 2.0**-3, 448.0, 2.0**-9)
+E5M2 = DType("e5m2", "float8_e5m2", 8, "float", "e5m2", 2.0**-2, 57344.0, 2.0**-16)
 S8 = DType("s8", "int8", 8, "int", "s8", 0.0, 127)
 U8 = DType("u8", "uint8", 8, "uint", "u8", 0.0, 255)
 S16 = DType("s16", "int16", 16, "int", "s16", 0.0, 2**15 - 1)

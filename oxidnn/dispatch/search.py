@@ -145,7 +145,8 @@ class Judge:
         first = expected[0]
         law = tolerance_for(operand.desc.dtype, accumulate=first.accumulate, terms=first.terms, approximate=first.approximate)
         magnitude = max(float(np.max(np.abs(e.want if e.magnitude is None else e.magnitude), initial=0.0)) for e in expected)
-        fixed = 2 * (law.absolute + law.accumulated * 2 * magnitude)
+        slack = max(0.0 if e.slack is None else float(np.max(e.slack, initial=0.0)) for e in expected)
+        fixed = 2 * (law.absolute + law.accumulated * 2 * magnitude + 2 * slack)
         flat, against, step = output.reshape(-1), other.reshape(-1), 1 << 22
         for start in range(0, flat.size, step):  # in pieces: a float64 copy of the whole may not fit
             a, b = flat[start:start + step].astype(np.float64), against[start:start + step].astype(np.float64)

@@ -17,15 +17,21 @@ from ..errors import NumericsError
 
 @dataclass(frozen=True, slots=True)
 class Tolerance:
-    """|got - want| <= absolute + relative * |want| + accumulated * magnitude, elementwise.
+    """|got - want| <= absolute + relative * |want| + accumulated * magnitude + slack, elementwise.
 
     magnitude: what the reference reports as the sum of absolute terms behind each element (an array like `want`), or None.
+    slack: what it states for roundings of intermediate values, likewise.
     """
 
     relative: float
     absolute: float = 0.0
     accumulated: float = 0.0
     why: str = ""
+
+
+def accumulated_error(accumulator: DType, terms: int) -> float:
+    """What a sum of `terms` products may err, as a part of the sum of their magnitudes; 0 of no terms."""
+    return 2 * accumulator.epsilon * terms**0.5
 
 
 def tolerance_for(out: DType, *, accumulate: DType | None = None, terms: int = 1, approximate: float = 0.0) -> Tolerance:
@@ -37,14 +43,12 @@ def tolerance_for(out: DType, *, accumulate: DType | None = None, terms: int = 1
     if not out.is_float:
         return Tolerance(0.0, why=f"{out} is exact")
     acc = accumulate or out
-    accumulated = 2 * acc.epsilon * max(1.0, terms) ** 0.5
-    smallest = {"f64": 2.0**-1022, "f32": 2.0**-126, "f16": 2.0**-24, "bf16": 2.0**-126}.get(out.name, 2.0**-9)
-    return Tolerance(out.epsilon + 2 * approximate, smallest, accumulated,
+    return Tolerance(out.epsilon + 2 * approximate, max(out.smallest, acc.smallest), accumulated_error(acc, terms),
                      f"{out}: eps + 2*approx({approximate:.1e}) of |want|, 2*{acc}.eps*sqrt({terms}) of the magnitude")
 
 
 def check_close(got: np.ndarray, want: np.ndarray, tolerance: Tolerance, *, magnitude: np.ndarray | None = None,
-                name: str = "output") -> float:
+                slack: np.ndarray | None = None, name: str = "output") -> float:
     """Raises NumericsError naming the worst coordinate unless `got` agrees with `want`; returns the worst error over tolerance.
 
     NaN agrees with NaN and infinities with themselves; everything else must be finite.
@@ -62,7 +66,7 @@ def check_close(got: np.ndarray, want: np.ndarray, tolerance: Tolerance, *, magn
     g, w = got.astype(np.float64), want.astype(np.float64)
     size = np.abs(w) if magnitude is None else np.abs(magnitude)
     with np.errstate(invalid="ignore"):
-        allowed = tolerance.absolute + tolerance.relative * np.abs(w) + tolerance.accumulated * size
+        allowed = tolerance.absolute + tolerance.relative * np.abs(w) + tolerance.accumulated * size + (0.0 if slack is None else slack)
         same = (g == w) | (np.isnan(g) & np.isnan(w))
         error = np.where(same, 0.0, np.abs(g - w))
     ratio = np.where(np.isfinite(error), error / np.where(np.isfinite(allowed), allowed, 1.0), np.inf)

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..engines.base import Engine, EngineConfig
+from ..errors import NumericsError
 from ..ops.base import Problem
 from ..ops.case import format_case
 from ..plan import Plan
-from ..runtime.backend import Backend
+from ..runtime.backend import POISON, Backend
 from .compare import check_close, tolerance_for
 from .data import random_inputs, random_scalars, stored_scalars
 from .reference import REFERENCES, Expected
@@ -41,18 +42,35 @@ def exact(problem: Problem, inputs: Mapping[str, np.ndarray]) -> dict[str, np.nd
     return {n: a.astype(np.float64) if problem.desc(n).dtype.is_float else a for n, a in inputs.items()}
 
 
-def compare(problem: Problem, got: Mapping[str, np.ndarray], want: Mapping[str, Expected], context: str = "") -> float:
-    """check_close over all outputs under the tolerance law; the error over tolerance of the worst."""
+def compare(problem: Problem, got: Mapping[str, np.ndarray], want: Mapping[str, Expected], context: str = "",
+            held: Mapping[str, np.ndarray] | None = None) -> float:
+    """check_close over all outputs under the tolerance law; the error over tolerance of the worst.
+
+    held: what the memory of outputs held beforehand, where that was not poison.
+    """
     worst = 0.0
     for operand in problem.outputs:
-        expected = want[operand.name]
+        expected, result = want[operand.name], got[operand.name]
+        name = f"{context} {format_case(problem)}: {operand.name}"
         law = tolerance_for(operand.desc.dtype, accumulate=expected.accumulate, terms=expected.terms, approximate=expected.approximate)
         reference = expected.want
         if not operand.desc.dtype.is_float:
             reference = np.asarray(reference).astype(operand.desc.dtype.numpy)
-        worst = max(worst, check_close(got[operand.name], reference, law, magnitude=expected.magnitude,
-                                       name=f"{context} {format_case(problem)}: {operand.name}"))
+        if expected.written is not None:
+            _check_unwritten(result, expected.written, (held or {}).get(operand.name), name)
+            reference = np.where(expected.written, reference, result.astype(reference.dtype))
+        worst = max(worst, check_close(result, reference, law, magnitude=expected.magnitude, slack=expected.slack, name=name))
     return worst
+
+
+def _check_unwritten(got: np.ndarray, written: np.ndarray, held: np.ndarray | None, name: str) -> None:
+    """Raises NumericsError unless the elements that are not to be written have the bits of `held`, or those of poison."""
+    found = np.frombuffer(got.tobytes(), np.uint8).reshape(*got.shape, -1)
+    before = np.uint8(POISON) if held is None else np.frombuffer(held.tobytes(), np.uint8).reshape(found.shape)
+    wrong = (found != before).any(-1) & ~written
+    if wrong.any():
+        at = [int(i) for i in np.argwhere(wrong)[0]]
+        raise NumericsError(f"{name}{at} was written, and should have been left alone ({int(wrong.sum())} of {got.size} elements).")
 
 
 def run_problem(backend: Backend, problem: Problem, engine: Engine, config: EngineConfig | None = None, seed: int = 0,

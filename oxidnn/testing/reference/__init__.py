@@ -18,8 +18,10 @@ class Expected:
     """What an output should be.
 
     want: float64 or integer array of the output's logical shape (not yet rounded to its type). magnitude: sum of the absolute values
-    of the terms behind each element (None: |want|). terms: how many were summed, in `accumulate` precision (None: the output's).
-    approximate: relative error of approximate functions used (0 for exactly rounded arithmetic).
+    of the terms behind each element (None: |want|). terms: how many were summed, in `accumulate` precision (None: the output's);
+    0 if `slack` says all. approximate: relative error of approximate functions used (0 for exactly rounded arithmetic).
+    slack: absolute error allowed beyond that, for roundings of intermediate values (None: 0). written: which elements are written,
+    the others keep what their memory held (None: all).
     """
 
     want: np.ndarray
@@ -27,6 +29,8 @@ class Expected:
     terms: int = 1
     accumulate: DType | None = None
     approximate: float = 0.0
+    slack: np.ndarray | None = None
+    written: np.ndarray | None = None
 
 
 # reference(problem, inputs, scalars) -> outputs. Inputs are float64 arrays holding the values of the storage type, or integers;

@@ -11,7 +11,7 @@ from ...dtypes import F32, F64
 from ...ops.base import Problem
 from ...ops.conv import ConvProblem
 from . import Expected
-from .epilogue import finish
+from .epilogue import finish, product_error
 
 
 def _windows(image: np.ndarray, p: ConvProblem, taps: tuple[int, ...], positions: tuple[int, ...]) -> np.ndarray:
@@ -70,7 +70,7 @@ def reference(problem: Problem, inputs: Mapping[str, np.ndarray], scalars: Mappi
     }[p.direction]
     first, second = (inputs[name] for name in operands)
     acc, magnitude = compute(p, first, second), compute(p, np.abs(first), np.abs(second))
-    return {p.outputs[0].name: finish(p, p.epilogue, acc, magnitude, terms, inputs, scalars, 1)}
+    return {p.outputs[0].name: finish(p, p.epilogue, acc, magnitude, product_error(p) * magnitude, terms, inputs, scalars, 1)}
 
 
 def bgrad(problem: Problem, inputs: Mapping[str, np.ndarray], scalars: Mapping[str, float]) -> dict[str, Expected]:

@@ -1,4 +1,4 @@
-"""What an epilogue makes of a matmul's float64 result, its magnitude and its output's tolerance."""
+"""What an epilogue makes of a matmul's float64 result, and how far the errors of the sum may move it."""
 
 from __future__ import annotations
 
@@ -7,18 +7,33 @@ from typing import Any
 
 import numpy as np
 
-from ...dtypes import F32, F64
+from ...dtypes import F32
 from ...ops.base import Problem
-from ...ops.epilogue import align_shape
+from ...ops.epilogue import accumulator_of, align_shape
+from ..compare import accumulated_error
 from . import Expected
+from .pointwise import error_bound
+
+# Error of a product of two f32 numbers as a part of it, by what the policy's `math` allows to be done to them. tf32 rounds each to 11
+# bits. The x3 forms split each into a leading part and the rounded rest, and leave out the product of the rests.
+PRODUCT_ERROR = {"ieee": 0.0, "tf32": 2 * 2.0**-11, "tf32x3": 3 * 2.0**-22, "bf16x3": 3 * 2.0**-18, "fast": 2 * 2.0**-11}
 
 
-def finish(problem: Problem, epilogue: Any, acc: np.ndarray, magnitude: np.ndarray, terms: int, inputs: Mapping[str, np.ndarray],
-           scalars: Mapping[str, float], channel_axis: int) -> Expected:
-    """The expected output: epilogue(acc, operands). `magnitude` of acc grows by the epilogue's slope and by its operands."""
-    accumulate = F64 if problem.operands[0].desc.dtype is F64 else F32
+def product_error(problem: Problem) -> float:
+    """What the policy lets every product of convolution and GEMM err, as a part of its magnitude."""
+    return PRODUCT_ERROR[problem.policy.math] if problem.operands[0].desc.dtype is F32 else 0.0
+
+
+def finish(problem: Problem, epilogue: Any, acc: np.ndarray, magnitude: np.ndarray, slack: np.ndarray | None, terms: int,
+           inputs: Mapping[str, np.ndarray], scalars: Mapping[str, float], channel_axis: int) -> Expected:
+    """The expected output: epilogue(acc, operands).
+
+    Its slack: what the epilogue makes of acc at both ends of acc's own tolerance (functions of acc are taken to be monotonic that
+    closely), and the bound of the epilogue's own arithmetic.
+    """
+    accumulate = accumulator_of(problem.operands[0].desc.dtype)
     if epilogue is None:
-        return Expected(acc, magnitude, max(terms, 1), accumulate)
+        return Expected(acc, magnitude, max(terms, 1), accumulate, slack=slack)
     arrays = {name: inputs[name].reshape(align_shape(problem.op, name, inputs[name].shape, acc.shape, channel_axis, epilogue.axis(name)))
               for name in epilogue.args if name != "acc"}
 
@@ -26,10 +41,9 @@ def finish(problem: Problem, epilogue: Any, acc: np.ndarray, magnitude: np.ndarr
         return np.broadcast_to(epilogue.evaluate({"acc": values, **arrays}, scalars)[0], acc.shape)
 
     with np.errstate(all="ignore"):
+        reach = accumulated_error(accumulate, max(terms, 1)) * magnitude + (0.0 if slack is None else slack)
         want = apply(acc)
-        step = magnitude * 2.0**-20 + 1e-30
-        slope = np.maximum(np.abs(apply(acc + step) - want), np.abs(apply(acc - step) - want)) / step
-    spread = slope * (magnitude + np.abs(acc)) + np.abs(want)
-    for array in arrays.values():
-        spread = spread + np.abs(array)
-    return Expected(want, spread, max(terms, 1), accumulate, 2.0**-20 if accumulate is F32 else 2.0**-48)
+        moved = np.fmax(np.abs(apply(acc + reach) - want), np.abs(apply(acc - reach) - want))
+        own = error_bound(epilogue, {"acc": acc, **arrays}, scalars, accumulate.name)[0]
+        total = np.nan_to_num(moved, nan=0.0) + 2 * own
+    return Expected(want, None, 0, accumulate, slack=total)

@@ -45,9 +45,9 @@ def softmax_backward(problem: Problem, inputs: Mapping[str, np.ndarray], scalars
         weights = dy if problem.is_log else dy * y
         dx = dy - factor * dy.sum(axis, keepdims=True) if problem.is_log else y * (dy - weights.sum(axis, keepdims=True))
         magnitude = np.abs(dy if problem.is_log else dy * y) + np.abs(factor) * np.abs(weights).sum(axis, keepdims=True)
-    # the exponential's error stands in the magnitude: the difference may be much smaller than its terms
-    scale = 1 + _approximate(problem) / _accumulator(problem).epsilon if problem.is_log else 1.0
-    return {"dx": Expected(dx, magnitude * scale, dy.shape[axis], _accumulator(problem))}
+    # The exponential's error is relative to its term, and the difference may be much smaller than that.
+    slack = 2 * _approximate(problem) * magnitude if problem.is_log else None
+    return {"dx": Expected(dx, magnitude, dy.shape[axis], _accumulator(problem), slack=slack)}
 
 
 def _shares(problem: CrossEntropyProblem, inputs: Mapping[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray, float]:
@@ -109,7 +109,7 @@ def cross_entropy_backward(problem: Problem, inputs: Mapping[str, np.ndarray], s
         dx = np.where(ignored[:, None], 0.0, gradient * (p * q.sum(1, keepdims=True) - q))
         magnitude = np.abs(gradient) * (p * np.abs(q).sum(1, keepdims=True) + np.abs(q))
     acc = _accumulator(problem)
-    return {"d_logits": Expected(dx, magnitude * (1 + _approximate(problem) / acc.epsilon), q.shape[1] + problem.rows, acc)}
+    return {"d_logits": Expected(dx, magnitude, q.shape[1] + problem.rows, acc, slack=2 * _approximate(problem) * magnitude)}
 
 
 REFERENCES: dict[str, Reference] = {

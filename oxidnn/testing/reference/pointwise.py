@@ -27,7 +27,7 @@ def error_bound(expression: Expression, arrays: Mapping[str, Any], scalars: Mapp
     """Absolute error of each output when every function errs by its row's bound: first-order, in the arithmetic of `compute`."""
     body = expression.expanded()
     values = body.node_values(arrays, scalars)
-    epsilon, tiny = dtype(compute).epsilon, 2.0**-149 if compute == "f32" else 2.0**-1074
+    epsilon, tiny = dtype(compute).epsilon, dtype(compute).smallest
     errors: dict[Expression, Any] = {}
     with np.errstate(all="ignore"):
         for node in body.nodes():
@@ -59,7 +59,7 @@ def error_bound(expression: Expression, arrays: Mapping[str, Any], scalars: Mapp
 
 
 def reference(problem: Problem, inputs: Mapping[str, np.ndarray], scalars: Mapping[str, float]) -> dict[str, Expected]:
-    """The outputs, rounded and saturated where their type is an integer; magnitudes such that the tolerance law allows the bound."""
+    """The outputs, rounded and saturated where their type is an integer; the bound of the error is their slack."""
     assert isinstance(problem, PointwiseProblem)
     expression, rank = problem.expression, len(problem.shape)
     arrays = {}
@@ -83,9 +83,8 @@ def reference(problem: Problem, inputs: Mapping[str, np.ndarray], scalars: Mappi
             expected[operand.name] = Expected(np.asarray(round_to(want, kind.name) if kind.name != "s64" else np.rint(want)))
             continue
         accumulate = dtype(problem.compute) if floating else None
-        with np.errstate(over="ignore"):
-            magnitude = np.broadcast_to(bound, problem.shape) / (2 * accumulate.epsilon) if accumulate is not None else None
-        expected[operand.name] = Expected(want.astype(np.float64), magnitude, accumulate=accumulate)
+        slack = np.broadcast_to(bound, problem.shape) if floating else None
+        expected[operand.name] = Expected(want.astype(np.float64), terms=0, accumulate=accumulate, slack=slack)
     return expected
 
 
