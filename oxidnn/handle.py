@@ -39,6 +39,7 @@ _WINDOW = (("stride", 1), ("padding", 0), ("dilation", 1), ("groups", 1))
 _POOL = (("window", None), ("stride", None), ("padding", 0), ("dilation", 1), ("ceil_mode", False))
 _AVERAGE = (*_POOL, ("count_include_pad", True), ("divisor_override", None))
 _GEMM_ATTRS = (("transpose_a", False), ("transpose_b", False), ("alpha", 1.0), ("beta", 0.0), ("epilogue", None))
+_NORM = (("eps", 1e-5), ("axes", -1), ("epilogue", None), ("return_stats", False), ("return_sum", False))
 _LOSS = (("reduction", "mean"), ("label_smoothing", 0.0), ("ignore_index", -100))
 
 CALLS: dict[str, Call] = {
@@ -66,6 +67,10 @@ CALLS: dict[str, Call] = {
         Call("global_max_pool_backward", ("dy", "x")),
         Call("global_avg_pool", ("x",)),
         Call("global_avg_pool_backward", ("dy",), (("x_shape", None),)),
+        Call("layer_norm", ("x", "gamma", "beta", "residual"), _NORM),
+        Call("layer_norm_backward", ("dy", "x", "mean", "rstd", "gamma"), (("axes", -1),)),
+        Call("rms_norm", ("x", "gamma", "beta", "residual"), _NORM),
+        Call("rms_norm_backward", ("dy", "x", "rstd", "gamma"), (("axes", -1),)),
         Call("softmax", ("x",), (("axis", -1), ("log", False))),
         Call("softmax_backward", ("dy", "y"), (("axis", -1), ("log", False))),
         Call("cross_entropy", ("logits", "target", "weight"), _LOSS),
@@ -287,6 +292,36 @@ class DnnHandle:
 
     def global_avg_pool_backward(self, dy: Any, x_shape: Sequence[int], *, out: Any = None, stream: Any = None) -> Any:
         return self._session.run(CALLS["global_avg_pool_backward"], (dy,), (tuple(x_shape),), out, stream)
+
+    # ---- normalisation -----------------------------------------------------------------------------------------------------------
+
+    def layer_norm(self, x: Any, gamma: Any = None, beta: Any = None, *, eps: float = 1e-5, axes: Any = -1, residual: Any = None,
+                   epilogue: Any = None, return_stats: bool = False, return_sum: bool = False, operands: Mapping[str, Any] | None = None,
+                   scalars: Mapping[str, float] | None = None, out: Any = None, stream: Any = None) -> Any:
+        """epilogue((h - mean) / sqrt(variance + eps) * gamma + beta) of h = x + residual, mean and biased variance over `axes`.
+
+        gamma, beta of the axes' shape, residual of x's. Returns y; then, with return_stats, mean and rstd (x's shape without the axes,
+        f32, or f64 for f64 tensors) and, with return_sum, h. epilogue: over acc, `operands` and `scalars`.
+        """
+        attrs = (eps, axes, epilogue, return_stats, return_sum)
+        return self._session.run(CALLS["layer_norm"], (x, gamma, beta, residual), attrs, out, stream, scalars, operands)
+
+    def layer_norm_backward(self, dy: Any, x: Any, mean: Any, rstd: Any, gamma: Any = None, *, axes: Any = -1, out: Any = None,
+                            stream: Any = None) -> Any:
+        """dx; with gamma (dx, dgamma, dbeta), the same bits on every run. x: what was normalised (the forward's h), with its statistics."""
+        return self._session.run(CALLS["layer_norm_backward"], (dy, x, mean, rstd, gamma), (axes,), out, stream)
+
+    def rms_norm(self, x: Any, gamma: Any = None, beta: Any = None, *, eps: float = 1e-5, axes: Any = -1, residual: Any = None,
+                 epilogue: Any = None, return_stats: bool = False, return_sum: bool = False, operands: Mapping[str, Any] | None = None,
+                 scalars: Mapping[str, float] | None = None, out: Any = None, stream: Any = None) -> Any:
+        """epilogue(h / sqrt(mean of h^2 + eps) * gamma + beta) of h = x + residual: `layer_norm` about 0; return_stats adds rstd alone."""
+        attrs = (eps, axes, epilogue, return_stats, return_sum)
+        return self._session.run(CALLS["rms_norm"], (x, gamma, beta, residual), attrs, out, stream, scalars, operands)
+
+    def rms_norm_backward(self, dy: Any, x: Any, rstd: Any, gamma: Any = None, *, axes: Any = -1, out: Any = None,
+                          stream: Any = None) -> Any:
+        """dx; with gamma (dx, dgamma)."""
+        return self._session.run(CALLS["rms_norm_backward"], (dy, x, rstd, gamma), (axes,), out, stream)
 
     # ---- softmax and losses ------------------------------------------------------------------------------------------------------
 

@@ -76,12 +76,11 @@ class NormBackwardEngine(RowEngine):
         if problem.is_empty:
             return Build(())
         rows, scratch = self.rows(problem), Scratch()
-        steps = []
+        # dx last: it may lie where dy or x does
+        steps = self._parameter_steps(problem, config, device, scratch) if problem.has("gamma") else []
         if problem.desc("dx").numel:
             consts = NormConsts(self.row_consts(rows, config, 2), problem.is_rms)
             steps.append(self.row_step("rowwise/norm_backward", consts, problem.op, rows, config, device))
-        if problem.has("gamma"):
-            steps += self._parameter_steps(problem, config, device, scratch)
         return Build(tuple(steps), scratch.num_bytes)
 
     def _parameter_steps(self, problem: NormProblem, config: EngineConfig, device: DeviceInfo, scratch: Scratch) -> list[Step]:

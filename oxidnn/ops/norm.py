@@ -61,7 +61,8 @@ class NormProblem(Problem):
 
     @property
     def in_place(self) -> tuple[str, ...]:
-        return ()
+        """Every element is read, for the last time, by the thread that writes it; not so once `sum` is written too."""
+        return () if self.has("sum") else tuple(n for n in ("x", "residual", "dy") if self.has(n))
 
     @property
     def flops(self) -> int:
