@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import gcd, prod
 from typing import Any
+
+import numpy as np
 
 from .dtypes import DType
 
@@ -57,6 +60,40 @@ class TensorDesc:
         low = sum(min(0, (n - 1) * s) for n, s in zip(self.shape, self.strides, strict=True))
         high = sum(max(0, (n - 1) * s) for n, s in zip(self.shape, self.strides, strict=True))
         return low, high
+
+    @property
+    def is_injective(self) -> bool:
+        """True if no two elements share memory: what an output has to be.
+
+        Exact for everything that strides, slices, permutations and gaps of dense tensors give, and for up to 2**22 elements otherwise;
+        larger tangles of three and more dimensions that reach into each other are taken to overlap.
+        """
+        if self.numel == 0:
+            return True
+        dims = sorted((abs(s), n) for n, s in zip(self.shape, self.strides, strict=True) if n > 1)
+        merged: list[tuple[int, int]] = []  # (stride, extent), ascending; a dimension that goes on where the last one ends is one with it
+        for stride, extent in dims:
+            if stride == 0:
+                return False
+            if merged and stride == merged[-1][0] * merged[-1][1]:
+                merged[-1] = merged[-1][0], merged[-1][1] * extent
+            else:
+                merged.append((stride, extent))
+        while merged and merged[-1][0] > sum(s * (n - 1) for s, n in merged[:-1]):  # steps over all that lies within
+            merged.pop()
+        if len(merged) <= 1:
+            return True
+        if sum(s * (n - 1) for s, n in merged) // gcd(*(s for s, _ in merged)) + 1 < prod(n for _, n in merged):
+            return False  # fewer places than elements
+        if len(merged) == 2:  # a * s = b * t first for a = t / gcd, b = s / gcd
+            (s, n), (t, m) = merged
+            return t // gcd(s, t) >= n or s // gcd(s, t) >= m
+        if prod(n for _, n in merged) > 1 << 22:
+            return False
+        offsets = np.zeros(1, np.int64)
+        for s, n in merged:
+            offsets = (offsets[:, None] + s * np.arange(n)).reshape(-1)
+        return len(np.unique(offsets)) == len(offsets)
 
     def is_packed(self, layout: str = "nchw") -> bool:
         """True if the elements lie densely in `layout`. The stride of a dimension of size 1 means nothing."""

@@ -76,9 +76,14 @@ class Problem:
         return tuple(o for o in self.operands if o.is_output)
 
     @property
-    def in_place(self) -> tuple[str, ...]:
-        """Inputs whose memory an output may be, exactly (same address, type, shape, strides)."""
+    def aliases(self) -> tuple[tuple[str, str], ...]:
+        """(output, input) pairs: the output's memory may be exactly the input's (same address, type, shape, strides)."""
         return ()
+
+    @property
+    def in_place(self) -> tuple[str, ...]:
+        """The inputs among `aliases`."""
+        return tuple(dict.fromkeys(name for _, name in self.aliases))
 
     @property
     def is_empty(self) -> bool:

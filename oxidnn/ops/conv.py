@@ -53,9 +53,9 @@ class ConvProblem(Problem):
     epilogue: Expression | None = None  # over "acc" and operand names
 
     @property
-    def in_place(self) -> tuple[str, ...]:
+    def aliases(self) -> tuple[tuple[str, str], ...]:
         """The residual's element is read by the thread that then writes the output's."""
-        return ("residual",)
+        return ((self.outputs[0].name, "residual"),) if self.has("residual") else ()
 
     @property
     def spatial(self) -> int:

@@ -44,8 +44,8 @@ class GemmProblem(Problem):
     epilogue: Expression | None = None
 
     @property
-    def in_place(self) -> tuple[str, ...]:
-        return ("c", "residual")
+    def aliases(self) -> tuple[tuple[str, str], ...]:
+        return tuple(("d", name) for name in ("c", "residual") if self.has(name))
 
     @property
     def flops(self) -> int:

@@ -38,9 +38,9 @@ class PointwiseProblem(Problem):
     compute: str = "f32"
 
     @property
-    def in_place(self) -> tuple[str, ...]:
+    def aliases(self) -> tuple[tuple[str, str], ...]:
         """Every element is read by the thread that writes it, before it does."""
-        return self.expression.args
+        return tuple((o.name, i.name) for o in self.outputs for i in self.inputs)
 
     def strides(self, operand: Operand) -> tuple[int, ...]:
         """Element strides of `operand` along the output's dimensions; 0 where it is broadcast."""

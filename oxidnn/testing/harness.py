@@ -28,12 +28,12 @@ class Outcome:
 
 
 def execute(backend: Backend, problem: Problem, engine: Engine, config: EngineConfig, inputs: Mapping[str, np.ndarray],
-            scalars: Mapping[str, float] | None = None) -> dict[str, np.ndarray]:
+            scalars: Mapping[str, float] | None = None, shared: Mapping[str, str] | None = None) -> dict[str, np.ndarray]:
     """Runs the engine's steps on fresh device buffers: outputs, gaps between strides and workspace poisoned beforehand.
 
-    Raises NumericsError if a byte outside the outputs' elements was written.
+    shared: output -> the input in whose memory it lies. Raises NumericsError if a byte outside the outputs' elements was written.
     """
-    with Stage(backend, problem, inputs, scalars) as stage:
+    with Stage(backend, problem, inputs, scalars, shared) as stage:
         return stage.run(Plan(problem, engine, config, engine.build_steps(problem, config, backend.info), backend))
 
 
@@ -74,12 +74,21 @@ def _check_unwritten(got: np.ndarray, written: np.ndarray, held: np.ndarray | No
 
 
 def run_problem(backend: Backend, problem: Problem, engine: Engine, config: EngineConfig | None = None, seed: int = 0,
-                scalars: Mapping[str, float] | None = None) -> Outcome:
-    """One fresh random run of `problem` by `engine` against the float64 reference. Raises NumericsError where they differ."""
+                scalars: Mapping[str, float] | None = None, aliases: bool = False) -> Outcome:
+    """One fresh random run of `problem` by `engine` against the float64 reference. Raises NumericsError where they differ.
+
+    aliases: then one more for each of problem.aliases whose descriptions agree, with the output in the input's memory.
+    """
     config = config or engine.configs(problem, backend.info)[0]
     rng = np.random.default_rng(seed)
     inputs = random_inputs(problem, rng)
     scalars = random_scalars(problem, rng) if scalars is None else stored_scalars(problem, scalars)
-    outputs = execute(backend, problem, engine, config, inputs, scalars)
     want = REFERENCES[problem.op](problem, exact(problem, inputs), scalars)
-    return Outcome(outputs, compare(problem, outputs, want, f"{engine.id} {config.name}"))
+    outputs = execute(backend, problem, engine, config, inputs, scalars)
+    worst = compare(problem, outputs, want, f"{engine.id} {config.name}")
+    for output, name in problem.aliases if aliases else ():
+        if problem.desc(output) == problem.desc(name):
+            got = execute(backend, problem, engine, config, inputs, scalars, {output: name})
+            context = f"{engine.id} {config.name}, {output} in place of {name}"
+            worst = max(worst, compare(problem, got, want, context, {output: inputs[name]}))
+    return Outcome(outputs, worst)

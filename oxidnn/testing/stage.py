@@ -19,16 +19,18 @@ class Stage:
     """Device memory of one problem with its inputs uploaded. Use as a context manager.
 
     Outputs, the gaps of strided tensors and the workspace are poisoned before every run.
-    scalars: the numbers given with each call, by name.
+    scalars: the numbers given with each call, by name. shared: output -> the input of the same description in whose memory it lies.
     """
 
     def __init__(self, backend: Backend, problem: Problem, inputs: Mapping[str, np.ndarray],
-                 scalars: Mapping[str, float] | None = None) -> None:
+                 scalars: Mapping[str, float] | None = None, shared: Mapping[str, str] | None = None) -> None:
         self.backend = backend
         self.problem = problem
         self.stream = backend.default_stream()
         self._scalars = tuple((scalars or {})[s.name] for s in problem.scalars)
-        self.buffers = {o.name: Buffer(o.desc, None if o.is_output else inputs[o.name]) for o in problem.operands}
+        self._shared = dict(shared or {})
+        self.buffers = {o.name: Buffer(o.desc, None if o.is_output else inputs[o.name]) for o in problem.operands
+                        if o.name not in self._shared}
         self._blocks: dict[str, Allocation] = {}
         self._workspace: Allocation | None = None
         try:
@@ -39,7 +41,8 @@ class Stage:
         except BaseException:
             self.close()
             raise
-        self._pointers = [self._blocks[o.name].ptr + self.buffers[o.name].base for o in problem.operands]
+        places = [self._shared.get(o.name, o.name) for o in problem.operands]
+        self._pointers = [self._blocks[place].ptr + self.buffers[place].base for place in places]
 
     def __enter__(self) -> Stage:
         return self
@@ -68,7 +71,10 @@ class Stage:
     def run(self, plan: Plan) -> dict[str, np.ndarray]:
         """The plan's outputs in storage types. Raises NumericsError if it wrote anything but the outputs' elements."""
         for operand in self.problem.outputs:
-            self.backend.poison(self._blocks[operand.name].ptr, len(self.buffers[operand.name].bytes), self.stream)
+            if operand.name in self._shared:
+                self._upload(self._shared[operand.name])
+            else:
+                self.backend.poison(self._blocks[operand.name].ptr, len(self.buffers[operand.name].bytes), self.stream)
         workspace = self._workspace_for(plan.workspace_bytes)
         if plan.workspace_bytes:
             self.backend.poison(workspace, plan.workspace_bytes, self.stream)
@@ -76,9 +82,12 @@ class Stage:
         self.backend.synchronize(self.stream)
         outputs = {}
         for operand in self.problem.operands:
-            buffer = self.buffers[operand.name]
+            if operand.name in self._shared.values():  # an output by now
+                continue
+            place = self._shared.get(operand.name, operand.name)
+            buffer = self.buffers[place]
             raw = np.empty_like(buffer.bytes)
-            self.backend.download(raw, self._blocks[operand.name].ptr, self.stream)
+            self.backend.download(raw, self._blocks[place].ptr, self.stream)
             self.backend.synchronize(self.stream)
             if operand.is_output:
                 outputs[operand.name] = buffer.read(raw)

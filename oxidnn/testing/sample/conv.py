@@ -9,6 +9,7 @@ import numpy as np
 
 from ...dtypes import BF16, F16, F32, F64
 from ...ops import OPS, Policy, Problem
+from ...tensor import TensorDesc
 from .tensors import random_desc
 
 # Epilogue and the shapes of its tensors: "c" a vector over channels, "y" the output's shape, "1" an extent of 1 everywhere.
@@ -21,13 +22,16 @@ _LIMITS = {"tiny": 20_000, "small": 4_000_000}
 
 
 def draw_epilogue(rng: np.random.Generator, tensors: dict[str, Any], attrs: dict[str, Any], shape: tuple[int, ...],
-                  channel_axis: int) -> None:
-    """Adds an epilogue and its tensors over an output of `shape`."""
+                  channel_axis: int, output: TensorDesc | None = None) -> None:
+    """Adds an epilogue and its tensors over an output of `shape`; some of them lie as `output` does, so that it may be in their place."""
     text, operands = EPILOGUES[int(rng.integers(len(EPILOGUES)))]
     if text:
         attrs["epilogue"] = text
     for name, kind in operands.items():
         extents = (shape[channel_axis],) if kind == "c" else shape if kind == "y" else (1,) * len(shape)
+        if kind == "y" and output is not None and rng.random() < 0.4:
+            tensors[name] = output
+            continue
         tensors[name] = random_desc(rng, (F32, F64, F16, BF16)[int(rng.choice(4, p=(0.5, 0.1, 0.2, 0.2)))], extents)
 
 
@@ -80,7 +84,7 @@ def _draw(rng: np.random.Generator, op: str, size: str) -> Problem | None:
     tensors = {name: random_desc(rng, kind, shapes[name]) for name in definition.inputs if name in shapes}
     tensors[output] = random_desc(rng, out_kind, shapes[output], is_output=True)
     if not op.endswith("wgrad"):
-        draw_epilogue(rng, tensors, attrs, shapes[output], 1)
+        draw_epilogue(rng, tensors, attrs, shapes[output], 1, tensors[output])
     return definition.make(tensors, attrs, Policy())
 
 

@@ -35,8 +35,8 @@ def sample(rng: np.random.Generator, size: str) -> Problem:
         attrs["alpha"] = float(rng.choice((0.5, -2.0, 0.0)))
     if rng.random() < 0.3:
         attrs["beta"] = float(rng.choice((1.0, 0.25)))
-        tensors["c"] = random_desc(rng, kind, shape if rng.random() < 0.7 else (m, 1))
-    draw_epilogue(rng, tensors, attrs, shape, -1)
+        tensors["c"] = tensors["d"] if rng.random() < 0.3 else random_desc(rng, kind, shape if rng.random() < 0.7 else (m, 1))
+    draw_epilogue(rng, tensors, attrs, shape, -1, tensors["d"])
     return OPS["gemm"].make(tensors, attrs, Policy())
 
 

@@ -83,9 +83,11 @@ def sample_pointwise(rng: np.random.Generator, size: str) -> Problem:
     if not integers and rng.random() < 0.3 and not any(o.is_condition for o in expression.outputs):
         attrs["dtype"] = str(rng.choice(FLOATS))
     problem = make_pointwise(tensors, attrs, Policy())
-    if rng.random() < 0.4:
-        for o in problem.outputs:
-            tensors[o.name] = view(rng, o.desc.dtype, o.desc.shape, True)
+    draw = rng.random()
+    if draw < 0.6:
+        for o in problem.outputs:  # anywhere, or as an input of its type lies, so that it may be in its place
+            like = [i.desc for i in problem.inputs if i.desc.dtype == o.desc.dtype and i.desc.shape == o.desc.shape and i.desc.is_injective]
+            tensors[o.name] = like[0] if like and draw < 0.3 else view(rng, o.desc.dtype, o.desc.shape, True)
         problem = make_pointwise(tensors, attrs, Policy())
     return problem
 

@@ -1,0 +1,57 @@
+"""Runs with an output in an input's memory: what the harness must see."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from oxidnn.dispatch.registry import ENGINES
+from oxidnn.errors import NumericsError
+from oxidnn.ops.case import parse_case
+from oxidnn.runtime.emu_backend import EmulatedBackend
+from oxidnn.testing.harness import execute, run_problem
+from oxidnn.testing.sample import SAMPLES
+
+from .fakes import FakeBackend, FakeEngine, double, double_op  # noqa: F401
+
+# ruff: noqa: F811
+
+
+def test_pairs_name_the_output_and_the_input() -> None:
+    line = "conv_fprop x=f32[1,2,4,4] w=f32[2,2,1,1] residual=f32[1,2,4,4]"
+    assert parse_case(line).aliases == (("y", "residual"),) and parse_case(line).in_place == ("residual",)
+    assert parse_case("gemm a=f32[2,3] b=f32[3,4] c=f32[2,4] beta=1.0 bias=f32[4]").aliases == (("d", "c"),)
+    two = parse_case('pointwise x=f32[4] y=f32[4] expression="x + y, x - y"')
+    assert two.aliases == (("y0", "x"), ("y0", "y"), ("y1", "x"), ("y1", "y"))
+    assert parse_case("softmax x=f32[2,3]").aliases == ()
+
+
+@pytest.mark.parametrize("op", ["gemm", "conv_fprop", "pointwise", "activation"])
+def test_samples_hold_outputs_that_may_lie_on_inputs(op: str) -> None:
+    rng = np.random.default_rng(0)
+    problems = [SAMPLES[op](rng, "tiny") for _ in range(60)]
+    assert sum(any(p.desc(a) == p.desc(b) for a, b in p.aliases) for p in problems) >= 3
+
+
+@pytest.mark.parametrize("line", ["gemm a=f32[5,6] b=f32[6,7] c=f32[5,7] beta=2.0",
+                                  'pointwise x=bf16[3,4](5,1) y=f32[4] out=bf16[3,4](5,1) expression="x * y" dtype=bf16'])
+def test_engines_run_in_place(line: str) -> None:
+    problem, backend = parse_case(line), EmulatedBackend("sm_80")
+    engine = ENGINES[problem.op][-1]
+    assert any(problem.desc(a) == problem.desc(b) for a, b in problem.aliases)
+    run_problem(backend, problem, engine, aliases=True)
+
+
+@pytest.mark.parametrize("body", ["right", "wrong", "overrun", "short"])
+def test_an_output_on_an_input_is_checked_as_any_other(double_op, monkeypatch, body: str) -> None:  # type: ignore[no-untyped-def]
+    problem, engine = double(), FakeEngine("double.any", body)
+    monkeypatch.setattr(type(problem), "aliases", (("y", "x"),))
+    x = np.ones(64, np.float32)
+    if body == "overrun":
+        with pytest.raises(NumericsError, match="outside the elements"):
+            execute(FakeBackend(), problem, engine, engine.configs(problem, FakeBackend().info)[0], {"x": x}, {}, {"y": "x"})
+        return
+    got = execute(FakeBackend(), problem, engine, engine.configs(problem, FakeBackend().info)[0], {"x": x}, {}, {"y": "x"})["y"]
+    assert (got == {"right": [2.0] * 64, "wrong": [2.5] * 64, "short": [2.0] * 63 + [1.0]}[body]).all()
+    if body == "right":
+        run_problem(FakeBackend(), problem, engine, aliases=True)
