@@ -19,7 +19,7 @@ class Plan:
     Concurrency: several threads may execute one plan; the argument blocks are rewritten and launched under a lock.
     """
 
-    __slots__ = ("_lock", "_numbers", "_scratch", "_tensors", "build", "config", "engine", "launches", "origin", "problem",
+    __slots__ = ("_lock", "_numbers", "_pointers", "_scratch", "_tensors", "build", "config", "engine", "launches", "origin", "problem",
                  "workspace_bytes")
 
     def __init__(self, problem: Problem, engine: Engine, config: EngineConfig, build: Build, backend: Backend) -> None:
@@ -50,6 +50,7 @@ class Plan:
                 elif isinstance(arg, ScalarArg):
                     numbers.append((launch.setter(index), scalar_slots[arg.name]))
         self.launches = tuple(launches)
+        self._pointers: Sequence[int] = ()
         self._tensors, self._scratch, self._numbers = tuple(tensors), tuple(scratch), tuple(numbers)
         self.origin = "+".join(sorted(set(origins))) or "none"
 
@@ -59,11 +60,13 @@ class Plan:
         return self.engine.is_deterministic
 
     def execute(self, pointers: Sequence[int], workspace: int, stream: int, scalars: Sequence[float] = ()) -> None:
-        """Enqueues all steps on `stream`. pointers: addresses in the order of problem.operands; workspace: at least workspace_bytes;
-        scalars: in the order of problem.scalars."""
+        """Enqueues all steps on `stream`. pointers: addresses in the order of problem.operands, a list that is the plan's to keep;
+        workspace: at least workspace_bytes; scalars: in the order of problem.scalars."""
         with self._lock:
-            for set_pointer, slot, offset in self._tensors:
-                set_pointer(pointers[slot] + offset)
+            if pointers != self._pointers:  # a loop over the same buffers finds them set
+                for set_pointer, slot, offset in self._tensors:
+                    set_pointer(pointers[slot] + offset)
+                self._pointers = pointers
             for set_pointer, offset in self._scratch:
                 set_pointer(workspace + offset)
             for set_number, slot in self._numbers:

@@ -43,7 +43,7 @@ class Call:
 class Prepared:
     """A plan joined to the way its arguments arrive: what a cache hit needs."""
 
-    __slots__ = ("disjoint", "frame", "make_outputs", "num_outputs", "order", "overlap_pairs", "plan", "problem",
+    __slots__ = ("disjoint", "frame", "make_outputs", "num_outputs", "order", "overlap_pairs", "plan", "problem", "quick",
                  "scalar_names")
 
     def __init__(self, problem: Problem, plan: Plan | None, order: tuple[int, ...] | None, frame: Frame,
@@ -55,6 +55,10 @@ class Prepared:
         self.make_outputs = make_outputs
         self.num_outputs = len(problem.outputs)
         self.overlap_pairs = _overlap_pairs(problem)
+        # What a plain call of one output without scratch needs: (execute, allocator, address of, current stream); None if it is not one.
+        self.quick: tuple[Callable[..., None], Callable[[], Any], Callable[[Any], int], Callable[[], int]] | None = None
+        if plan is not None and len(make_outputs) == 1 and order is None and not (plan.workspace_bytes or problem.scalars or frame.finish):
+            self.quick = (plan.execute, make_outputs[0], frame.address, frame.current_stream)
         self.disjoint: list[int] = []  # addresses last found free of overlaps
         self.scalar_names = tuple(getattr(s, "name", s) for s in problem.scalars)
 
@@ -135,6 +139,7 @@ class Session:
         self._building = threading.RLock()
         self._is_emulated = backend.info.is_emulated
         self._says_exec = report.is_on("exec")
+        self._is_plain = not (self._is_emulated or self._says_exec)
 
     @property
     def info(self) -> DeviceInfo:
@@ -150,6 +155,28 @@ class Session:
             scalars: Mapping[str, float] | None = None, extra: Mapping[str, Any] | None = None) -> Any:
         """Runs `call` on `arrays` (None: absent); returns the output, or a tuple of them. extra: further named operands."""
         names = call.tensors
+        if out is None and stream is None and not extra and not scalars and self._is_plain:
+            # The warm path of the plain call, unrolled: every call level spared is 0.2 us of host time.
+            pointers = []
+            keys = []
+            for array in arrays:
+                if array is None:
+                    keys.append(None)
+                else:
+                    pointer, key = (READERS.get(type(array)) or raw)(array)
+                    pointers.append(pointer)
+                    keys.append(key)
+            overrides = _POLICY.get()
+            try:
+                found = self._plans.get((call.op, names, tuple(keys), attrs, None, None if overrides is None else overrides.get(id(self))))
+            except TypeError:
+                found = None
+            if found is not None and found.quick is not None:
+                execute, make, address, current_stream = found.quick
+                result = make()
+                pointers.append(address(result))
+                execute(pointers, 0, current_stream())
+                return result
         if extra:
             names, arrays = _with_extra(call, arrays, extra)
         pointers, keys = self.raw(arrays)
