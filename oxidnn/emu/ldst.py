@@ -227,7 +227,7 @@ def fence(d: Decoder, ins: nodes.Instruction) -> Core:
 
         def proxy_fence(S: State, idx: Array | None) -> None:
             if S.race is not None:
-                S.race.proxy_fence(idx)
+                S.race.proxy_fence(idx, "mbarrier_init" in ins.modifiers)
 
         return proxy_fence
     if "proxy" in "".join(ins.modifiers):

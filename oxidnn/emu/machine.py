@@ -16,6 +16,7 @@ import numpy as np
 from oxidnn.emu import asynccopy, barrier, bulk, cluster, floats, mbarrier, shuffle, wgmma
 from oxidnn.emu.access import Place
 from oxidnn.emu.checkers import observer
+from oxidnn.emu.checkers.race import reader_agents, shared_granule
 from oxidnn.emu.decode import DTYPE, Op, Source
 from oxidnn.emu.memory import SHARED_BASE, Array, Fault, GlobalMemory, Window
 from oxidnn.emu.special import special_register
@@ -85,8 +86,8 @@ class Launch:
         if shared:
             wide = min(wide, max(1, BATCH_SHARED_BYTES // shared))
         if shared and "race" in self.enabled:  # the race checker keeps a time per 4 bytes and agent
-            agents = 2 * ((per_cta + 31) // 32)
-            wide = min(wide, max(1, BATCH_RACE_BYTES // (shared * (agents + 3))))
+            agents = reader_agents(program, per_cta) * cluster_size
+            wide = min(wide, max(1, BATCH_RACE_BYTES // (shared * (agents + 3) * 4 // shared_granule(program))))
         wide = max(cluster_size, wide // cluster_size * cluster_size)
         if "race" in self.enabled and total > 1:
             self.global_race = observer("global_race", self)

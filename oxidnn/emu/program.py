@@ -66,6 +66,9 @@ class Program:
         self.names = frozenset(f"{op.ins.opcode} {m}" for op in self.ops for m in ("", *op.ins.modifiers))
         self.is_async = not self.names.isdisjoint(
             ("wgmma ", "mbarrier ", "mapa ", "cp bulk", "st async", "red async", "barrier cluster"))
+        self.has_copies = any(op.ins.opcode == "cp" and "bulk" not in op.ins.modifiers for op in self.ops)
+        self.has_bulk_groups = "cp bulk_group" in self.names
+        self.has_products = "wgmma " in self.names
         self._watch_products()
         self.code: list[Core] = [op.core for op in self.ops]
         self.end_of_block = [0] * (len(self.ops) + 1)

@@ -24,7 +24,7 @@ import numpy as np
 from oxidnn.emu import floats, tensor_core
 from oxidnn.emu.access import unwritten_shared
 from oxidnn.emu.decode import Core, Decoder
-from oxidnn.emu.floats import F16, F32, F64, I64
+from oxidnn.emu.floats import F16, F64, I64
 from oxidnn.emu.memory import SHARED_BASE, Array, Fault, all_ready
 from oxidnn.ptx import nodes
 

@@ -16,6 +16,7 @@ from oxidnn.emu.checkers.race import granule_of
 from oxidnn.emu.memory import Allocation, Array, Fault
 
 if TYPE_CHECKING:
+    from oxidnn.emu.bulk import Issue
     from oxidnn.emu.machine import Launch, State
 
 MANY = -1
@@ -107,6 +108,12 @@ class GlobalRace:
         lost = writer.take(cells) != cta
         if lost.any():
             self._judge(S, allocation, access, cells, cta, writer.take(cells), writer_pc, lost, per, "write", idx)
+
+    def copy(self, issue: Issue, allocation: Allocation, offsets: Array, kind: str) -> None:
+        """A bulk or tensor copy touches the bytes at `offsets` from the allocation's origin."""
+        cells = np.unique(offsets // self.granule)
+        position = np.full(len(cells), issue.position)
+        self.access(issue.S, allocation, cells, Access(0, self.granule, "read" if kind == "read" else "write"), position)
 
     def _judge(
         self, S: State, allocation: Allocation, access: Access, cells: Array, cta: Array, other: Array, pcs: Any,

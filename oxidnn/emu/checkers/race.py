@@ -1,12 +1,18 @@
 """Data races in shared memory, by vector clocks.
 
-Agents of a CTA: its warps, and each warp's queue of cp.async copies. `clock[cta, a, b]` is the latest time of agent b
-that a knows of. Per granule of shared memory stands the last write (pc, agent, time) and the time of each agent's last
-read. An access races with an earlier one of another agent whose time it does not know. Times advance at releases.
+Agents of a CTA: its warps, each warp's queue of cp.async copies and of bulk copies out of shared memory, each
+warpgroup's wgmma queue, and one per mbarrier (the copies that signal it). The agents of a cluster share one table:
+`clock[cluster, a, b]` is the latest time of agent b that a knows of. Per granule of shared memory stands the last write
+(pc, agent, time) and the time of each agent's last read. An access races with an earlier one of another agent whose
+time it does not know. Times advance at releases.
 
-bar.sync joins the clocks of its threads; a wait for copies acquires what the queue had done by the commit of the
-group. Atomics synchronise as the memory model has it: release = fence before (or .release), acquire = fence after (or
-.acquire); one location stands for all of a CTA. Races inside a warp are not seen.
+bar.sync joins the clocks of its threads; a wait for copies or products acquires what the queue had done by the commit
+of the group; an arrival at an mbarrier releases, and a successful wait acquires what arrived in the phases complete and
+what the copies wrote. Atomics synchronise as the memory model has it: release = fence before (or .release), acquire =
+fence after (or .acquire); one location stands for all of a cluster. Races inside a warp are not seen.
+
+TMA and wgmma see shared memory through the async proxy. The second half of a clock row is what the row's agent knows
+to be fenced (fence.proxy.async): generic writes that the async proxy may meet.
 
 Most kernels read between barriers what was written before them. Reads are therefore only noted while nothing has been
 written since the last barrier of all threads, and forgotten at the next.
@@ -22,9 +28,12 @@ from oxidnn.emu.access import Access
 from oxidnn.emu.memory import SHARED_BASE, Array, Fault
 
 if TYPE_CHECKING:
+    from oxidnn.emu.bulk import Issue
     from oxidnn.emu.machine import State
+    from oxidnn.emu.program import Program
 
 MANY = 1023  # state of a granule that several agents have read since its last write
+VERBS = {"read": "reads", "write": "writes", "atomic": "updates", "async write": "copies to"}
 
 
 def granule_of(widths: list[int]) -> int:
@@ -32,46 +41,145 @@ def granule_of(widths: list[int]) -> int:
     return min([4, *widths])
 
 
+def shared_granule(program: Program) -> int:
+    """The same for shared memory: at most the 16 bytes of a chunk."""
+    widths = [16]
+    for op in program.ops:
+        mods = op.ins.modifiers
+        if "access" in op.info and not ({"global", "param", "const", "local"} & set(mods) and op.ins.opcode != "cp"):
+            widths.append(op.info["access"].width)
+    return min(widths)
+
+
+def reader_agents(program: Program, threads: int) -> int:
+    """Agents per CTA that read: warps, and the queues that the program can use."""
+    warps, groups = (threads + 31) // 32, (threads + 127) // 128
+    return warps * (1 + program.has_copies + program.has_bulk_groups) + groups * program.has_products
+
+
 class SharedRace:
     def __init__(self, S: State) -> None:
         self.S = S
-        self.warps = S.warps_per_cta
-        self.agents = 2 * self.warps
-        n, a = S.ctas, self.agents
-        self.clock = np.zeros((n, a, a), np.int32)
-        each = np.arange(a)
-        self.clock[:, each, each] = 1
         program = S.program
-        self.granule = granule_of([op.info["access"].width for op in program.ops if "access" in op.info])
-        granules = n * S.shared.stride // self.granule
+        self.warps, self.size = S.warps_per_cta, S.cluster_size
+        self.clusters = S.ctas // self.size
+        # local agents of a CTA, in this order: warps, copy queues, bulk queues, wgmma queues, mbarriers
+        self.copy_queue = self.warps
+        self.bulk_queue = self.copy_queue + self.warps * program.has_copies
+        self.product_queue = self.bulk_queue + self.warps * program.has_bulk_groups
+        self.readers_per_cta = reader_agents(program, S.T)
+        self.generic = self.bulk_queue * self.size  # agents below write through the generic proxy
+        self.capacity = 0  # mbarriers per CTA
+        self.is_proxied = program.is_async
+        self.agents = self.readers_per_cta * self.size
+        self.row = self.agents * (1 + self.is_proxied)
+        self.clock = np.zeros((self.clusters, self.agents, self.row), np.int32)
+        each = np.arange(self.agents)
+        self.clock[:, each, each] = 1
+        self.granule = shared_granule(program)
+        granules = S.ctas * S.shared.stride // self.granule
         self.writes = np.zeros(granules, np.int64)  # pc << 44 | atomic << 43 | agent << 32 | time
-        self.reads = np.zeros(granules * a, np.int32)  # time of every agent's last read
+        self.num_readers = self.agents
+        self.reads = np.zeros(granules * self.num_readers, np.int32)  # time of every agent's last read
         self.readers = np.zeros(granules, np.int32)  # pc << 10 | agent + 1, or MANY
         self.per_cta = max(1, S.shared.stride // self.granule)
-        self.committed = np.zeros(n * self.warps, np.int64)  # copy groups of a warp
+        total = S.ctas * self.warps
+        self.committed, self.bulk_committed, self.products_committed = (np.zeros(total, np.int64) for _ in range(3))
         self.released: dict[Any, Array] = {}
-        self.fenced: Array | None = None  # (ctas, warps, agents): what the warp's last fence covered
-        self.heard: Array | None = None  # (ctas, warps, agents): what the warp's atomics saw, acquired by a fence
-        self.location = np.zeros((n, a), np.int32)
+        self.fenced: Array | None = None  # (clusters, agents, row): what the warp's last fence covered
+        self.heard: Array | None = None  # the same: what the warp's atomics saw, acquired by a fence
+        self.location = np.zeros((self.clusters, self.row), np.int32)
+        self.to_barrier = self.done = np.zeros((0, self.row), np.int32)  # by mbarrier: what arrivals brought; what waits get
+        self.at_cluster = np.zeros((self.clusters, self.row), np.int32)
+        self.past_cluster = np.zeros((self.clusters, self.row), np.int32)
         self.noted: list[tuple[Array, Access, Array | None, int]] = []  # reads: index, access, positions, pc
         self.written = False  # something may have been written that not everybody knows of
-        self.has_copies = False
+        self.has_copies = self.size > 1
 
-    # -- order
+    # -- agents
 
-    def _warps(self, positions: Array | None) -> tuple[Array, Array]:
-        """(cta, warp of the CTA) of every warp among the threads."""
+    def more_barriers(self, old: int, new: int) -> None:
+        """The table of mbarriers has grown from `old` to `new` per CTA."""
+        self.flush()
+        before, ctas = self.agents, self.S.ctas
+        self.agents = (self.readers_per_cta + new) * self.size
+        self.row = 2 * self.agents
+
+        def widen(rows: Array) -> Array:
+            wide = np.zeros((*rows.shape[:-1], self.row), np.int32)
+            wide[..., :before] = rows[..., :before]
+            wide[..., self.agents : self.agents + before] = rows[..., before:]
+            return wide
+
+        def taller(rows: Array) -> Array:
+            tall = np.zeros((self.clusters, self.agents, self.row), np.int32)
+            tall[:, :before] = widen(rows)
+            return tall
+
+        self.clock = taller(self.clock)
+        each = np.arange(before, self.agents)
+        self.clock[:, each, each] = 1
+        self.released = {key: widen(table) for key, table in self.released.items()}
+        if self.fenced is not None and self.heard is not None:
+            self.fenced, self.heard = taller(self.fenced), taller(self.heard)
+        self.location, self.at_cluster, self.past_cluster = widen(self.location), widen(self.at_cluster), widen(self.past_cluster)
+        for name in ("to_barrier", "done"):
+            table = np.zeros((ctas, new, self.row), np.int32)
+            if old:
+                table[:, :old] = widen(getattr(self, name)).reshape(ctas, old, self.row)
+            setattr(self, name, table.reshape(ctas * new, self.row))
+        self.capacity = new
+
+    def _warps(self, positions: Array | None) -> tuple[Array, Array, Array]:
+        """(cluster, agent, number in the batch) of every warp among the threads."""
         S = self.S
         warp = S.warp if positions is None else S.warp.take(positions)
         warp = warp[np.r_[True, warp[1:] != warp[:-1]]]  # positions are sorted
-        return warp // self.warps, warp % self.warps
+        return *self._agent(warp), warp
+
+    def _agent(self, warp: Array, queue: int = 0) -> tuple[Array, Array]:
+        """(cluster, agent) of warps of the batch, or of their queues."""
+        cta, local = warp // self.warps, warp % self.warps + queue
+        if self.size == 1:
+            return cta, local
+        return cta // self.size, local * self.size + cta % self.size
+
+    def _barrier(self, flat: Array) -> tuple[Array, Array]:
+        cta, local = flat // self.capacity, flat % self.capacity + self.readers_per_cta
+        return cta // self.size, local * self.size + cta % self.size
+
+    def name(self, agent: int) -> str:
+        local, rank = agent // self.size, agent % self.size
+        if local < self.copy_queue:
+            text = f"warp {local}"
+        elif local < self.bulk_queue:
+            text = f"a cp.async of warp {local - self.copy_queue}"
+        elif local < self.product_queue:
+            text = f"a bulk copy of warp {local - self.bulk_queue}"
+        elif local < self.readers_per_cta:
+            text = f"a wgmma of warpgroup {local - self.product_queue}"
+        else:
+            place = self.S.mbarriers.places[local - self.readers_per_cta] * 8 + SHARED_BASE
+            text = f"an asynchronous copy that signals mbarrier {place:#x}{self.S.shared_name(place)}"
+        return text + (f" of rank {rank}" if self.size > 1 else "")
+
+    # -- order
+
+    def _tick(self, cluster: Array, agent: Array) -> None:
+        self.clock[cluster, agent, agent] += 1
+
+    def _learn(self, cluster: Array, agent: Array, rows: Array) -> None:
+        self.clock[cluster, agent] = np.maximum(self.clock[cluster, agent], rows)
 
     def barrier_all(self) -> None:
         """A barrier that all live threads of every CTA pass together."""
         w = self.warps
         if self.S.N == self.S.N0:
-            self.clock[:, :w] = self.clock[:, :w].max(axis=1, keepdims=True)
-            each = np.arange(w)
+            if self.size > 1:
+                self.flush()
+            joined = self.clock[:, : w * self.size].reshape(self.clusters, w, self.size, self.row)
+            joined[:] = joined.max(axis=1, keepdims=True)
+            each = np.arange(w * self.size)
             self.clock[:, each, each] += 1
             self.noted.clear()
             self.written = self.has_copies
@@ -82,55 +190,213 @@ class SharedRace:
     def arrive(self, key: Any, positions: Array | None) -> None:
         """The warps release what they know to the barrier `key`."""
         self.flush()
-        cta, warp = self._warps(positions)
+        cluster, agent, warp = self._warps(positions)
         table = self.released.get(key)
         if table is None:
-            table = self.released[key] = np.zeros((self.S.ctas, self.agents), np.int32)
-        np.maximum.at(table, cta, self.clock[cta, warp])
-        self.clock[cta, warp, warp] += 1
+            table = self.released[key] = np.zeros((self.S.ctas, self.row), np.int32)
+        np.maximum.at(table, warp // self.warps, self.clock[cluster, agent])
+        self._tick(cluster, agent)
 
     def leave(self, key: Any, positions: Array | None) -> None:
         """The warps acquire what the barrier `key` has collected."""
-        cta, warp = self._warps(positions)
-        self.clock[cta, warp] = np.maximum(self.clock[cta, warp], self.released[key][cta])
+        self.flush()
+        cluster, agent, warp = self._warps(positions)
+        self._learn(cluster, agent, self.released[key][warp // self.warps])
 
     def warp_sync(self, idx: Array | None) -> None:
         """bar.warp.sync orders lanes of one warp, which are one agent here."""
 
     def commit_copies(self, S: State, idx: Array | None) -> None:
-        cta, warp = self._warps(idx)
-        self.committed[cta * self.warps + warp] += 1
-        self.clock[cta, self.warps + warp, self.warps + warp] += 1
+        *_, warp = self._warps(idx)
+        self.committed[warp] += 1
+        self._tick(*self._agent(warp, self.copy_queue))
 
     def wait_copies(self, S: State, idx: Array | None, allowed: int | None) -> None:
         # group i (from 1) wrote at time i of the queue
-        cta, warp = self._warps(idx)
-        queue = self.warps + warp
-        done = self.clock[cta, queue, queue] if allowed is None else self.committed[cta * self.warps + warp] - allowed
-        self.clock[cta, warp, queue] = np.maximum(self.clock[cta, warp, queue], done)
+        self.flush()
+        cluster, agent, warp = self._warps(idx)
+        _, queue = self._agent(warp, self.copy_queue)
+        done = self.clock[cluster, queue, queue] if allowed is None else self.committed[warp] - allowed
+        self.clock[cluster, agent, queue] = np.maximum(self.clock[cluster, agent, queue], done)
 
     def fence(self, idx: Array | None) -> None:
         """A fence covers all before it for later releases, and acquires what atomics before it saw."""
         self.flush()
-        cta, warp = self._warps(idx)
+        cluster, agent, _ = self._warps(idx)
         if self.fenced is None or self.heard is None:
-            self.fenced = np.zeros((self.S.ctas, self.warps, self.agents), np.int32)
+            self.fenced = np.zeros((self.clusters, self.agents, self.row), np.int32)
             self.heard = np.zeros_like(self.fenced)
-        self.clock[cta, warp] = np.maximum(self.clock[cta, warp], self.heard[cta, warp])
-        self.fenced[cta, warp] = self.clock[cta, warp]
-        self.clock[cta, warp, warp] += 1
+        self._learn(cluster, agent, self.heard[cluster, agent])
+        self.fenced[cluster, agent] = self.clock[cluster, agent]
+        self._tick(cluster, agent)
+
+    def proxy_fence(self, idx: Array | None, is_release: bool = False) -> None:
+        """fence.proxy.async, and (a release too) fence.mbarrier_init."""
+        if not self.is_proxied:
+            return
+        self.flush()
+        cluster, agent, _ = self._warps(idx)
+        known = self.clock[cluster, agent]
+        known[:, self.agents :] = np.maximum(known[:, self.agents :], known[:, : self.agents])
+        self.clock[cluster, agent] = known
+        self._tick(cluster, agent)
+        if is_release:
+            self.fence(idx)
 
     def _synchronise(self, access: Access, positions: Array | None) -> None:
-        cta, warp = self._warps(positions)
+        cluster, agent, _ = self._warps(positions)
         if "release" in access.order:
-            np.maximum.at(self.location, cta, self.clock[cta, warp])
-            self.clock[cta, warp, warp] += 1
+            np.maximum.at(self.location, cluster, self.clock[cluster, agent])
+            self._tick(cluster, agent)
         elif self.fenced is not None:
-            np.maximum.at(self.location, cta, self.fenced[cta, warp])
+            np.maximum.at(self.location, cluster, self.fenced[cluster, agent])
         if "acquire" in access.order:
-            self.clock[cta, warp] = np.maximum(self.clock[cta, warp], self.location[cta])
+            self._learn(cluster, agent, self.location[cluster])
         elif self.heard is not None:
-            self.heard[cta, warp] = np.maximum(self.heard[cta, warp], self.location[cta])
+            self.heard[cluster, agent] = np.maximum(self.heard[cluster, agent], self.location[cluster])
+
+    # -- mbarriers and clusters
+
+    def _pairs(self, flat: Array, positions: Array | None) -> tuple[Array, Array, Array, Array]:
+        """(cluster, agent, warp, barrier) of the distinct pairs of a warp and an mbarrier."""
+        S = self.S
+        warp = S.warp if positions is None else S.warp.take(positions)
+        pairs = np.unique(warp * len(self.done) + flat)
+        warp, flat = pairs // len(self.done), pairs % len(self.done)
+        return *self._agent(warp), warp, flat
+
+    def release_to(self, flat: Array, positions: Array | None, with_copies: bool = False) -> None:
+        """The warps bring what they know to mbarriers; `with_copies`: also what their cp.async copies have done."""
+        self.flush()
+        cluster, agent, warp, flat = self._pairs(flat, positions)
+        np.maximum.at(self.to_barrier, flat, self.clock[cluster, agent])
+        if with_copies:
+            np.maximum.at(self.to_barrier, flat, self.clock[cluster, self._agent(warp, self.copy_queue)[1]])
+        self._tick(*self._agent(np.unique(warp)))
+
+    def acquire_from(self, flat: Array, positions: Array) -> None:
+        self.flush()
+        cluster, agent, _, flat = self._pairs(flat, positions)
+        rows = self.clock.reshape(-1, self.row)
+        np.maximum.at(rows, cluster * self.agents + agent, self.done[flat])
+
+    def phase_done(self, flats: Array) -> None:
+        """Phases are complete: waits get what arrived, and what the copies wrote."""
+        self.flush()
+        cluster, agent = self._barrier(flats)
+        self.done[flats] = np.maximum(self.done[flats], self.to_barrier[flats])
+        self.done[flats, agent] = self.clock[cluster, agent, agent]
+        self._tick(cluster, agent)
+
+    def cluster_arrive(self, idx: Array | None, releases: bool) -> None:
+        self.flush()
+        cluster, agent, _ = self._warps(idx)
+        if releases:
+            np.maximum.at(self.at_cluster, cluster, self.clock[cluster, agent])
+            self._tick(cluster, agent)
+        elif self.fenced is not None:
+            np.maximum.at(self.at_cluster, cluster, self.fenced[cluster, agent])
+
+    def cluster_done(self, clusters: Array) -> None:
+        self.past_cluster[clusters] = self.at_cluster[clusters]
+
+    def cluster_wait(self, positions: Array) -> None:
+        self.flush()
+        cluster, agent, _ = self._warps(positions)
+        self._learn(cluster, agent, self.past_cluster[cluster])
+
+    # -- queues
+
+    def commit_bulk(self, idx: Array | None) -> None:
+        *_, warp = self._warps(idx)
+        self.bulk_committed[warp] += 1
+
+    def wait_bulk(self, idx: Array | None, allowed: int) -> None:
+        self.flush()
+        cluster, agent, warp = self._warps(idx)
+        _, queue = self._agent(warp, self.bulk_queue)
+        self.clock[cluster, agent, queue] = np.maximum(self.clock[cluster, agent, queue], self.bulk_committed[warp] - allowed)
+
+    def commit_products(self, warps: Array) -> None:
+        self.products_committed[warps] += 1
+
+    def wait_products(self, warps: Array, limit: Array) -> None:
+        self.flush()
+        cluster, agent = self._agent(warps)
+        queue = self._product_agent(warps)
+        self.clock[cluster, agent, queue] = np.maximum(self.clock[cluster, agent, queue], limit)
+
+    def _product_agent(self, warps: Array) -> Array:
+        cta = warps // self.warps
+        return (self.product_queue + warps % self.warps // 4) * self.size + cta % self.size
+
+    def products_read(self, S: State, warps: Array, used: list[tuple[Array, Array]], positions: Array | None) -> None:
+        """Operand tiles of warpgroups (4 warps each): per tile, the warpgroups that read it, and 16-byte indices."""
+        self.flush()
+        self.written = self.has_copies = True
+        cluster, agent = self._agent(warps)
+        known = self.clock[cluster, agent].reshape(-1, 4, self.row).max(axis=1)
+        cluster, queue = cluster[::4], self._product_agent(warps)[::4]
+        known = np.maximum(known, self.clock[cluster, queue])
+        self.clock[cluster, queue] = known
+        self.clock[cluster, queue, queue] = now = (self.products_committed[warps[::4]] + 1).astype(np.int32)
+        row = (cluster * self.agents + queue) * self.row
+        for members, index in used:
+            cells = self._cells(index)
+            repeat = len(cells) // len(members)
+            who, rows, times = (np.repeat(x[members], repeat) for x in (queue, row, now))
+
+            def lane(at: int, lanes: Array = members * 128, per: int = repeat) -> int:
+                return int(lanes[at // per])
+
+            self._apply(S, "read", False, cells, who, rows, times, S.pc, positions, lane, True)
+
+    def _cells(self, units: Array) -> Array:
+        per = 16 // self.granule
+        return units if per == 1 else (units[:, None] * per + np.arange(per)).reshape(-1)
+
+    def _issuer(self, issue: Issue) -> tuple[int, int]:
+        """(cluster, agent) of the warp of a thread that issues a copy."""
+        local = int(self.S.warp[issue.position]) % self.warps
+        return issue.cta // self.size, local * self.size + issue.cta % self.size
+
+    def copy(self, issue: Issue, units: Array, kind: str, flat: int | None) -> None:
+        """A bulk or tensor copy reads shared memory, or writes it on behalf of the mbarrier `flat`."""
+        self.flush()
+        self.written = self.has_copies = True
+        cluster, agent = self._issuer(issue)
+        if flat is None:
+            warp = int(self.S.warp[issue.position])
+            who = (self.bulk_queue + warp % self.warps) * self.size + issue.cta % self.size
+            now = int(self.bulk_committed[warp]) + 1
+            self.clock[cluster, who, who] = now
+        else:
+            who = int(self._barrier(np.array([flat]))[1][0])
+            now = int(self.clock[cluster, who, who])
+        row = (cluster * self.agents + agent) * self.row
+        position = np.array([issue.position])
+        self._apply(self.S, kind, False, self._cells(units), who, row, now, self.S.pc, position, lambda at: 0, True)
+
+    def signalled(self, issue: Issue, index: Array) -> None:
+        """A copy will signal the mbarrier at the 8-byte `index`: its initialisation must be known, and fenced."""
+        self.flush()
+        cluster, agent = self._issuer(issue)
+        row = (cluster * self.agents + agent) * self.row
+        cells = np.unique((index[:, None] * 8 + np.arange(8)).reshape(-1) // self.granule)
+        self._against_write(self.S, "read", False, cells, row, np.array([issue.position]), lambda at: 0, True)
+
+    def stored(self, index: Array, width: int, flat: Array, idx: Array | None) -> None:
+        """st.async of every lane, on behalf of the mbarriers `flat`."""
+        self.flush()
+        self.written = self.has_copies = True
+        S = self.S
+        cluster, agent = self._agent(S.warp if idx is None else S.warp.take(idx))
+        who = self._barrier(flat)[1]
+        now, row = self.clock[cluster, who, who], (cluster * self.agents + agent) * self.row
+        per = max(1, width // self.granule)
+        cells = (index[:, None] * width + np.arange(per) * self.granule).reshape(-1) // self.granule
+        who, row, now = (np.repeat(x, per) for x in (who, row, now))
+        self._apply(S, "write", False, cells, who, row, now, S.pc, idx, lambda at: at // per, False)
 
     # -- accesses
 
@@ -149,9 +415,10 @@ class SharedRace:
 
     def flush(self) -> None:
         """Record the noted reads; needed before a write, and before clocks or positions change."""
-        noted, self.noted = self.noted, []
-        for index, access, idx, pc in noted:
-            self._track(self.S, index, access, idx, pc)
+        if self.noted:
+            noted, self.noted = self.noted, []
+            for index, access, idx, pc in noted:
+                self._track(self.S, index, access, idx, pc)
 
     def _track(self, S: State, index: Array, access: Access, idx: Array | None, pc: int) -> None:
         positions = idx
@@ -160,17 +427,16 @@ class SharedRace:
             index = np.broadcast_to(index, (len(warp),))
         if access.sync:
             self._synchronise(access, positions)
-        cta, agent = warp // self.warps, warp % self.warps
+        cluster, agent = self._agent(warp)
         if access.kind == "async write":
-            queue = agent + self.warps
-            c, w = self._warps(idx)
-            q = w + self.warps
+            c, w, number = self._warps(idx)
+            _, q = self._agent(number, self.copy_queue)
             own = self.clock[c, q, q]
             self.clock[c, q] = np.maximum(self.clock[c, q], self.clock[c, w])
             self.clock[c, q, q] = own
-            agent = queue
+            _, agent = self._agent(warp, self.copy_queue)
         width, size = access.width, self.granule
-        row = (cta * self.agents + agent) * self.agents
+        row = (cluster * self.agents + agent) * self.row
         if width > size:
             per = width // size
             cells = (index[:, None] * per + np.arange(per)).reshape(-1)
@@ -178,21 +444,41 @@ class SharedRace:
         else:
             per = 1
             cells = index if width == size else index * width // size
-        clock = self.clock.reshape(-1)
+        now = self.clock.reshape(-1).take(row + agent)
+        atomic = access.kind == "atomic" or access.sync
+        self._apply(S, access.kind, atomic, cells, agent, row, now, pc, positions, lambda at: at // per, False)
+
+    def _against_write(
+        self, S: State, kind: str, atomic: bool, cells: Array, row: Any, positions: Array | None, lane: Any, proxy: bool
+    ) -> None:
+        """Fault unless the last write of every cell is known to the agents whose clock rows begin at `row`."""
         last = self.writes.take(cells)
-        writer = last >> 32 & 0x7FF
-        known = clock.take(row + writer)
-        clash = ((last & 0xFFFFFFFF) > known) & (last != 0)
-        kind = access.kind
-        atomic = kind == "atomic" or access.sync
+        if not np.count_nonzero(last):
+            return
+        writer, time = last >> 32 & 0x7FF, last & 0xFFFFFFFF
+        clock = self.clock.reshape(-1)
+        clash = (time > clock.take(row + writer)) & (last != 0)
         if atomic:
             clash &= (last >> 43 & 1) == 0
         if np.count_nonzero(clash):
             at = int(np.flatnonzero(clash)[0])
-            self._report(S, access, int(cells[at]), at // per, int(last[at]) >> 44, int(writer[at]), "write", positions)
-        now = clock.take(row + agent)
+            self._report(S, kind, int(cells[at]), lane(at), int(last[at]) >> 44, int(writer[at]), "write", positions)
+        if proxy:
+            unfenced = (writer < self.generic) & (last != 0) & (time > clock.take(row + self.agents + writer))
+            if np.count_nonzero(unfenced):
+                at = int(np.flatnonzero(unfenced)[0])
+                self._report(S, kind, int(cells[at]), lane(at), int(last[at]) >> 44, int(writer[at]), "", positions)
+
+    def _apply(
+        self, S: State, kind: str, atomic: bool, cells: Array, agent: Any, row: Any, now: Any, pc: int, positions: Array | None,
+        lane: Any, proxy: bool,
+    ) -> None:  # fmt: skip
+        """Check and record accesses to `cells`. agent, its time `now`, and `row`, where the clock row of what it knows begins, are
+        arrays over the cells or single numbers. lane(i): the executing lane of cell i. proxy: an access of the async proxy."""
+        self._against_write(S, kind, atomic, cells, row, positions, lane, proxy)
+        clock = self.clock.reshape(-1)
         if kind == "read" and not atomic:
-            self.reads[cells * self.agents + agent] = now
+            self.reads[cells * self.num_readers + agent] = now
             seen = self.readers.take(cells) & MANY
             state = np.where((seen == 0) | (seen == agent + 1), agent + 1, MANY)
             mark = (np.int32(pc << 10) | state).astype(np.int32)
@@ -204,50 +490,50 @@ class SharedRace:
             return
         seen = self.readers.take(cells) & MANY
         if np.count_nonzero(seen):
+            agents, rows = np.broadcast_to(agent, cells.shape), np.broadcast_to(row, cells.shape)
             one = np.flatnonzero((seen > 0) & (seen < MANY))
             if len(one):
                 other = seen[one] - 1
-                late = self.reads.take(cells[one] * self.agents + other) > clock.take(row[one] + other)
-                late &= other != agent[one]
+                late = self.reads.take(cells[one] * self.num_readers + other) > clock.take(rows[one] + other)
+                late &= other != agents[one]
                 if np.count_nonzero(late):
                     k = int(np.flatnonzero(late)[0])
                     at = int(one[k])
-                    self._report(S, access, int(cells[at]), at // per, int(self.readers[cells[at]]) >> 10, int(other[k]), "read", positions)
+                    self._report(S, kind, int(cells[at]), lane(at), int(self.readers[cells[at]]) >> 10, int(other[k]), "read", positions)
             many = np.flatnonzero(seen == MANY)
             if len(many):
-                each = np.arange(self.agents)
-                times = self.reads.take(cells[many, None] * self.agents + each)
-                late2 = (times > clock.take(row[many, None] + each)) & (each != agent[many, None])
+                each = np.arange(self.num_readers)
+                times = self.reads.take(cells[many, None] * self.num_readers + each)
+                late2 = (times > clock.take(rows[many, None] + each)) & (each != agents[many, None])
                 if np.count_nonzero(late2):
-                    rows, columns = np.nonzero(late2)
-                    cell, agent2 = int(many[rows[0]]), int(columns[0])
-                    self._report(S, access, int(cells[cell]), cell // per, int(self.readers[cells[cell]]) >> 10, agent2, "read", positions)
+                    found, columns = np.nonzero(late2)
+                    at, agent2 = int(many[found[0]]), int(columns[0])
+                    self._report(S, kind, int(cells[at]), lane(at), int(self.readers[cells[at]]) >> 10, agent2, "read", positions)
             self.readers[cells] = 0
         if kind == "read":
             return
-        mark64 = (np.int64(pc) << 44) | (np.int64(atomic) << 43) | (agent.astype(np.int64) << 32) | now
+        mark64 = (np.int64(pc) << 44) | (np.int64(atomic) << 43) | (np.asarray(agent, np.int64) << 32) | now
         self.writes[cells] = mark64
         if not atomic:
             lost = self.writes.take(cells) != mark64
             if np.count_nonzero(lost):
                 at = int(np.flatnonzero(lost)[0])
                 rival = int(self.writes[cells[at]]) >> 32 & 0x7FF
-                self._report(S, access, int(cells[at]), at // per, pc, rival, "write", positions)
+                self._report(S, kind, int(cells[at]), lane(at), pc, rival, "write", positions)
 
-    def _report(
-        self, S: State, access: Access, cell: int, lane: int, pc: int, agent: int, what: str, positions: Array | None
-    ) -> None:
+    def _report(self, S: State, kind: str, cell: int, lane: int, pc: int, agent: int, what: str, positions: Array | None) -> None:
+        """`what`: the other side's "read" or "write" that is not ordered; "": its write lacks a proxy fence."""
         offset = cell % self.per_cta * self.granule + SHARED_BASE
         ins = S.program.ops[pc].ins
-        who = f"warp {agent}" if agent < self.warps else f"a cp.async of warp {agent - self.warps}"
-        verb = {"read": "reads", "write": "writes", "atomic": "updates", "async write": "copies to"}[access.kind]
-        raise Fault(
-            "race",
-            f"{verb} shared address {offset:#x}{S.shared_name(offset)} while the {what} by {who} at line {ins.line} "
-            f"({ins.text}) is not ordered before it",
-            np.array([lane]),
-            positions,
-        )
+        place = f"{VERBS[kind]} shared address {offset:#x}{S.shared_name(offset)}"
+        other = f"by {self.name(agent)} at line {ins.line} ({ins.text})"
+        if what:
+            message = f"{place} while the {what} {other} is not ordered before it"
+        elif ins.opcode == "mbarrier":
+            message = f"signals the mbarrier at {offset:#x}{S.shared_name(offset)} without a fence.mbarrier_init after the write {other}"
+        else:
+            message = f"{place} through the async proxy without a fence.proxy.async after the write {other}"
+        raise Fault("race", message, np.array([lane]), positions)
 
     def finish(self) -> None:
         """Nothing is left to check at the end of a batch."""
