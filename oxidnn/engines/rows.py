@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from math import inf, nan
 from typing import ClassVar, Protocol
 
@@ -168,12 +169,12 @@ class Rows:
         names = tuple(f"d{i}" for i in dims)
         return Digits(names, tuple(self.shape[i] for i in dims), strides).ordered_for(self.operands[0].name).collapsed(stem)
 
-    @property
+    @cached_property
     def row_digits(self) -> Digits:
         dims = [i for i in range(len(self.shape)) if i not in self.axes]
         return self._collapsed("r", dims, [o for o in self.operands if o.has_rows])
 
-    @property
+    @cached_property
     def column_digits(self) -> Digits:
         """One digit where every operand steps evenly from column to column."""
         return self._collapsed("k", sorted(self.axes), [o for o in self.operands if o.has_columns])
