@@ -12,7 +12,20 @@ from ..errors import expected
 from ..handle import open_backend
 from ..ops.case import format_case, parse_case
 from ..testing.harness import run_problem
-from .arguments import arch_option, device_option, engine_options, json_option, line_of, pick, print_json, problem_of, seed_option
+from .arguments import (
+    arch_option,
+    device_option,
+    engine_options,
+    json_option,
+    line_of,
+    pick,
+    print_json,
+    print_table,
+    problem_of,
+    seed_option,
+)
+
+PROFILE_ROWS = 20
 
 
 @click.command()
@@ -77,18 +90,18 @@ def emu(words: tuple[str, ...], checkers: str, schedule: str, profile: bool, eng
     backend = Recording(arch or "sm_90a", tuple(sorted(watched)), _schedule(schedule))
     chosen, chosen_config, why = pick(problem, backend.info, engine, config)
     worst = run_problem(backend, problem, chosen, chosen_config, seed).worst
-    counters = [_plain(c) for c in backend.launches]
     if as_json:
         print_json({"case": format_case(problem), "arch": backend.info.arch, "engine": chosen.id, "config": chosen_config.name,
-                    "why": why, "seed": seed, "checkers": checkers, "worst_error_over_tolerance": worst, "launches": counters})
+                    "why": why, "seed": seed, "checkers": checkers, "worst_error_over_tolerance": worst,
+                    "launches": [launch.summary() for launch in backend.launches]})
         return
     click.echo(f"{format_case(problem)}\n{chosen.id} {chosen_config.name} ({why}) on {backend.info.name}: "
                f"agrees, the worst error is {worst:.3f} of the tolerance; no checker of {checkers} fired")
     if profile:
-        for number, counter in enumerate(counters):
-            click.echo(f"launch {number}:")
-            for name, value in counter.items():
-                click.echo(f"  {name}: {value}")
+        for number, launch in enumerate(backend.launches):
+            print_table(("counter", "value"), list(launch.summary().items()), f"launch {number}:")
+            print_table(("PTX line", "executions", "bank conflicts", "instruction"), launch.profile()[:PROFILE_ROWS],
+                        f"the {PROFILE_ROWS} lines executed most:")
 
 
 def _checkers(text: str) -> frozenset[str]:
@@ -110,12 +123,3 @@ def _schedule(text: str) -> str | tuple[str, int]:
         return "random", int(seed or "0")
     raise expected("emu", "--schedule", repr(text), "lowest_pc, random or random:SEED")
 
-
-def _plain(counters: Any) -> dict[str, Any]:
-    """The emulator's counters as a dict, whatever record they come as."""
-    from ..codegen.spec import plain
-
-    shown = plain(counters)
-    if not isinstance(shown, dict):
-        shown = {k: plain(v) for k, v in vars(counters).items()} if hasattr(counters, "__dict__") else {"counters": shown}
-    return shown

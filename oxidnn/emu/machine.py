@@ -59,6 +59,7 @@ class Launch:
     def run(self, random: np.random.Generator | None) -> None:
         program = self.program
         self.steps_left = self.step_limit
+        self.counters.lines = program.lines
         addresses = program.variable_addresses(self.memory)
         block = np.frombuffer(bytearray(self.params), np.uint8)
         pointer = None
@@ -342,6 +343,7 @@ class State:
     def _run_group(self, pc: int, idx: Array | None, budget: int) -> None:
         """Run one group until it merges, parks, ends or has used its budget of blocks."""
         code, ends, ready, counters = self.program.code, self.program.end_of_block, self.ready, self.counters
+        blocks = counters.blocks
         last = len(code)
         lowest = budget >= NEVER
         self.group = idx
@@ -360,7 +362,9 @@ class State:
             count = end - pc
             if count:
                 counters.steps += count
-                counters.instructions += count * (self.N if idx is None else len(idx))
+                lanes = self.N if idx is None else len(idx)
+                counters.instructions += count * lanes
+                blocks[pc, end] = blocks.get((pc, end), 0) + lanes
                 if self.undef or self.busy or (pc, end) not in self.checked:
                     self._run_checked(pc, end, idx)
                 else:
@@ -376,7 +380,9 @@ class State:
             self.pc = pc
             self.group = idx
             counters.steps += 1
-            counters.instructions += self.N if idx is None else len(idx)
+            lanes = self.N if idx is None else len(idx)
+            counters.instructions += lanes
+            blocks[pc, pc + 1] = blocks.get((pc, pc + 1), 0) + lanes
             self.launch.steps_left -= 1
             if self.launch.steps_left < 0:
                 raise Fault("deadlock", f"more than {self.launch.step_limit} control transfers: an endless loop?")

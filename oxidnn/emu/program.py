@@ -79,6 +79,7 @@ class Program:
                 end = pc
             self.end_of_block[pc] = end
         self.template: list[Any] = [slot.value for slot in self.slots]
+        self.lines = [(op.ins.line, op.ins.text) for op in self.ops]
         self.touched = [frozenset((*op.reads, *op.writes, *((op.guard.slot,) if op.guard else ()))) for op in self.ops]
 
     # -- decoding

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 
@@ -23,4 +24,24 @@ class Counters:
     bank_accesses: int = 0  # warp-wide shared accesses seen by the bank checker
     bank_conflicts: int = 0  # extra shared-memory wavefronts
     conflicts_by_line: dict[int, int] = field(default_factory=dict)
-    executions: dict[int, int] = field(default_factory=dict)  # PTX line -> steps, when profiling
+    blocks: dict[tuple[int, int], int] = field(default_factory=dict, repr=False)  # [first, end) of program counters -> threads
+    lines: Sequence[tuple[int, str]] = field(default=(), repr=False)  # PTX line and text of every program counter
+
+    @property
+    def executions(self) -> dict[int, int]:
+        """PTX line -> how often its instructions were executed, summed over threads; predicated ones count where they do nothing, too."""
+        found: dict[int, int] = {}
+        for (first, end), threads in self.blocks.items():
+            for line, _ in self.lines[first:end]:
+                found[line] = found.get(line, 0) + threads
+        return found
+
+    def summary(self) -> dict[str, int]:
+        """The counters that are single numbers, by name."""
+        return {name: value for name, value in vars(self).items() if isinstance(value, int)}
+
+    def profile(self) -> list[tuple[int, int, int, str]]:
+        """(PTX line, executions, extra shared-memory wavefronts, text), most executed first."""
+        texts = dict(self.lines)
+        return sorted(((line, count, self.conflicts_by_line.get(line, 0), texts[line]) for line, count in self.executions.items()),
+                      key=lambda row: (-row[1], row[0]))  # fmt: skip

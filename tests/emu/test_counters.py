@@ -45,3 +45,23 @@ mul.wide.u32 %w, %t, 4; add.u64 %x, %x, %w; add.u64 %y, %y, %w; ld.global.u32 %r
     assert counters.global_read == 256 and counters.global_written == 40
     assert counters.instructions == 10 * 64 and counters.steps == 10 and counters.batches == 1
     assert (y[:10] == x[:10]).all() and (y[10:] == 0).all()
+
+
+def test_executions_by_line() -> None:
+    text = f"""{HEADER}.visible .entry k(.param .u32 n)
+{{ .reg .b32 %t, %i; .reg .pred %p;
+mov.u32 %t, %tid.x; mov.u32 %i, 0;
+LOOP:
+add.u32 %i, %i, 1;
+setp.lt.u32 %p, %i, 5;
+@%p bra LOOP;
+setp.lt.u32 %p, %t, 10;
+@!%p bra END;
+add.u32 %i, %i, 1;
+END: ret; }}"""
+    counters = launch(text, 2, 64, [0])
+    first = text[: text.index("LOOP:")].count("\n") + 1  # the line of the label
+    assert counters.executions == {first - 1: 256, first + 1: 640, first + 2: 640, first + 3: 640, first + 4: 128, first + 5: 128,
+                                   first + 6: 20, first + 7: 20}  # a jump to ret is a ret  # fmt: skip
+    assert sum(counters.executions.values()) == counters.instructions
+    assert counters.profile()[0] == (first + 1, 640, 0, "add.u32 %i, %i, 1;") and counters.summary()["instructions"] == counters.instructions
