@@ -21,7 +21,8 @@ from .affine import AffineMatmul, Bound, IndexSpace, Source, Target
 from .affine_direct import DIRECT
 from .affine_mma_sm80 import MMA_SM80
 from .affine_simt import SIMT
-from .base import SUPPORTED, Build, Engine, EngineConfig, Support
+from .affine_wgmma_sm90 import WGMMA_SM90
+from .base import SUPPORTED, Build, Engine, EngineConfig, Support, refuse
 from .collapse import collapse as collapse_digits
 
 # --- Collapsing: fewer digits, the same matmul ---------------------------------------------------------------------------------
@@ -382,7 +383,10 @@ class MatmulEngine(Engine):
         self.algorithm = algorithm
 
     def check_support(self, problem: Problem, device: DeviceInfo) -> Support:
-        for am, algorithm in _split(self.algorithm, problem):
+        split = _split(self.algorithm, problem)
+        if not problem.is_empty and all(algorithm is not self.algorithm for _, algorithm in split):
+            return refuse("there are no products to sum: the direct engine writes the epilogue of 0")
+        for am, algorithm in split:
             support = algorithm.check(am, device)
             if not support:
                 return support
@@ -403,5 +407,5 @@ class MatmulEngine(Engine):
         return Build(tuple(step for b in builds for step in b.steps), max((b.workspace_bytes for b in builds), default=0))
 
 
-ALGORITHMS: tuple[Algorithm, ...] = (MMA_SM80, SIMT, DIRECT)
+ALGORITHMS: tuple[Algorithm, ...] = (WGMMA_SM90, MMA_SM80, SIMT, DIRECT)
 ENGINES: dict[str, tuple[Engine, ...]] = {op: tuple(MatmulEngine(op, algorithm) for algorithm in ALGORITHMS) for op in _LOWERINGS}

@@ -24,15 +24,21 @@ def test_kernels_assemble(op: str, engine, arch: str) -> None:  # type: ignore[n
     info = known_device(arch)
     rng = np.random.default_rng(seed_of(op, engine.id, arch))
     specs = {}
-    for _ in range(400):
+    reasons = set()
+    for _ in range(1000):
         problem = SAMPLES[op](rng, "tiny")
-        if problem.is_empty or not engine.check_support(problem, info):
+        support = engine.check_support(problem, info)
+        if problem.is_empty or not support:
+            reasons.add(support.reason)
             continue
         for config in engine.configs(problem, info):
             for step in engine.build_steps(problem, config, info).steps:
                 specs.setdefault((step.spec.template, config.name, step.spec.suffix), step.spec)
         if len(specs) >= 6:
             break
+    too_old = [r for r in reasons if "needs sm_" in r or "compute capability" in r]
+    if not specs and too_old:
+        pytest.skip(too_old[0])
     assert specs, f"{engine.id} took no random problem"
     for spec in list(specs.values())[:6]:
         text = render(spec)

@@ -43,8 +43,11 @@ def _draw(rng: np.random.Generator, op: str, size: str) -> Problem | None:
     is_tiny = size == "tiny"
     groups = upto(3) if rng.random() < 0.35 else 1
     channels, filters = (upto(5), upto(5)) if is_tiny else (upto(40), upto(40))
+    is_dense = rng.random() < 0.25  # what tensor cores and bulk copies want: 16-bit, channels last, channels in eights
+    if is_dense:
+        channels, filters = (int(rng.choice((8, 16, 24, 64))) for _ in range(2))
     n = 0 if rng.random() < 0.03 else upto(2 if is_tiny else 4)
-    if rng.random() < 0.02:
+    if rng.random() < 0.02 and not is_dense:
         channels = 0
     taps = [upto(3 if is_tiny else 5) for _ in range(spatial)]
     stride = [upto(3) if rng.random() < 0.5 else 1 for _ in range(spatial)]
@@ -61,14 +64,14 @@ def _draw(rng: np.random.Generator, op: str, size: str) -> Problem | None:
         lo_hi = [max((-(-e // s) - 1) * s + (r - 1) * d + 1 - e, 0) if attrs["padding"] != "valid" else 0
                  for e, s, r, d in zip(extents, stride, taps, dilation, strict=True)]
         padding = [(t, 0) for t in lo_hi]
-    kind = (F32, F64, F16, BF16)[int(rng.integers(4))]
+    kind = (F16, BF16)[int(rng.integers(2))] if is_dense else (F32, F64, F16, BF16)[int(rng.integers(4))]
     out_kind = (F32, F64, F16, BF16)[int(rng.integers(4))] if rng.random() < 0.2 else kind
     room = [e + lo + hi - (r - 1) * d - 1 for e, (lo, hi), r, d in zip(extents, padding, taps, dilation, strict=True)]
     if any(v < 0 for v in room):
         return None
     result_shape = (n, filters * groups, *(v // s + 1 for v, s in zip(room, stride, strict=True)))
     image_shape, filter_shape = (n, channels * groups, *extents), (filters * groups, channels, *taps)
-    if prod(result_shape) * prod(filter_shape[1:]) > _LIMITS[size]:
+    if prod(result_shape) * prod(filter_shape[1:]) > _LIMITS[size] * (20 if is_dense and is_tiny else 1):
         return None
     definition = OPS[op]
     roles = {"conv_fprop": ("x", "w", "y"), "conv_dgrad": ("dx", "w", "dy"), "conv_wgrad": ("x", "dw", "dy"),
@@ -81,8 +84,8 @@ def _draw(rng: np.random.Generator, op: str, size: str) -> Problem | None:
         attrs["output_padding"] = tuple(v % s for v, s in zip(room, stride, strict=True))
         if channels == 0:
             return None
-    tensors = {name: random_desc(rng, kind, shapes[name]) for name in definition.inputs if name in shapes}
-    tensors[output] = random_desc(rng, out_kind, shapes[output], is_output=True)
+    tensors = {name: random_desc(rng, kind, shapes[name], is_dense=is_dense) for name in definition.inputs if name in shapes}
+    tensors[output] = random_desc(rng, out_kind, shapes[output], is_output=True, is_dense=is_dense)
     if not op.endswith("wgrad"):
         draw_epilogue(rng, tensors, attrs, shapes[output], 1, tensors[output])
     return definition.make(tensors, attrs, Policy())

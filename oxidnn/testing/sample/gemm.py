@@ -8,6 +8,7 @@ import numpy as np
 
 from ...dtypes import BF16, F16, F32, F64
 from ...ops import OPS, Policy, Problem
+from ...tensor import TensorDesc
 from .conv import draw_epilogue
 from .tensors import random_desc
 
@@ -15,11 +16,14 @@ from .tensors import random_desc
 def sample(rng: np.random.Generator, size: str) -> Problem:
     top = 18 if size == "tiny" else 40
     m, n, k = (int(rng.integers(1, top + 1)) for _ in range(3))
-    if rng.random() < 0.05:
+    is_dense = rng.random() < 0.25  # what tensor cores and bulk copies want: 16-bit, packed, extents in eights
+    if is_dense:
+        m, n, k = (8 * int(rng.integers(1, 9)) for _ in range(3))
+    elif rng.random() < 0.05:
         m, n, k = ((0, n, k), (m, 0, k), (m, n, 0))[int(rng.integers(3))]
     batch = [int(rng.integers(1, 4)) for _ in range(int(rng.choice((0, 1, 2), p=(0.6, 0.3, 0.1))))]
     attrs: dict[str, Any] = {"transpose_a": bool(rng.random() < 0.4), "transpose_b": bool(rng.random() < 0.4)}
-    kind = (F32, F64, F16, BF16)[int(rng.integers(4))]
+    kind = (F16, BF16)[int(rng.integers(2))] if is_dense else (F32, F64, F16, BF16)[int(rng.integers(4))]
     out_kind = (F32, F64, F16, BF16)[int(rng.integers(4))] if rng.random() < 0.2 else kind
 
     def own_batch() -> list[int]:
@@ -27,8 +31,11 @@ def sample(rng: np.random.Generator, size: str) -> Problem:
         own = [1 if rng.random() < 0.3 else e for e in batch]
         return own[int(rng.integers(len(own) + 1)):] if rng.random() < 0.3 else own
 
-    tensors = {"a": random_desc(rng, kind, (*own_batch(), *((k, m) if attrs["transpose_a"] else (m, k)))),
-               "b": random_desc(rng, kind, (*own_batch(), *((n, k) if attrs["transpose_b"] else (k, n))))}
+    def draw(rows: int, columns: int) -> TensorDesc:
+        shape = (*own_batch(), rows, columns)
+        return TensorDesc.packed(kind, shape) if is_dense else random_desc(rng, kind, shape)
+
+    tensors = {"a": draw(*((k, m) if attrs["transpose_a"] else (m, k))), "b": draw(*((n, k) if attrs["transpose_b"] else (k, n)))}
     shape = (*np.broadcast_shapes(tensors["a"].shape[:-2], tensors["b"].shape[:-2]), m, n)
     tensors["d"] = random_desc(rng, out_kind, shape, is_output=True)
     if rng.random() < 0.3:

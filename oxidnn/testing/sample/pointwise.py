@@ -8,8 +8,8 @@ import numpy as np
 
 from ...codegen.pointwise import TABLE, parse
 from ...dtypes import DType, dtype
+from ...ops import OPS
 from ...ops.base import Policy, Problem
-from ...ops.pointwise import make_activation, make_activation_backward, make_pointwise
 from ...tensor import TensorDesc, layout_order, packed_strides
 from . import Fill, Sampler
 
@@ -82,26 +82,26 @@ def sample_pointwise(rng: np.random.Generator, size: str) -> Problem:
     attrs: dict[str, Any] = {"expression": expression}
     if not integers and rng.random() < 0.3 and not any(o.is_condition for o in expression.outputs):
         attrs["dtype"] = str(rng.choice(FLOATS))
-    problem = make_pointwise(tensors, attrs, Policy())
+    problem = OPS["pointwise"].make(tensors, attrs, Policy())
     draw = rng.random()
     if draw < 0.6:
         for o in problem.outputs:  # anywhere, or as an input of its type lies, so that it may be in its place
             like = [i.desc for i in problem.inputs if i.desc.dtype == o.desc.dtype and i.desc.shape == o.desc.shape and i.desc.is_injective]
             tensors[o.name] = like[0] if like and draw < 0.3 else view(rng, o.desc.dtype, o.desc.shape, True)
-        problem = make_pointwise(tensors, attrs, Policy())
+        problem = OPS["pointwise"].make(tensors, attrs, Policy())
     return problem
 
 
 def sample_activation(rng: np.random.Generator, size: str) -> Problem:
     kind = dtype(str(rng.choice(FLOATS)))
-    return make_activation({"x": view(rng, kind, _shape(rng, size))}, {"name": str(rng.choice(ACTIVATIONS))}, Policy())
+    return OPS["activation"].make({"x": view(rng, kind, _shape(rng, size))}, {"name": str(rng.choice(ACTIVATIONS))}, Policy())
 
 
 def sample_activation_backward(rng: np.random.Generator, size: str) -> Problem:
     kind = dtype(str(rng.choice(FLOATS)))
     shape = _shape(rng, size)
     tensors = {"dy": view(rng, kind, shape), "x": view(rng, kind, shape)}
-    return make_activation_backward(tensors, {"name": str(rng.choice(SMOOTH))}, Policy())
+    return OPS["activation_backward"].make(tensors, {"name": str(rng.choice(SMOOTH))}, Policy())
 
 
 SAMPLES: dict[str, Sampler] = {"pointwise": sample_pointwise, "activation": sample_activation,

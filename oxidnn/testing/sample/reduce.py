@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 
 from ...dtypes import dtype
+from ...ops import OPS
 from ...ops.base import Policy, Problem
-from ...ops.reduce import KINDS, NEED_ELEMENTS, ReduceProblem, default_dtype, make_reduce
+from ...ops.reduce import KINDS, NEED_ELEMENTS, ReduceProblem, default_dtype
 from . import Fill, Sampler
 from .pointwise import view
 
@@ -32,7 +33,7 @@ def sample_reduce(rng: np.random.Generator, size: str) -> Problem:
     if kind in ("var", "std") and rng.random() < 0.5:
         attrs["correction"] = 1
     x = view(rng, x_type, tuple(shape))
-    problem = make_reduce({"x": x}, attrs, Policy())
+    problem = OPS["reduce"].make({"x": x}, attrs, Policy())
     if rng.random() < 0.3:
         y = problem.desc("y")
         chosen = y.dtype
@@ -40,7 +41,7 @@ def sample_reduce(rng: np.random.Generator, size: str) -> Problem:
             chosen = dtype("s32")
         elif y.dtype.is_float and default_dtype(kind, x_type).is_float and rng.random() < 0.5:
             chosen = dtype(str(rng.choice(["f32", "f64"])))
-        problem = make_reduce({"x": x, "y": view(rng, chosen, y.shape, True)}, attrs, Policy())
+        problem = OPS["reduce"].make({"x": x, "y": view(rng, chosen, y.shape, True)}, attrs, Policy())
     return problem
 
 
