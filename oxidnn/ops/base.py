@@ -6,7 +6,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..errors import InvalidArgument, expected
 from ..tensor import TensorDesc
+from .checks import canonical, describe
 
 MATH = ("ieee", "tf32", "tf32x3", "bf16x3", "fast")
 
@@ -101,17 +103,42 @@ class Problem:
         return sum(o.desc.num_bytes for o in self.operands)
 
 
-# make(tensors, attrs, policy): checks everything (raises InvalidArgument naming the argument), infers the outputs that `tensors`
-# does not hold, and returns the problem. `tensors` maps role names to descriptions; absent optional inputs are left out.
-MakeProblem = Callable[[Mapping[str, TensorDesc], Mapping[str, Any], Policy], Problem]
+# build(tensors, attrs, policy): checks values (raises InvalidArgument naming the argument), infers the outputs that `tensors` does not
+# hold, and returns the problem. `tensors` maps role names to canonical descriptions; absent optional inputs are left out.
+BuildProblem = Callable[[Mapping[str, TensorDesc], Mapping[str, Any], Policy], Problem]
 
 
 @dataclass(frozen=True, slots=True)
 class OpDef:
-    """An op's row: its name, the roles of its inputs in argument order, its outputs, and how its problem is made."""
+    """An op's row: its name, the roles of its inputs in argument order, its outputs, how its problem is built, the inputs that may be
+    absent, and its attributes with their defaults (None: left out, or to be given).
+
+    An op that takes an epilogue, and one without inputs of its own, take the tensors that its expression names as well.
+    """
 
     name: str
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
-    make: MakeProblem
-    optional: tuple[str, ...] = ()  # inputs that may be absent
+    build: BuildProblem
+    optional: tuple[str, ...] = ()
+    attrs: tuple[tuple[str, Any], ...] = ()
+
+    @property
+    def takes_more_tensors(self) -> bool:
+        return not self.inputs or any(name == "epilogue" for name, _ in self.attrs)
+
+    def make(self, tensors: Mapping[str, TensorDesc], attrs: Mapping[str, Any], policy: Policy) -> Problem:
+        """The problem. Raises InvalidArgument naming the argument that is missing, unknown or wrong. An attribute None is left out."""
+        known = [name for name, _ in self.attrs]
+        for name in attrs:
+            if name not in known:
+                raise InvalidArgument(f"{self.name}: {name!r} is no attribute (known: {', '.join(known) or 'none'}).")
+        tensors = {name: canonical(desc) for name, desc in tensors.items()}
+        for name in self.inputs:
+            if name not in tensors and name not in self.optional:
+                raise expected(self.name, name, "missing", "a tensor", describe(tensors))
+        for name in tensors:
+            if not (self.takes_more_tensors or name in self.inputs or name in self.outputs):
+                raise InvalidArgument(f"{self.name}: {name!r} is no tensor of this op (it takes {', '.join(self.inputs)} and gives "
+                                      f"{', '.join(self.outputs)}). {describe(tensors)}")
+        return self.build(tensors, {name: value for name, value in attrs.items() if value is not None}, policy)

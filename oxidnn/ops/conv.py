@@ -16,22 +16,11 @@ from math import prod
 from typing import Any
 
 from ..codegen.pointwise import Expression
-from ..errors import InvalidArgument, expected
+from ..errors import expected
 from ..tensor import TensorDesc
 from .base import OpDef, Operand, Policy, Problem
-from .epilogue import (
-    TYPES,
-    accumulator_of,
-    canonical,
-    check_dtype,
-    check_names,
-    check_output,
-    default_epilogue,
-    describe,
-    operands_of,
-    resolve,
-    scalars_of,
-)
+from .checks import check_dtype, check_output, describe
+from .epilogue import accumulator_of, default_epilogue, operands_of, resolve, scalars_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +55,7 @@ class ConvProblem(Problem):
         return 2 * self.desc(self.result).numel * prod(self.desc(self.filter).shape[1:])
 
 
-_ATTRIBUTES = ("stride", "padding", "dilation", "groups", "flip")
+_WINDOW: tuple[tuple[str, Any], ...] = (("stride", 1), ("padding", 0), ("dilation", 1), ("groups", 1))
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,11 +75,12 @@ class _Kind:
         return {"fprop": self.result, "dgrad": self.image, "wgrad": self.filter}[self.direction]
 
     @property
-    def attributes(self) -> tuple[str, ...]:
-        names: tuple[str, ...] = _ATTRIBUTES
-        names += ("output_padding",) if self.is_transposed else ()
-        names += () if self.direction == "wgrad" else ("epilogue",)
-        return (*names, self.shape_attribute) if self.shape_attribute else names
+    def attrs(self) -> tuple[tuple[str, Any], ...]:
+        pairs: tuple[tuple[str, Any], ...] = ((self.shape_attribute, None),) if self.shape_attribute else ()
+        pairs += _WINDOW
+        pairs += (("output_padding", 0),) if self.is_transposed else ()
+        pairs += () if self.direction == "wgrad" else (("epilogue", None),)
+        return (*pairs, ("flip", False))
 
     @property
     def shape_attribute(self) -> str:
@@ -152,10 +142,7 @@ def _shape_attribute(op: str, name: str, value: Any, rank: int, context: str) ->
 
 def _make(kind: _Kind, tensors: Mapping[str, TensorDesc], attrs: Mapping[str, Any], policy: Policy) -> ConvProblem:
     op = kind.op
-    tensors = {name: canonical(desc) for name, desc in tensors.items()}
     context = describe(tensors)
-    attrs = {name: value for name, value in attrs.items() if value is not None}
-    check_names(op, kind.inputs, attrs, kind.attributes, tensors)
     roles = (*kind.inputs, kind.output)
     first, second = (tensors[name] for name in kind.inputs)
     rank, spatial = first.rank, first.rank - 2
@@ -233,16 +220,13 @@ def _make(kind: _Kind, tensors: Mapping[str, TensorDesc], attrs: Mapping[str, An
         output = TensorDesc.packed(first.dtype, shapes[kind.output], preferred_layout(first, second))
     if kind.direction == "wgrad":
         epilogue, extra = None, []
-        unknown = [name for name in tensors if name not in roles]
-        if unknown:
-            raise InvalidArgument(f"{op}: {unknown[0]!r} is no tensor of this op (it takes {', '.join(kind.inputs)}). {context}")
     else:
         epilogue = resolve(op, attrs.get("epilogue"), tensors, roles)
         extra = operands_of(op, epilogue, tensors, shapes[kind.output], 1)
 
     kept: list[tuple[str, Any]] = [("stride", _short(stride)), ("padding", _short(padding)), ("dilation", _short(dilation)),
                                    ("groups", groups), ("flip", bool(flip)), ("output_padding", _short(output_padding))]
-    defaults = {"stride": 1, "padding": 0, "dilation": 1, "groups": 1, "flip": False, "output_padding": 0}
+    defaults = dict((*_WINDOW, ("flip", False), ("output_padding", 0)))
     kept = [(name, value) for name, value in kept if value != defaults[name]]
     if epilogue is not None and epilogue != default_epilogue(tensors):
         kept.append(("epilogue", epilogue))
@@ -254,18 +238,16 @@ def _make(kind: _Kind, tensors: Mapping[str, TensorDesc], attrs: Mapping[str, An
 
 def _definition(kind: _Kind) -> OpDef:
     optional = {"conv_fprop": ("bias", "residual"), "conv_transpose": ("bias",)}.get(kind.op, ())
-    return OpDef(kind.op, (*kind.inputs, *optional), (kind.output,), partial(_make, kind), optional)
+    return OpDef(kind.op, (*kind.inputs, *optional), (kind.output,), partial(_make, kind), optional, kind.attrs)
 
 
 def _make_bgrad(tensors: Mapping[str, TensorDesc], attrs: Mapping[str, Any], policy: Policy) -> Problem:
     """db[k] = sum over n and the spatial dimensions of dy[n, k, ...]."""
     op = "conv_bgrad"
-    tensors = {name: canonical(desc) for name, desc in tensors.items()}
-    check_names(op, ("dy",), attrs, (), tensors)
     dy = tensors["dy"]
     if not 3 <= dy.rank <= 5:
         raise expected(op, "rank of dy", dy.rank, "3, 4 or 5 (1, 2 or 3 spatial dimensions)", describe(tensors))
-    check_dtype(op, "dy", dy, tensors, TYPES)
+    check_dtype(op, "dy", dy, tensors)
     db = tensors.get("db", TensorDesc.packed(dy.dtype, (dy.shape[1],)))
     check_output(op, "db", db, (dy.shape[1],), tensors)
     return Problem(op, (Operand("dy", dy), Operand("db", db, True)), policy=policy)

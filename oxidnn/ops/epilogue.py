@@ -3,55 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
 
 from ..codegen import pointwise as expr
 from ..codegen.pointwise import Expression
-from ..dtypes import BF16, F16, F32, F64, DType
-from ..errors import InvalidArgument, expected
+from ..dtypes import F32, F64, DType
+from ..errors import expected
 from ..tensor import TensorDesc
 from .base import Operand, Scalar
+from .checks import FLOATS, check_dtype, describe
 
-TYPES = (F32, F64, F16, BF16)  # of every operand of convolution and GEMM
-
-
-def canonical(desc: TensorDesc) -> TensorDesc:
-    """The same tensor with the strides that mean nothing (of extents of 1, of empty tensors) as in a packed one, if it is packed."""
-    for layout in ("nchw", "nhwc"):
-        if desc.is_packed(layout):
-            return TensorDesc(desc.dtype, desc.shape, TensorDesc.packed(desc.dtype, desc.shape, layout).strides, desc.align)
-    return desc
-
-
-def describe(tensors: Mapping[str, TensorDesc]) -> str:
-    """The operands' types, shapes and layouts: the tail of every message."""
-    return "; ".join(f"{name}: {desc}" for name, desc in tensors.items()) + "."
-
-
-def check_dtype(op: str, name: str, desc: TensorDesc, tensors: Mapping[str, TensorDesc], allowed: Sequence[DType] = TYPES) -> None:
-    if desc.dtype not in allowed:
-        raise expected(op, f"type of {name}", desc.dtype, " or ".join(t.name for t in allowed), describe(tensors))
-
-
-def check_output(op: str, name: str, desc: TensorDesc, shape: tuple[int, ...], tensors: Mapping[str, TensorDesc]) -> None:
-    """The output given by the caller has the shape asked for, a type we write, and no element twice."""
-    if desc.shape != shape:
-        raise expected(op, f"shape of {name}", list(desc.shape), list(shape), describe(tensors))
-    check_dtype(op, name, desc, tensors)
-    if any(n > 1 and s == 0 for n, s in zip(desc.shape, desc.strides, strict=True)):
-        raise expected(op, f"strides of {name}", list(desc.strides), "no stride 0: every element of an output has its own place",
-                       describe(tensors))
-
-
-def check_names(op: str, roles: Sequence[str], attrs: Mapping[str, Any], known: Sequence[str], tensors: Mapping[str, TensorDesc],
-                optional: Sequence[str] = ()) -> None:
-    """All required roles are given, and no attribute is unknown."""
-    for role in roles:
-        if role not in tensors and role not in optional:
-            raise expected(op, role, "missing", "a tensor", describe(tensors))
-    for name in attrs:
-        if name not in known:
-            raise InvalidArgument(f"{op}: {name!r} is no attribute (known: {', '.join(known)}).")
+TYPES = FLOATS  # of every operand of convolution and GEMM
 
 
 def default_epilogue(given: Collection[str]) -> Expression | None:

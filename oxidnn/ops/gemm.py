@@ -12,19 +12,8 @@ from ..codegen.pointwise import Expression
 from ..errors import expected
 from ..tensor import TensorDesc
 from .base import OpDef, Operand, Policy, Problem
-from .epilogue import (
-    accumulator_of,
-    align_shape,
-    canonical,
-    check_dtype,
-    check_names,
-    check_output,
-    default_epilogue,
-    describe,
-    operands_of,
-    resolve,
-    scalars_of,
-)
+from .checks import check_dtype, check_output, describe
+from .epilogue import accumulator_of, align_shape, default_epilogue, operands_of, resolve, scalars_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,14 +41,11 @@ class GemmProblem(Problem):
         return 2 * self.desc("d").numel * self.k
 
 
-_ATTRIBUTES = ("transpose_a", "transpose_b", "alpha", "beta", "epilogue")
+_ATTRS = (("transpose_a", False), ("transpose_b", False), ("alpha", 1.0), ("beta", 0.0), ("epilogue", None))
 
 
 def _make(tensors: Mapping[str, TensorDesc], attrs: Mapping[str, Any], policy: Policy) -> GemmProblem:
-    op, tensors = "gemm", {name: canonical(desc) for name, desc in tensors.items()}
-    context = describe(tensors)
-    attrs = {name: value for name, value in attrs.items() if value is not None}
-    check_names(op, ("a", "b"), attrs, _ATTRIBUTES, tensors)
+    op, context = "gemm", describe(tensors)
     a, b = tensors["a"], tensors["b"]
     for name, desc in (("a", a), ("b", b)):
         if desc.rank < 2:
@@ -113,4 +99,4 @@ def _make(tensors: Mapping[str, TensorDesc], attrs: Mapping[str, Any], policy: P
                        beta=factors["beta"], m=m, n=n, k=k, epilogue=epilogue)
 
 
-DEFINITIONS = (OpDef("gemm", ("a", "b", "bias", "c"), ("d",), _make, ("bias", "c")),)
+DEFINITIONS = (OpDef("gemm", ("a", "b", "bias", "c"), ("d",), _make, ("bias", "c"), _ATTRS),)

@@ -13,12 +13,11 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
-from ..dtypes import BF16, F16, F32, F64, S32, S64, DType
-from ..errors import InvalidArgument, expected
+from ..dtypes import S32, S64
+from ..errors import expected
 from ..tensor import TensorDesc
 from .base import OpDef, Operand, Policy, Problem
-
-FLOATS = (F64, F32, F16, BF16)
+from .checks import FLOATS, operand, output
 
 
 @dataclass(frozen=True)
@@ -52,34 +51,7 @@ class CrossEntropyProblem(Problem):
         return 8 * self.desc("logits").numel
 
 
-def _known(op: str, attrs: Mapping[str, Any], names: tuple[str, ...]) -> None:
-    for name in attrs:
-        if name not in names:
-            raise InvalidArgument(f"{op}: {name} is no argument (allowed: {', '.join(names)}).")
-
-
-def _operand(op: str, name: str, tensors: Mapping[str, TensorDesc], kinds: tuple[DType, ...],
-             shape: tuple[int, ...] | None = None) -> TensorDesc:
-    desc = tensors.get(name)
-    if desc is None:
-        raise expected(op, name, None, "a tensor")
-    if desc.dtype not in kinds:
-        raise expected(op, f"{name}'s dtype", desc.dtype, " or ".join(k.name for k in kinds))
-    if shape is not None and desc.shape != shape:
-        raise expected(op, f"{name}'s shape", desc.shape, shape)
-    return desc
-
-
-def _output(op: str, name: str, tensors: Mapping[str, TensorDesc], like: TensorDesc) -> TensorDesc:
-    """The given output, checked; or one of `like`'s type, shape and, where `like` is dense, layout."""
-    if name in tensors:
-        return _operand(op, name, tensors, (like.dtype,), like.shape)
-    is_last = like.is_packed("nhwc") and not like.is_packed("nchw")
-    return TensorDesc.packed(like.dtype, like.shape, "nhwc" if is_last else "nchw")
-
-
 def _softmax_attrs(op: str, shape: tuple[int, ...], attrs: Mapping[str, Any]) -> tuple[int, bool, tuple[tuple[str, Any], ...]]:
-    _known(op, attrs, ("axis", "log"))
     axis, is_log = attrs.get("axis", -1), attrs.get("log", False)
     rank = len(shape)
     if isinstance(axis, bool) or not isinstance(axis, int) or not -rank <= axis < rank:
@@ -92,33 +64,33 @@ def _softmax_attrs(op: str, shape: tuple[int, ...], attrs: Mapping[str, Any]) ->
 
 
 def _make_softmax(tensors: Mapping[str, TensorDesc], attrs: Mapping[str, Any], policy: Policy) -> SoftmaxProblem:
-    x = _operand("softmax", "x", tensors, FLOATS)
+    x = operand("softmax", "x", tensors, FLOATS)
     axis, is_log, normal = _softmax_attrs("softmax", x.shape, attrs)
-    operands = (Operand("x", x), Operand("y", _output("softmax", "y", tensors, x), True))
+    operands = (Operand("x", x), Operand("y", output("softmax", "y", tensors, (x.dtype,), x.shape, x), True))
     return SoftmaxProblem("softmax", operands, normal, policy=policy, axis=axis, is_log=is_log)
 
 
 def _make_softmax_backward(tensors: Mapping[str, TensorDesc], attrs: Mapping[str, Any], policy: Policy) -> SoftmaxProblem:
     op = "softmax_backward"
-    dy = _operand(op, "dy", tensors, FLOATS)
+    dy = operand(op, "dy", tensors, FLOATS)
     axis, is_log, normal = _softmax_attrs(op, dy.shape, attrs)
-    y = _operand(op, "y", tensors, (dy.dtype,), dy.shape)
-    operands = (Operand("dy", dy), Operand("y", y), Operand("dx", _output(op, "dx", tensors, dy), True))
+    y = operand(op, "y", tensors, (dy.dtype,), dy.shape)
+    operands = (Operand("dy", dy), Operand("y", y), Operand("dx", output(op, "dx", tensors, (dy.dtype,), dy.shape, dy), True))
     return SoftmaxProblem(op, operands, normal, policy=policy, axis=axis, is_log=is_log)
 
 
-_LOSS_ATTRS = ("reduction", "label_smoothing", "ignore_index")
+_SOFTMAX_ATTRS = (("axis", -1), ("log", False))
+_LOSS_ATTRS = (("reduction", "mean"), ("label_smoothing", 0.0), ("ignore_index", -100))
 
 
 def _make_cross_entropy(op: str, tensors: Mapping[str, TensorDesc], attrs: Mapping[str, Any], policy: Policy) -> CrossEntropyProblem:
-    _known(op, attrs, _LOSS_ATTRS)
-    logits = _operand(op, "logits", tensors, FLOATS)
+    logits = operand(op, "logits", tensors, FLOATS)
     if logits.rank < 2 or logits.shape[1] < 1:
         raise expected(op, "logits' shape", logits.shape, "(N, C, spatial...) with C >= 1")
     rows = (logits.shape[0], *logits.shape[2:])
     target = tensors.get("target")
     is_probability = target is not None and target.dtype.is_float
-    target = _operand(op, "target", tensors, FLOATS if is_probability else (S64, S32), logits.shape if is_probability else rows)
+    target = operand(op, "target", tensors, FLOATS if is_probability else (S64, S32), logits.shape if is_probability else rows)
     reduction = attrs.get("reduction", "mean")
     if reduction not in ("none", "mean", "sum"):
         raise expected(op, "reduction", repr(reduction), "'none', 'mean' or 'sum'")
@@ -137,14 +109,15 @@ def _make_cross_entropy(op: str, tensors: Mapping[str, TensorDesc], attrs: Mappi
         normal.append(("ignore_index", ignore_index))
     operands = [Operand("logits", logits), Operand("target", target)]
     if "weight" in tensors:
-        operands.append(Operand("weight", _operand(op, "weight", tensors, FLOATS, (logits.shape[1],))))
+        operands.append(Operand("weight", operand(op, "weight", tensors, FLOATS, (logits.shape[1],))))
     loss_shape = rows if reduction == "none" else ()
     if op == "cross_entropy":
-        operands.append(Operand("loss", _output(op, "loss", tensors, TensorDesc.packed(logits.dtype, loss_shape)), True))
+        loss = output(op, "loss", tensors, (logits.dtype,), loss_shape, TensorDesc.packed(logits.dtype, loss_shape))
+        operands.append(Operand("loss", loss, True))
     else:
         if "d_loss" in tensors:
-            operands.append(Operand("d_loss", _operand(op, "d_loss", tensors, FLOATS, loss_shape)))
-        operands.append(Operand("d_logits", _output(op, "d_logits", tensors, logits), True))
+            operands.append(Operand("d_loss", operand(op, "d_loss", tensors, FLOATS, loss_shape)))
+        operands.append(Operand("d_logits", output(op, "d_logits", tensors, (logits.dtype,), logits.shape, logits), True))
     return CrossEntropyProblem(op, tuple(operands), tuple(normal), policy=policy, reduction=reduction, smoothing=float(smoothing),
                                ignore_index=ignore_index, is_probability=is_probability)
 
@@ -158,9 +131,9 @@ def _make_loss_backward(tensors: Mapping[str, TensorDesc], attrs: Mapping[str, A
 
 
 DEFINITIONS: tuple[OpDef, ...] = (
-    OpDef("softmax", ("x",), ("y",), _make_softmax),
-    OpDef("softmax_backward", ("dy", "y"), ("dx",), _make_softmax_backward),
-    OpDef("cross_entropy", ("logits", "target", "weight"), ("loss",), _make_loss, optional=("weight",)),
+    OpDef("softmax", ("x",), ("y",), _make_softmax, attrs=_SOFTMAX_ATTRS),
+    OpDef("softmax_backward", ("dy", "y"), ("dx",), _make_softmax_backward, attrs=_SOFTMAX_ATTRS),
+    OpDef("cross_entropy", ("logits", "target", "weight"), ("loss",), _make_loss, optional=("weight",), attrs=_LOSS_ATTRS),
     OpDef("cross_entropy_backward", ("logits", "target", "weight", "d_loss"), ("d_logits",), _make_loss_backward,
-          optional=("weight", "d_loss")),
+          optional=("weight", "d_loss"), attrs=_LOSS_ATTRS),
 )

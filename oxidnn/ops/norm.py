@@ -23,7 +23,8 @@ from ..codegen.pointwise import Expression
 from ..errors import expected
 from ..tensor import TensorDesc
 from .base import OpDef, Operand, Policy, Problem
-from .epilogue import accumulator_of, check_dtype, check_names, check_output, default_epilogue, describe, operands_of, resolve, scalars_of
+from .checks import check_dtype, check_output, describe
+from .epilogue import accumulator_of, default_epilogue, operands_of, resolve, scalars_of
 from .reduce import normalize_axes
 
 EPS = 1e-5
@@ -60,9 +61,9 @@ class NormProblem(Problem):
         return tuple(n for n in self.epilogue.args if n != "acc") if self.epilogue is not None else ()
 
     @property
-    def in_place(self) -> tuple[str, ...]:
+    def aliases(self) -> tuple[tuple[str, str], ...]:
         """Every element is read, for the last time, by the thread that writes it; not so once `sum` is written too."""
-        return () if self.has("sum") else tuple(n for n in ("x", "residual", "dy") if self.has(n))
+        return () if self.has("sum") else tuple((self.outputs[0].name, n) for n in ("x", "residual", "dy") if self.has(n))
 
     @property
     def flops(self) -> int:
@@ -86,8 +87,7 @@ def _same(op: str, name: str, tensors: Mapping[str, TensorDesc], like: TensorDes
 
 def _output(op: str, name: str, tensors: Mapping[str, TensorDesc], like: TensorDesc) -> Operand:
     desc = tensors.get(name, _like(like))
-    check_output(op, name, desc, like.shape, tensors)
-    check_dtype(op, name, desc, tensors, (like.dtype,))
+    check_output(op, name, desc, like.shape, tensors, (like.dtype,))
     return Operand(name, desc, True)
 
 
@@ -115,8 +115,6 @@ def _normal_axes(axes: tuple[int, ...], x: TensorDesc) -> list[tuple[str, Any]]:
 
 
 def _make(op: str, tensors: Mapping[str, TensorDesc], attrs: Mapping[str, Any], policy: Policy) -> NormProblem:
-    attrs = {name: value for name, value in attrs.items() if value is not None}
-    check_names(op, ("x",), attrs, ("eps", "axes", "epilogue", "return_stats", "return_sum"), tensors)
     x = tensors["x"]
     axes = _axes_of(op, x, attrs, tensors)
     eps = attrs.get("eps", EPS)
@@ -150,9 +148,7 @@ def _make(op: str, tensors: Mapping[str, TensorDesc], attrs: Mapping[str, Any], 
 
 
 def _make_backward(op: str, tensors: Mapping[str, TensorDesc], attrs: Mapping[str, Any], policy: Policy) -> NormProblem:
-    attrs = {name: value for name, value in attrs.items() if value is not None}
     statistics = ("rstd",) if op == "rms_norm_backward" else ("mean", "rstd")
-    check_names(op, ("dy", "x", *statistics), attrs, ("axes",), tensors)
     x = tensors["x"]
     axes = _axes_of(op, x, attrs, tensors)
     stats = TensorDesc.packed(accumulator_of(x.dtype), tuple(n for i, n in enumerate(x.shape) if i not in axes))
@@ -168,10 +164,12 @@ def _make_backward(op: str, tensors: Mapping[str, TensorDesc], attrs: Mapping[st
 
 _INPUTS = ("x", "gamma", "beta", "residual")
 _OPTIONAL = ("gamma", "beta", "residual")
+_ATTRS = (("eps", EPS), ("axes", -1), ("epilogue", None), ("return_stats", False), ("return_sum", False))
 DEFINITIONS: tuple[OpDef, ...] = (
-    OpDef("layer_norm", _INPUTS, ("y", "mean", "rstd", "sum"), partial(_make, "layer_norm"), _OPTIONAL),
-    OpDef("rms_norm", _INPUTS, ("y", "rstd", "sum"), partial(_make, "rms_norm"), _OPTIONAL),
+    OpDef("layer_norm", _INPUTS, ("y", "mean", "rstd", "sum"), partial(_make, "layer_norm"), _OPTIONAL, _ATTRS),
+    OpDef("rms_norm", _INPUTS, ("y", "rstd", "sum"), partial(_make, "rms_norm"), _OPTIONAL, _ATTRS),
     OpDef("layer_norm_backward", ("dy", "x", "mean", "rstd", "gamma"), ("dx", "dgamma", "dbeta"),
-          partial(_make_backward, "layer_norm_backward"), ("gamma",)),
-    OpDef("rms_norm_backward", ("dy", "x", "rstd", "gamma"), ("dx", "dgamma"), partial(_make_backward, "rms_norm_backward"), ("gamma",)),
+          partial(_make_backward, "layer_norm_backward"), ("gamma",), (("axes", -1),)),
+    OpDef("rms_norm_backward", ("dy", "x", "rstd", "gamma"), ("dx", "dgamma"), partial(_make_backward, "rms_norm_backward"), ("gamma",),
+          (("axes", -1),)),
 )

@@ -23,8 +23,10 @@ from ..dtypes import BOOL, DType, dtype
 from ..errors import InvalidArgument, expected
 from ..tensor import TensorDesc, packed_strides
 from .base import OpDef, Operand, Policy, Problem, Scalar
+from .checks import canonical, check_dtype, check_output
 
 STORED = ("f64", "f32", "f16", "bf16", "s8", "u8", "s16", "u16", "s32", "u32", "s64", "bool")
+_STORED = tuple(dtype(name) for name in STORED)
 MAX_INPUTS = 8
 MAX_RANK = 8
 
@@ -109,7 +111,7 @@ def _broadcast(op: str, expression: Expression, tensors: Mapping[str, TensorDesc
             if len(shape) < 2:
                 raise expected(op, name, "per-channel", "operands of rank 2 or more beside it", f"The output's shape is {list(shape)}.")
             if tensors[name].shape not in ((shape[1],), (1,)):
-                raise expected(op, f"{name}.shape", list(tensors[name].shape), f"[{shape[1]}], the channels of {list(shape)}")
+                raise expected(op, f"shape of {name}", list(tensors[name].shape), f"[{shape[1]}], the channels of {list(shape)}")
     if len(shape) > MAX_RANK:
         raise expected(op, "rank", len(shape), f"at most {MAX_RANK}")
     return shape
@@ -123,8 +125,7 @@ def _make(op: str, expression: Expression, names: tuple[str, ...], tensors: Mapp
     for name, desc in tensors.items():
         if name not in names and name not in output_names:
             raise expected(op, name, "given", f"operands {', '.join(names)} and outputs {', '.join(output_names)}")
-        if desc.dtype.name not in STORED:
-            raise expected(op, f"{name}.dtype", desc.dtype, ", ".join(STORED))
+        check_dtype(op, name, desc, tensors, _STORED)
     if len(names) > MAX_INPUTS:
         raise expected(op, "expression", f"one of {len(names)} tensors", f"at most {MAX_INPUTS}")
     shape = _broadcast(op, expression, tensors)
@@ -146,14 +147,11 @@ def _make(op: str, expression: Expression, names: tuple[str, ...], tensors: Mapp
     outputs = []
     for name, kind in zip(output_names, chosen, strict=True):
         if kind.name not in STORED:
-            raise expected(op, f"{name}.dtype", kind, ", ".join(STORED))
-        desc = tensors.get(name) or (like(model, kind) if model is not None else TensorDesc.packed(kind, shape))
-        if desc.shape != shape:
-            raise expected(op, f"{name}.shape", list(desc.shape), list(shape))
-        if any(s == 0 and n > 1 for n, s in zip(desc.shape, desc.strides, strict=True)):
-            raise expected(op, f"{name}.strides", desc.strides, "an output whose elements do not overlap")
+            raise expected(op, f"type of {name}", kind, ", ".join(STORED))
+        desc = tensors.get(name) or (canonical(like(model, kind)) if model is not None else TensorDesc.packed(kind, shape))
+        check_output(op, name, desc, shape, tensors, _STORED)
         if kinds is not None and desc.dtype != kind:
-            raise expected(op, f"{name}.dtype", desc.dtype, kind)
+            raise expected(op, f"type of {name}", desc.dtype, kind)
         outputs.append(Operand(name, desc, True))
     every = [*inputs, *(o.desc.dtype for o in outputs)]
     if any(k.name == "f64" for k in every):
@@ -169,16 +167,9 @@ def _make(op: str, expression: Expression, names: tuple[str, ...], tensors: Mapp
     return PointwiseProblem(op, operands, attrs, scalars, expression=expression, shape=shape, compute=compute, policy=policy)
 
 
-def _check_attrs(op: str, attrs: Mapping[str, Any], known: tuple[str, ...]) -> None:
-    for name in attrs:
-        if name not in known:
-            raise expected(op, "attribute", repr(name), ", ".join(known))
-
-
 def make_pointwise(tensors: Mapping[str, TensorDesc], attrs: Mapping[str, Any], policy: Policy) -> PointwiseProblem:
     """expression: text or Expression. dtype: output type, or a tuple of one each; default: the inputs' promoted type, bool for conditions,
     the type of an outermost cast."""
-    _check_attrs("pointwise", attrs, ("expression", "dtype"))
     if "expression" not in attrs:
         raise expected("pointwise", "expression", "missing", "an expression such as 'relu(x + y)'")
     expression = parse(attrs["expression"])
@@ -196,7 +187,6 @@ def make_pointwise(tensors: Mapping[str, TensorDesc], attrs: Mapping[str, Any], 
 
 def activation_expression(op: str, attrs: Mapping[str, Any]) -> tuple[Expression, tuple[tuple[str, Any], ...]]:
     """The expression over "x" of the attributes `name` (a function of one tensor) and `parameters` (its numbers), and the attributes."""
-    _check_attrs(op, attrs, ("name", "parameters"))
     name = attrs.get("name")
     row = TABLE.get(name) if isinstance(name, str) else None
     if row is None or row.is_condition or row.arity - len(row.defaults) > 1 and name not in ("clamp", "threshold"):
@@ -224,7 +214,7 @@ def make_activation_backward(tensors: Mapping[str, TensorDesc], attrs: Mapping[s
         if name not in tensors:
             raise expected("activation_backward", name, "missing", "tensors dy and x")
     if tensors["dy"].shape != tensors["x"].shape:
-        raise expected("activation_backward", "dy.shape", list(tensors["dy"].shape), f"{list(tensors['x'].shape)}, the shape of x")
+        raise expected("activation_backward", "shape of dy", list(tensors["dy"].shape), f"{list(tensors['x'].shape)}, the shape of x")
     gradient = expression.differentiate("x")
     for name in ("dy", "x"):  # a gradient that does not need x (or dy) still takes the operand
         if name not in gradient.args:
@@ -232,8 +222,9 @@ def make_activation_backward(tensors: Mapping[str, TensorDesc], attrs: Mapping[s
     return _make("activation_backward", gradient, ("dy", "x"), tensors, normal, ("dx",), None, policy, default="x")
 
 
+_ACTIVATION_ATTRS = (("name", None), ("parameters", ()))
 DEFINITIONS = (
-    OpDef("pointwise", (), ("y",), make_pointwise),  # the expression names the operands
-    OpDef("activation", ("x",), ("y",), make_activation),
-    OpDef("activation_backward", ("dy", "x"), ("dx",), make_activation_backward),
+    OpDef("pointwise", (), ("y",), make_pointwise, attrs=(("expression", None), ("dtype", None))),  # the expression names the operands
+    OpDef("activation", ("x",), ("y",), make_activation, attrs=_ACTIVATION_ATTRS),
+    OpDef("activation_backward", ("dy", "x"), ("dx",), make_activation_backward, attrs=_ACTIVATION_ATTRS),
 )

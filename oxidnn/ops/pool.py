@@ -13,12 +13,12 @@ from functools import partial
 from math import inf, prod
 from typing import Any
 
-from ..dtypes import BF16, F16, F32, F64, S8, S16, S32, S64, U8, U16, DType
+from ..dtypes import F64, S8, S16, S32, S64, U8, U16, DType
 from ..errors import InvalidArgument, expected
 from ..tensor import TensorDesc
 from .base import OpDef, Operand, Policy, Problem
+from .checks import FLOATS, operand, output
 
-FLOATS = (F64, F32, F16, BF16)
 INTEGERS = (S8, U8, S16, U16, S32)
 
 
@@ -157,31 +157,9 @@ def _adaptive_axes(op: str, extents: tuple[int, ...], output_size: Any) -> tuple
     return tuple(axes), outputs
 
 
-def _operand(op: str, name: str, tensors: Mapping[str, TensorDesc], kinds: tuple[DType, ...],
-             shape: tuple[int, ...] | None = None) -> TensorDesc:
-    desc = tensors.get(name)
-    if desc is None:
-        raise expected(op, name, None, "a tensor")
-    if desc.dtype not in kinds:
-        raise expected(op, f"{name}'s dtype", desc.dtype, " or ".join(k.name for k in kinds))
-    if shape is not None and desc.shape != shape:
-        raise expected(op, f"{name}'s shape", desc.shape, shape)
-    return desc
-
-
-def _output(op: str, name: str, tensors: Mapping[str, TensorDesc], kinds: tuple[DType, ...], shape: tuple[int, ...],
-            like: TensorDesc) -> TensorDesc:
-    """The given output, checked, or a packed one of the first of `kinds` in `like`'s layout (channels last or first)."""
-    if name in tensors:
-        return _operand(op, name, tensors, kinds, shape)
-    last = TensorDesc.packed(kinds[0], shape, "nhwc")
-    is_last = like.is_packed("nhwc") and not like.is_packed("nchw") and not last.is_packed("nchw")
-    return last if is_last else TensorDesc.packed(kinds[0], shape)
-
-
 def _geometry(op: str, variant: str, x_shape: tuple[int, ...], attrs: Mapping[str, Any]) -> tuple[tuple[Axis, ...], dict[str, Any]]:
     if len(x_shape) not in (3, 4, 5):
-        raise expected(op, "x's shape", x_shape, "(N, C, spatial) with 1 to 3 spatial dimensions")
+        raise expected(op, "shape of x", x_shape, "(N, C, spatial) with 1 to 3 spatial dimensions")
     extents = tuple(x_shape[2:])
     if variant == "window":
         return _window_axes(op, extents, attrs)
@@ -193,16 +171,14 @@ def _geometry(op: str, variant: str, x_shape: tuple[int, ...], attrs: Mapping[st
     return axes, {"output_size": output_size}
 
 
-_WINDOW_ATTRS = ("window", "stride", "padding", "dilation", "ceil_mode")
+_WINDOW_ATTRS = (("window", None), ("stride", None), ("padding", 0), ("dilation", 1), ("ceil_mode", False))
 
 
-def _check_attrs(op: str, mode: str, variant: str, attrs: Mapping[str, Any], extra: tuple[str, ...]) -> None:
-    known = {"window": _WINDOW_ATTRS, "adaptive": ("output_size",), "global": ()}[variant] + extra
+def _attrs(mode: str, variant: str) -> tuple[tuple[str, Any], ...]:
     if variant == "window":
-        known += {"max": (), "avg": ("count_include_pad", "divisor_override"), "lp": ("norm",)}[mode]
-    for name in attrs:
-        if name not in known:
-            raise InvalidArgument(f"{op}: {name} is no argument (allowed: {', '.join(known)}).")
+        own = {"max": (), "avg": (("count_include_pad", True), ("divisor_override", None)), "lp": (("norm", 2.0),)}[mode]
+        return (*_WINDOW_ATTRS, *own)
+    return (("output_size", None),) if variant == "adaptive" else ()
 
 
 def _mode_fields(op: str, mode: str, dtype: DType, attrs: Mapping[str, Any], normal: dict[str, Any]) -> dict[str, Any]:
@@ -228,23 +204,21 @@ def _mode_fields(op: str, mode: str, dtype: DType, attrs: Mapping[str, Any], nor
 def _make_forward(op: str, mode: str, variant: str, tensors: Mapping[str, TensorDesc], attrs: Mapping[str, Any],
                   policy: Policy) -> PoolProblem:
     can_index = mode == "max" and variant != "global"
-    _check_attrs(op, mode, variant, attrs, ("return_indices",) if can_index else ())
-    x = _operand(op, "x", tensors, FLOATS + INTEGERS if mode == "max" else FLOATS)
+    x = operand(op, "x", tensors, FLOATS + INTEGERS if mode == "max" else FLOATS)
     axes, normal = _geometry(op, variant, x.shape, attrs)
     shape = (*x.shape[:2], *(a.outputs for a in axes))
     fields = _mode_fields(op, mode, x.dtype, attrs, normal)
-    operands = [Operand("x", x), Operand("y", _output(op, "y", tensors, (x.dtype,), shape, x), True)]
+    operands = [Operand("x", x), Operand("y", output(op, "y", tensors, (x.dtype,), shape, x), True)]
     if can_index and (attrs.get("return_indices") or "indices" in tensors):
         normal["return_indices"] = True
-        operands.append(Operand("indices", _output(op, "indices", tensors, (S64, S32), shape, x), True))
+        operands.append(Operand("indices", output(op, "indices", tensors, (S64, S32), shape, x), True))
     return PoolProblem(op, tuple(operands), tuple(normal.items()), policy=policy, axes=axes, **fields)
 
 
 def _make_backward(op: str, mode: str, variant: str, tensors: Mapping[str, TensorDesc], attrs: Mapping[str, Any],
                    policy: Policy) -> PoolProblem:
     """max: indices, or x to find them again; lp: x and y; the others dy alone. The gradient has dy's type and layout."""
-    _check_attrs(op, mode, variant, attrs, ("x_shape",))
-    dy = _operand(op, "dy", tensors, FLOATS)
+    dy = operand(op, "dy", tensors, FLOATS)
     x_shape = attrs.get("x_shape")
     if x_shape is None:
         x_shape = next((tensors[n].shape for n in ("x", "dx") if n in tensors), None)
@@ -255,27 +229,29 @@ def _make_backward(op: str, mode: str, variant: str, tensors: Mapping[str, Tenso
     normal["x_shape"] = x_shape
     shape = (*x_shape[:2], *(a.outputs for a in axes))
     if dy.shape != shape:
-        raise expected(op, "dy's shape", dy.shape, shape, f"x is {x_shape}.")
+        raise expected(op, "shape of dy", dy.shape, shape, f"x is {x_shape}.")
     fields = _mode_fields(op, mode, dy.dtype, attrs, normal)
     operands = [Operand("dy", dy)]
     if mode == "max":
         if "indices" in tensors:
-            operands.append(Operand("indices", _operand(op, "indices", tensors, (S64, S32), shape)))
+            operands.append(Operand("indices", operand(op, "indices", tensors, (S64, S32), shape)))
         else:
-            operands.append(Operand("x", _operand(op, "x", tensors, (dy.dtype,), x_shape)))
+            operands.append(Operand("x", operand(op, "x", tensors, (dy.dtype,), x_shape)))
     if mode == "lp":
-        operands.append(Operand("x", _operand(op, "x", tensors, (dy.dtype,), x_shape)))
-        operands.append(Operand("y", _operand(op, "y", tensors, (dy.dtype,), shape)))
-    operands.append(Operand("dx", _output(op, "dx", tensors, (dy.dtype,), x_shape, dy), True))
+        operands.append(Operand("x", operand(op, "x", tensors, (dy.dtype,), x_shape)))
+        operands.append(Operand("y", operand(op, "y", tensors, (dy.dtype,), shape)))
+    operands.append(Operand("dx", output(op, "dx", tensors, (dy.dtype,), x_shape, dy), True))
     return PoolProblem(op, tuple(operands), tuple(normal.items()), policy=policy, axes=axes, **fields)
 
 
 def _definitions(name: str, mode: str, variant: str) -> tuple[OpDef, OpDef]:
     saved = {"max": ("indices", "x"), "avg": (), "lp": ("x", "y")}[mode]
-    outputs = ("y", "indices") if mode == "max" and variant != "global" else ("y",)
-    return (OpDef(name, ("x",), outputs, partial(_make_forward, name, mode, variant)),
+    can_index = mode == "max" and variant != "global"
+    attrs, x_shape = _attrs(mode, variant), (("x_shape", None),)
+    return (OpDef(name, ("x",), ("y", "indices") if can_index else ("y",), partial(_make_forward, name, mode, variant),
+                  attrs=(*attrs, ("return_indices", False)) if can_index else attrs),
             OpDef(name + "_backward", ("dy", *saved), ("dx",), partial(_make_backward, name + "_backward", mode, variant),
-                  optional=saved if mode == "max" else ()))
+                  optional=saved if mode == "max" else (), attrs=(*attrs, *x_shape)))
 
 
 DEFINITIONS: tuple[OpDef, ...] = (

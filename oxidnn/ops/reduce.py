@@ -19,6 +19,7 @@ from ..dtypes import DType
 from ..errors import expected
 from ..tensor import TensorDesc
 from .base import OpDef, Operand, Policy, Problem
+from .checks import check_dtype, check_output
 
 STORED = ("f64", "f32", "f16", "bf16", "s8", "u8", "s16", "u16", "s32", "u32", "s64", "bool")
 MAX_RANK = 8
@@ -71,14 +72,6 @@ def normalize_axes(op: str, axes: Any, rank: int) -> tuple[int, ...]:
 
 def make_reduce(tensors: Mapping[str, TensorDesc], attrs: Mapping[str, Any], policy: Policy) -> ReduceProblem:
     """op: one of KINDS. axes: an int, a tuple or None (all). keepdims: reduced axes stay with size 1. correction: of var and std."""
-    for name in attrs:
-        if name not in ("op", "axes", "keepdims", "correction"):
-            raise expected("reduce", "attribute", repr(name), "op, axes, keepdims, correction")
-    for name in tensors:
-        if name not in ("x", "y"):
-            raise expected("reduce", name, "given", "x and y")
-    if "x" not in tensors:
-        raise expected("reduce", "x", "missing", "a tensor")
     x = tensors["x"]
     kind = attrs.get("op", "sum")
     if kind not in KINDS:
@@ -88,25 +81,21 @@ def make_reduce(tensors: Mapping[str, TensorDesc], attrs: Mapping[str, Any], pol
     axes = normalize_axes("reduce", attrs.get("axes"), x.rank)
     keepdims = bool(attrs.get("keepdims", False))
     correction = int(attrs.get("correction", 0))
-    if "correction" in attrs and kind not in ("var", "std"):
+    if correction and kind not in ("var", "std"):
         raise expected("reduce", "correction", correction, f"none for {kind}")
     shape = tuple(1 if i in axes else n for i, n in enumerate(x.shape) if keepdims or i not in axes)
     y = tensors.get("y", TensorDesc.packed(default_dtype(kind, x.dtype), shape))
-    for name, desc in (("x", x), ("y", y)):
-        if desc.dtype.name not in STORED:
-            raise expected("reduce", f"{name}.dtype", desc.dtype, ", ".join(STORED))
-    if y.shape != shape:
-        raise expected("reduce", "y.shape", list(y.shape), list(shape), f"x has {list(x.shape)}, axes are {axes}.")
-    if any(s == 0 and n > 1 for n, s in zip(y.shape, y.strides, strict=True)):
-        raise expected("reduce", "y.strides", y.strides, "an output whose elements do not overlap")
+    stored = [dtypes.dtype(name) for name in STORED]
+    check_dtype("reduce", "x", x, tensors, stored)
+    check_output("reduce", "y", y, shape, tensors, stored)
     if kind in ("any", "all") and y.dtype.name != "bool":
-        raise expected("reduce", "y.dtype", y.dtype, f"bool for {kind}")
+        raise expected("reduce", "type of y", y.dtype, f"bool for {kind}")
     if kind in ("argmax", "argmin", "count_nonzero") and y.dtype.name not in ("s32", "s64"):
-        raise expected("reduce", "y.dtype", y.dtype, f"s32 or s64 for {kind}")
+        raise expected("reduce", "type of y", y.dtype, f"s32 or s64 for {kind}")
     if kind in FRACTIONAL and not y.dtype.is_float:
-        raise expected("reduce", "y.dtype", y.dtype, f"a float type for {kind}")
+        raise expected("reduce", "type of y", y.dtype, f"a float type for {kind}")
     if kind in NEED_ELEMENTS and y.numel and x.numel == 0:
-        raise expected("reduce", "x.shape", list(x.shape), f"at least one element behind each output of {kind}")
+        raise expected("reduce", "shape of x", list(x.shape), f"at least one element behind each output of {kind}")
     normal: list[tuple[str, Any]] = [("op", kind), ("axes", axes)]
     if keepdims:
         normal.append(("keepdims", True))
@@ -116,4 +105,4 @@ def make_reduce(tensors: Mapping[str, TensorDesc], attrs: Mapping[str, Any], pol
     return ReduceProblem("reduce", operands, tuple(normal), policy=policy, kind=kind, axes=axes, keepdims=keepdims, correction=correction)
 
 
-DEFINITIONS = (OpDef("reduce", ("x",), ("y",), make_reduce),)
+DEFINITIONS = (OpDef("reduce", ("x",), ("y",), make_reduce, attrs=(("op", "sum"), ("axes", None), ("keepdims", False), ("correction", 0))),)
