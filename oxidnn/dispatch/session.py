@@ -362,7 +362,7 @@ def _overlap_pairs(problem: Problem) -> tuple[tuple[int, int, int, int, int, int
     for i, output in enumerate(operands):
         for j, other in enumerate(operands):
             if output.is_output and j != i and not (other.is_output and j < i):
-                may_be_same = not other.is_output and other.name in problem.in_place and output.desc == other.desc
+                may_be_same = (output.name, other.name) in problem.aliases and output.desc == other.desc
                 pairs.append((i, j, *_span(output.desc), *_span(other.desc), may_be_same))
     return tuple(pairs)
 
