@@ -83,11 +83,6 @@ class Problem:
         return ()
 
     @property
-    def in_place(self) -> tuple[str, ...]:
-        """The inputs among `aliases`."""
-        return tuple(dict.fromkeys(name for _, name in self.aliases))
-
-    @property
     def is_empty(self) -> bool:
         """True if no output has an element: nothing is launched."""
         return all(o.desc.numel == 0 for o in self.outputs)

@@ -19,7 +19,7 @@ from .fakes import FakeBackend, FakeEngine, double, double_op  # noqa: F401
 
 def test_pairs_name_the_output_and_the_input() -> None:
     line = "conv_fprop x=f32[1,2,4,4] w=f32[2,2,1,1] residual=f32[1,2,4,4]"
-    assert parse_case(line).aliases == (("y", "residual"),) and parse_case(line).in_place == ("residual",)
+    assert parse_case(line).aliases == (("y", "residual"),)
     assert parse_case("gemm a=f32[2,3] b=f32[3,4] c=f32[2,4] beta=1.0 bias=f32[4]").aliases == (("d", "c"),)
     two = parse_case('pointwise x=f32[4] y=f32[4] expression="x + y, x - y"')
     assert two.aliases == (("y0", "x"), ("y0", "y"), ("y1", "x"), ("y1", "y"))
