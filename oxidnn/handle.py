@@ -22,7 +22,8 @@ from . import report, switches
 from .array import DeviceArray, empty, from_numpy, zeros
 from .codegen.pointwise import Expression, parse
 from .device import DeviceInfo, parse_device
-from .dispatch.select import Explanation, plan_for
+from .dispatch.planning import plan_for
+from .dispatch.select import Explanation
 from .dispatch.session import _POLICY, BoundPlan, Call, Session
 from .dispatch.tuning_db import TuningDb
 from .dtypes import dtype as dtype_of

@@ -124,22 +124,6 @@ def build_plan(problem: Problem, engine: Engine, config: EngineConfig, backend: 
     return plan
 
 
-def plan_for(problem: Problem, backend: Backend, *, tune: str = "db", db: TuningDb | None = None, may_measure: bool = True) -> Plan:
-    """The plan of `problem`.
-
-    tune: "off" estimates only | "db" database, then estimates | "auto" measures a problem the database does not hold | "force"
-    measures always. may_measure: False under graph capture, where nothing is ever measured.
-    """
-    if tune in ("auto", "force") and may_measure and db is not None and not problem.is_empty:
-        if tune == "force" or db.lookup(problem, backend.info) is None:
-            from .search import tune_problem
-
-            tune_problem(problem, backend, db)
-    engine, config, why = choose(problem, backend.info, None if tune == "off" else db)
-    report.line("dispatch", engine.id, config.name, why, format_case(problem))
-    return build_plan(problem, engine, config, backend)
-
-
 def explain(problem: Problem, info: DeviceInfo, db: TuningDb | None) -> Explanation:
     """Who was refused and why, who was chosen and why. Raises nothing for an unsupported problem: the table says it."""
     candidates = candidates_for(problem, info, db)

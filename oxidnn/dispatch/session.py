@@ -22,7 +22,8 @@ from ..plan import Plan
 from ..runtime.backend import Backend
 from ..runtime.memory import Workspace
 from ..tensor import TensorDesc, TensorView
-from .select import Explanation, explain, plan_for
+from .planning import plan_for
+from .select import Explanation, explain
 from .tuning_db import TuningDb
 
 _POLICY: ContextVar[dict[int, Policy] | None] = ContextVar("oxidnn_policy", default=None)

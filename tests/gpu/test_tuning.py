@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from oxidnn.dispatch import search
+from oxidnn.dispatch.planning import plan_for
 from oxidnn.dispatch.search import tune_problem
-from oxidnn.dispatch.select import choose, plan_for
+from oxidnn.dispatch.select import choose
 from oxidnn.dispatch.tuning_db import TuningDb
 from oxidnn.ops.case import parse_case
 from oxidnn.runtime.backend import Backend

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from oxidnn.dispatch import search
+from oxidnn.dispatch.planning import plan_for
 from oxidnn.dispatch.search import contenders, stage_inputs, tune_problem
-from oxidnn.dispatch.select import plan_for
 from oxidnn.dispatch.tuning_db import TuningDb
 from oxidnn.errors import InvalidArgument, LaunchError, NumericsError, PtxError, Unsupported
 from oxidnn.ops.base import Policy, Problem

@@ -9,8 +9,9 @@ import pytest
 
 from oxidnn.device import emulated_device, known_device
 from oxidnn.dispatch import registry
+from oxidnn.dispatch.planning import plan_for
 from oxidnn.dispatch.registry import engines_for
-from oxidnn.dispatch.select import build_plan, choose, explain, plan_for
+from oxidnn.dispatch.select import build_plan, choose, explain
 from oxidnn.dispatch.tuning_db import Measurement, TuningDb
 from oxidnn.errors import Unsupported
 from oxidnn.ops.base import Policy
