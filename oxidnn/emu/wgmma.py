@@ -223,7 +223,10 @@ def operand(
             raise Fault("bounds", f"the tile of {what} (descriptor {descriptor:#x}) leaves the {S.shared.size} bytes of shared memory",
                         members * GROUP)  # fmt: skip
         index = (ctas[members, None] * per + units.reshape(-1)).reshape(-1)
-        used.append((members, index))
+        of_warp: Array | None = None
+        if what == "A":  # rows 16 w to 16 w + 15 are warp w's
+            of_warp = np.broadcast_to(np.arange(8) // 2 if mn_major else np.arange(64)[:, None] // 16, units.shape).reshape(-1)
+        used.append((members, index, of_warp))
         if S.shared.shadow is not None and not all_ready(S.shared.shadow, index, 16):
             unwritten_shared(S, index, 16, np.repeat(members * GROUP, units.size))
         codes = S.shared.views[16].take(index).view(dtype)

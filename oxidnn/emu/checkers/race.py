@@ -330,21 +330,24 @@ class SharedRace:
         cta = warps // self.warps
         return (self.product_queue + warps % self.warps // 4) * self.size + cta % self.size
 
-    def products_read(self, S: State, warps: Array, used: list[tuple[Array, Array]], positions: Array | None) -> None:
-        """Operand tiles of warpgroups (4 warps each): per tile, the warpgroups that read it, and 16-byte indices."""
+    def products_read(self, S: State, warps: Array, used: list[tuple[Array, Array, Array | None]], positions: Array | None) -> None:
+        """Operand tiles of warpgroups (4 warps each): per tile, the warpgroups that read it, 16-byte indices, and the warp of the
+        group that reads each unit (A: its own rows; None: all four, B)."""
         self.flush()
         self.written = self.has_copies = True
         cluster, agent = self._agent(warps)
-        known = self.clock[cluster, agent].reshape(-1, 4, self.row).max(axis=1)
+        each = (cluster * self.agents + agent) * self.row
+        known = self.clock[cluster, agent].reshape(-1, 4, self.row).min(axis=1)
         cluster, queue = cluster[::4], self._product_agent(warps)[::4]
-        known = np.maximum(known, self.clock[cluster, queue])
         self.clock[cluster, queue] = known
         self.clock[cluster, queue, queue] = now = (self.products_committed[warps[::4]] + 1).astype(np.int32)
         row = (cluster * self.agents + queue) * self.row
-        for members, index in used:
+        for members, index, warp in used:
             cells = self._cells(index)
             repeat = len(cells) // len(members)
             who, rows, times = (np.repeat(x[members], repeat) for x in (queue, row, now))
+            if warp is not None:
+                rows = each[(members[:, None] * 4 + np.repeat(warp, 16 // self.granule)).reshape(-1)]
 
             def lane(at: int, lanes: Array = members * 128, per: int = repeat) -> int:
                 return int(lanes[at // per])
