@@ -597,7 +597,10 @@ def async_store(d: Decoder, ins: nodes.Instruction) -> Core:
         n = S.lanes(idx)
         local, offsets = split(S, base.take(S, idx), idx)
         index = np.broadcast_to(window_index(S, local, access, S.shared, offsets, "shared"), (n,))
-        flat = S.mbarriers.find(place(S, idx))
+        signalled = place(S, idx)
+        if S.race is not None:
+            S.race.will_signal(signalled, idx)
+        flat = S.mbarriers.find(signalled)
         if S.race is not None:
             S.race.stored(index, width, flat, idx)
         if plan is not None:

@@ -573,6 +573,9 @@ class State:
             shuffle.abandoned(self)
         self.alive[gone] = False
         self.live -= len(gone)
+        if self.race is not None and self.cluster_size > 1:
+            ctas = np.unique(gone // self.T)
+            self.race.exited(ctas[~self.alive.reshape(self.ctas, -1)[ctas].any(axis=1)])
         if self.async_checks and self.program.is_async:
             self.bulk_groups.exited(self, gone)
             self.products.exited(self, gone)

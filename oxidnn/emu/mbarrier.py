@@ -5,7 +5,8 @@ when copies come before they are announced); the barrier then waits for its full
 beside shared memory, by CTA and column; a column is one 8-byte address in every CTA's window.
 
 A wait that fails says so once; the thread that comes back to the instruction is parked until some phase completes. So
-a kernel that ignores the answer is found out, and one that polls costs nothing.
+a kernel that ignores the answer is found out, and one that polls costs nothing. With the race checker on, the first
+try fails too where the phase is complete but nothing the thread has waited for implies it: it might have come earlier.
 """
 
 from __future__ import annotations
@@ -299,6 +300,10 @@ def wait(d: Decoder, operands: list[nodes.Operand], mods: tuple[str, ...]) -> Co
         failed = table.failed.get(pc)
         if failed is None:
             failed = table.failed[pc] = np.zeros(S.N0, np.bool_)
+        before = failed.take(slots)
+        complete = done
+        if S.race is not None and done.any():
+            done = done & (before | S.race.knows(flat, positions))
         everybody = bool(done.all())
         if everybody or done.any():
             on = slice(None) if everybody else np.flatnonzero(done)
@@ -310,7 +315,7 @@ def wait(d: Decoder, operands: list[nodes.Operand], mods: tuple[str, ...]) -> Co
             if everybody:
                 S.set(p_slot, idx, np.ones(len(flat), np.bool_))
                 return pc + 1, idx
-        parks = ~done & failed.take(slots)
+        parks = ~complete & before
         failed[slots[~done]] = True
         if parks.any():
             on = np.flatnonzero(parks)

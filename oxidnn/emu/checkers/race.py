@@ -92,6 +92,8 @@ class SharedRace:
         self.to_barrier = self.done = np.zeros((0, self.row), np.int32)  # by mbarrier: what arrivals brought; what waits get
         self.at_cluster = np.zeros((self.clusters, self.row), np.int32)
         self.past_cluster = np.zeros((self.clusters, self.row), np.int32)
+        self.remote = np.zeros((S.ctas, self.agents), np.int32)  # by CTA: time of each agent's last access from another CTA
+        self.remote_pc = np.zeros((S.ctas, self.agents), np.int32)
         self.noted: list[tuple[Array, Access, Array | None, int]] = []  # reads: index, access, positions, pc
         self.written = False  # something may have been written that not everybody knows of
         self.has_copies = self.size > 1
@@ -128,6 +130,7 @@ class SharedRace:
             if old:
                 table[:, :old] = widen(getattr(self, name)).reshape(ctas, old, self.row)
             setattr(self, name, table.reshape(ctas * new, self.row))
+        self.remote, self.remote_pc = (np.pad(x, ((0, 0), (0, self.agents - before))) for x in (self.remote, self.remote_pc))
         self.capacity = new
 
     def _warps(self, positions: Array | None) -> tuple[Array, Array, Array]:
@@ -269,6 +272,8 @@ class SharedRace:
         """The warps bring what they know to mbarriers; `with_copies`: also what their cp.async copies have done."""
         self.flush()
         cluster, agent, warp, flat = self._pairs(flat, positions)
+        if self.size > 1:
+            self._touch_remote(warp // self.warps, flat // self.capacity, agent, self.clock[cluster, agent, agent], self.S.pc)
         np.maximum.at(self.to_barrier, flat, self.clock[cluster, agent])
         if with_copies:
             np.maximum.at(self.to_barrier, flat, self.clock[cluster, self._agent(warp, self.copy_queue)[1]])
@@ -280,6 +285,12 @@ class SharedRace:
         rows = self.clock.reshape(-1, self.row)
         np.maximum.at(rows, cluster * self.agents + agent, self.done[flat])
 
+    def knows(self, flat: Array, positions: Array) -> Array:
+        """Whether the threads have acquired the last complete phase of these mbarriers already, by whatever way."""
+        cluster, agent = self._agent(self.S.warp.take(positions))
+        _, barrier = self._barrier(flat)
+        return self.done[flat, barrier] <= self.clock[cluster, agent, barrier]
+
     def phase_done(self, flats: Array) -> None:
         """Phases are complete: waits get what arrived, and what the copies wrote."""
         self.flush()
@@ -287,6 +298,28 @@ class SharedRace:
         self.done[flats] = np.maximum(self.done[flats], self.to_barrier[flats])
         self.done[flats, agent] = self.clock[cluster, agent, agent]
         self._tick(cluster, agent)
+
+    def _touch_remote(self, cta: Array, owner: Array, agent: Array, time: Array, pc: int) -> None:
+        """Agents of the CTAs `cta` have accessed shared memory of the CTAs `owner`, which may not exit before it knows."""
+        other = np.flatnonzero(cta != owner)
+        if len(other):
+            np.maximum.at(self.remote, (owner[other], agent[other]), time[other])
+            self.remote_pc[owner[other], agent[other]] = pc
+
+    def exited(self, ctas: Array) -> None:
+        """All threads of these CTAs have exited: accesses of peers to their shared memory must be known to have happened."""
+        for cta in ctas.tolist():
+            times = self.remote[cta]
+            if not times.any():
+                continue
+            warps = cta * self.warps + np.arange(self.warps)
+            cluster, agent = self._agent(warps)
+            known = self.clock[cluster, agent].max(axis=0)[: self.agents]
+            late = np.flatnonzero(times > known[: len(times)])
+            if len(late):
+                ins = self.S.program.ops[int(self.remote_pc[cta, late[0]])].ins
+                raise Fault("race", f"CTA {self.S.cta_name(cta)} exits although its shared memory may still be used by "
+                                    f"{self.name(int(late[0]))} at line {ins.line} ({ins.text})")  # fmt: skip
 
     def cluster_arrive(self, idx: Array | None, releases: bool) -> None:
         self.flush()
@@ -376,6 +409,8 @@ class SharedRace:
         else:
             who = int(self._barrier(np.array([flat]))[1][0])
             now = int(self.clock[cluster, who, who])
+            owner = flat // self.capacity
+            self._touch_remote(np.array([issue.cta]), np.array([owner]), np.array([who]), np.array([now]), self.S.pc)
         row = (cluster * self.agents + agent) * self.row
         position = np.array([issue.position])
         self._apply(self.S, kind, False, self._cells(units), who, row, now, self.S.pc, position, lambda at: 0, True)
@@ -388,6 +423,13 @@ class SharedRace:
         cells = np.unique((index[:, None] * 8 + np.arange(8)).reshape(-1) // self.granule)
         self._against_write(self.S, "read", False, cells, row, np.array([issue.position]), lambda at: 0, True)
 
+    def will_signal(self, index: Array, idx: Array | None) -> None:
+        """st.async of every lane will signal the mbarriers at the 8-byte indices: their initialisation must be known."""
+        self.flush()
+        cluster, agent = self._agent(self.S.warp if idx is None else self.S.warp.take(idx))
+        row = (cluster * self.agents + agent) * self.row
+        self._against_write(self.S, "read", False, index * 8 // self.granule, row, idx, lambda at: at, False)
+
     def stored(self, index: Array, width: int, flat: Array, idx: Array | None) -> None:
         """st.async of every lane, on behalf of the mbarriers `flat`."""
         self.flush()
@@ -396,6 +438,8 @@ class SharedRace:
         cluster, agent = self._agent(S.warp if idx is None else S.warp.take(idx))
         who = self._barrier(flat)[1]
         now, row = self.clock[cluster, who, who], (cluster * self.agents + agent) * self.row
+        cta = (S.warp if idx is None else S.warp.take(idx)) // self.warps
+        self._touch_remote(cta, flat // self.capacity, who, now, S.pc)
         per = max(1, width // self.granule)
         cells = (index[:, None] * width + np.arange(per) * self.granule).reshape(-1) // self.granule
         who, row, now = (np.repeat(x, per) for x in (who, row, now))
@@ -431,6 +475,7 @@ class SharedRace:
         if access.sync:
             self._synchronise(access, positions)
         cluster, agent = self._agent(warp)
+        cta_of = warp // self.warps
         if access.kind == "async write":
             c, w, number = self._warps(idx)
             _, q = self._agent(number, self.copy_queue)
@@ -448,6 +493,9 @@ class SharedRace:
             per = 1
             cells = index if width == size else index * width // size
         now = self.clock.reshape(-1).take(row + agent)
+        if self.size > 1:
+            owner = index * width // S.shared.stride
+            self._touch_remote(np.repeat(cta_of, per), np.repeat(owner, per), agent, now, pc)
         atomic = access.kind == "atomic" or access.sync
         self._apply(S, access.kind, atomic, cells, agent, row, now, pc, positions, lambda at: at // per, False)
 
