@@ -92,3 +92,14 @@ class AffineMatmul:
     @property
     def flops(self) -> int:
         return 2 * self.batch.size * self.m.size * self.n.size * self.k.size
+
+
+@dataclass(frozen=True, slots=True)
+class MatmulGroup:
+    """Matmuls that write parts of one output and may run as one launch: alike but for m, k, strides, bases and bounds."""
+
+    members: tuple[AffineMatmul, ...]
+
+    @property
+    def flops(self) -> int:
+        return sum(am.flops for am in self.members)

@@ -97,15 +97,21 @@ class Boxes:
     coordinates: tuple[Sum, ...]
     offsets: tuple[Sum, ...] = ()
 
-    def consts(self, name: str, tile_rows: int, smem_offset: int) -> BoxesConsts:
+    def consts(self, name: str, tile_rows: int, smem_offset: int, group: Sequence[Boxes] = ()) -> BoxesConsts:
+        """group: joint boxes of the other members, with which a coefficient of 1 is only implied if it is 1 in all."""
         chunks = 1 if self.major == "k" else -(-tile_rows // CHUNK_ROWS)
 
-        def sums(stem: str, values: Sequence[Sum]) -> tuple[SumConsts, ...]:
-            return tuple(SumConsts(f"{name}_{stem}{i}", tuple((t, c == 1) for t, c in s.terms if not t.startswith("k_")),
-                                   tuple((t, c == 1) for t, c in s.terms if t.startswith("k_"))) for i, s in enumerate(values))
+        def sums(stem: str, values: Sequence[tuple[Sum, ...]]) -> tuple[SumConsts, ...]:
+            found = []
+            for i, alike in enumerate(zip(*values, strict=True)):
+                terms = tuple((digit, all(dict(s.terms)[digit] == 1 for s in alike)) for digit, _ in alike[0].terms)
+                found.append(SumConsts(f"{name}_{stem}{i}", tuple(t for t in terms if not t[0].startswith("k_")),
+                                       tuple(t for t in terms if t[0].startswith("k_"))))
+            return tuple(found)
 
+        every = (self, *group)
         return BoxesConsts(name, self.major, chunks, tile_rows // chunks * SPAN_BYTES, smem_offset, len(self.rows),
-                           sums("x", self.coordinates), sums("o", self.offsets))
+                           sums("x", [b.coordinates for b in every]), sums("o", [b.offsets for b in every]))
 
 
 def plan_boxes(x: Operand, d: Digits, walk: Walk, tile_rows: int) -> Boxes | str:

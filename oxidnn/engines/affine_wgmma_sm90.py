@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -10,7 +10,8 @@ from ..codegen.spec import Target as PtxTarget
 from ..codegen.spec import TensorMapSpec
 from ..device import DeviceInfo
 from . import affine_tiling as tiling
-from .affine import AffineMatmul
+from .affine import AffineMatmul, MatmulGroup
+from .affine_group import joint_boxes, joint_digits, members_of
 from .affine_tma import CHUNK_ROWS, SPAN_BYTES, Boxes, BoxesConsts, Walk, plan_boxes, walk_linear, walk_taps
 from .base import Arg, Build, EngineConfig, Step, Support, TensorMapArg, refuse
 
@@ -24,6 +25,8 @@ PANEL = 64  # rows and columns of D staged at a time by a warpgroup
 MAX_DIRECT_LINES = 2000  # of an epilogue applied to all accumulators of a thread; longer ones loop over staged panels
 PANEL_PITCH = 68  # f32 elements of a row of a general panel
 BARRIER_BYTES = 8
+MAX_PARAM_BYTES = 4096
+MAX_MEMBERS = 8  # of a group; a number of a member is one of as many instructions
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,12 +54,18 @@ class WgmmaConsts:
     b: BoxesConsts
     epilogue: tiling.EpilogueConsts
     is_direct: bool
+    stores_positions: bool  # D's map steps through several digits of m
     stored_batch_digits: tuple[int, ...]  # of D's map
     staging_at: int
     staging_bytes: int  # per warpgroup
     has_slices: bool
     is_split: bool
     has_n_tiles: bool
+    members: int  # matmuls of the launch
+    # (name, type) of parameters that differ between members: those that find a tile, fetch operands, and write D.
+    tile_params: tuple[tuple[str, str], ...] = ()
+    load_params: tuple[tuple[str, str], ...] = ()
+    target_params: tuple[tuple[str, str], ...] = ()
 
     @property
     def blocks_m(self) -> int:
@@ -89,13 +98,26 @@ class WgmmaConsts:
 
 
 @dataclass(frozen=True, slots=True)
-class _Plan:
-    consts: WgmmaConsts
+class _Member:
+    """A matmul of the launch. first_tile: number of the tiles of the members before."""
+
+    am: AffineMatmul
     d: tiling.Digits
     grid: tiling.Grid
+    first_tile: int
     walk: Walk
     boxes: tuple[Boxes, Boxes]
-    stored: TensorMapSpec | None
+    stored: StoredMap | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    consts: WgmmaConsts
+    members: tuple[_Member, ...]
+
+    @property
+    def num_tiles(self) -> int:
+        return self.members[-1].first_tile + self.members[-1].grid.ctas
 
 
 def plan_operands(d: tiling.Digits, tile: tuple[int, int, int]) -> tuple[Walk, Boxes, Boxes] | str:
@@ -109,11 +131,20 @@ def plan_operands(d: tiling.Digits, tile: tuple[int, int, int]) -> tuple[Walk, B
     return reason
 
 
-def stored_map(am: AffineMatmul, d: tiling.Digits) -> tuple[TensorMapSpec, tuple[int, ...]] | None:
-    """The map that stores panels of D and the batch digits it has, if D is a 16-bit matrix along n and the operands only change along n."""
+@dataclass(frozen=True, slots=True)
+class StoredMap:
+    """The map that stores panels of D, the batch digits it has, and whether it steps through several digits of m (im2col)."""
+
+    map: TensorMapSpec
+    batch_digits: tuple[int, ...]
+    has_positions: bool
+
+
+def stored_map(am: AffineMatmul, d: tiling.Digits) -> StoredMap | None:
+    """If D is of 16 bits, contiguous along n, and the operands only change along n."""
     out = d.targets[0]
     size = out.dtype.num_bytes
-    if size != 2 or len(d.out_m) > 1 or len(d.out_n) > 1 or out.n_strides[0] not in ((1,) if am.n.size > 1 else (0, 1)):
+    if size != 2 or len(d.out_n) > 1 or out.n_strides[0] not in ((1,) if am.n.size > 1 else (0, 1)):
         return None
     if any(any(t.m_strides) for t in d.targets[1:]):
         return None
@@ -121,11 +152,19 @@ def stored_map(am: AffineMatmul, d: tiling.Digits) -> tuple[TensorMapSpec, tuple
     if am.n.size * size % 16 or out.base * size % 16 or out.align % 16:
         return None
     digits = tuple(i for i, (e, s) in enumerate(zip(d.batch, out.batch_strides, strict=True)) if e > 1 and s)
-    dims = (am.n.size, am.m.size, *(d.batch[i] for i in digits))
-    strides = tuple(s * size for s in (out.m_strides[0] if am.m.size > 1 else am.n.size, *(out.batch_strides[i] for i in digits)))
-    if len(dims) > 5 or any(s <= 0 or s % 16 for s in strides):
+    has_positions = len(d.out_m) > 1
+    dims = (am.n.size, *reversed(d.out_m), *(d.batch[i] for i in digits))
+    # A dimension of one element is never stepped over: any legal stride will do.
+    steps = (*reversed(out.m_strides), *(out.batch_strides[i] for i in digits))
+    strides = tuple(size * (s if e > 1 else am.n.size) for e, s in zip(dims[1:], steps, strict=True))
+    if len(dims) > 5 or (has_positions and digits) or any(s <= 0 or s % 16 for s in strides):
         return None
-    return TensorMapSpec(out.dtype.name, dims, strides, (PANEL, PANEL, *(1 for _ in digits)), swizzle=SPAN_BYTES), digits
+    if not has_positions:
+        box = (PANEL, PANEL, *(1 for _ in digits))
+        return StoredMap(TensorMapSpec(out.dtype.name, dims, strides, box, swizzle=SPAN_BYTES), digits, False)
+    still = (0,) * (len(dims) - 2)
+    return StoredMap(TensorMapSpec(out.dtype.name, dims, strides, (PANEL, PANEL), swizzle=SPAN_BYTES, element_strides=(1,) * len(dims),
+                                   corners=(still, still)), digits, True)
 
 
 def plan_epilogue(d: tiling.Digits, am: AffineMatmul, wide: bool, is_split: bool, accumulators: int) -> tiling.EpilogueConsts:
@@ -163,75 +202,131 @@ def plan_grid(am: AffineMatmul, tile: tuple[int, int, int], split_k: int, inner:
 
 
 @lru_cache(maxsize=256)
-def _plan(am: AffineMatmul, config: EngineConfig) -> _Plan | str:
-    d = tiling.merged_digits(am)
-    size = am.a.dtype.num_bytes
+def _plan(am: AffineMatmul | MatmulGroup, config: EngineConfig) -> _Plan | str:
+    parts = members_of(am)
+    digits = joint_digits(parts)
+    if isinstance(digits, str):
+        return digits
+    first = parts[0]
+    size = first.a.dtype.num_bytes
     tile_m, tile_n, tile_k = tile = config["tile_m"], config["tile_n"], SPAN_BYTES // size
-    operands = plan_operands(d, tile)
-    if isinstance(operands, str):
-        return operands
-    walk, a, b = operands
-    inner = tiling.inner_direction(d)
-    grid = plan_grid(am, tile, config["split_k"], inner, walk.k_tiles)
-    is_split = grid.splits > 1
-    wide = tiling.needs_wide(d) or grid.partial_elements > tiling.INT32_MAX
-    epilogue = plan_epilogue(d, am, wide, is_split, tile_m * tile_n // (CONSUMERS * 128))
-    stored = None if is_split or epilogue_lines(am) * (tile_m * tile_n // (CONSUMERS * 128)) > MAX_DIRECT_LINES else stored_map(am, d)
+    walks, operands = [], []
+    for d in digits:
+        found = plan_operands(d, tile)
+        if isinstance(found, str):
+            return found
+        walks.append(found[0])
+        operands.append(found[1:])
+    if len({walk.is_linear for walk in walks}) > 1:
+        return "its parts walk k in different ways"
+    a, b = (joint_boxes(boxes) for boxes in zip(*operands, strict=True))
+    if isinstance(a, str) or isinstance(b, str):
+        return a if isinstance(a, str) else str(b)
+    inner = tiling.inner_direction(digits[0])
+    grids = [plan_grid(part, tile, config["split_k"], inner, walk.k_tiles) for part, walk in zip(parts, walks, strict=True)]
+    is_split = grids[0].splits > 1
+    wide = any(tiling.needs_wide(d) or grid.partial_elements > tiling.INT32_MAX for d, grid in zip(digits, grids, strict=True))
+    accumulators = tile_m * tile_n // (CONSUMERS * 128)
+    epilogues = {plan_epilogue(d, part, wide, is_split, accumulators) for d, part in zip(digits, parts, strict=True)}
+    if len(epilogues) > 1:
+        return "its parts are written in different ways"
+    epilogue = epilogues.pop()
+    stored = [None if is_split or epilogue_lines(part) * accumulators > MAX_DIRECT_LINES else stored_map(part, d)
+              for part, d in zip(parts, digits, strict=True)]
+    if len({(x.batch_digits, x.has_positions) if x else None for x in stored}) > 1:
+        stored = [None for _ in stored]
     stage_bytes = (tile_m + tile_n) * SPAN_BYTES
-    staging_bytes = direct_panels(tile_m, tile_n) * PANEL * PANEL * 2 if stored else epilogue.smem_bytes
+    staging_bytes = direct_panels(tile_m, tile_n) * PANEL * PANEL * 2 if stored[0] else epilogue.smem_bytes
     stages = config["stages"]
     staging_at = stages * stage_bytes
     ring = RingConsts(stages, stage_bytes, staging_at + CONSUMERS * staging_bytes, CONSUMERS)
-    consts = WgmmaConsts(ring, "tf32" if size == 4 else am.a.dtype.name, tile_m, tile_n, tile_k, len(walk.extents), len(d.batch),
-                         a.consts("a", tile_m, 0), b.consts("b", tile_n, tile_m * SPAN_BYTES), epilogue, stored is not None,
-                         stored[1] if stored else (), staging_at, staging_bytes, grid.slices > 1, is_split, grid.n_tiles > 1)
-    return _Plan(consts, d, grid, walk, (a, b), stored[0] if stored else None)
+    consts = WgmmaConsts(ring, "tf32" if size == 4 else first.a.dtype.name, tile_m, tile_n, tile_k, len(walks[0].extents),
+                         len(digits[0].batch), a[0].consts("a", tile_m, 0, a[1:]), b[0].consts("b", tile_n, tile_m * SPAN_BYTES, b[1:]),
+                         epilogue, stored[0] is not None, bool(stored[0] and stored[0].has_positions),
+                         stored[0].batch_digits if stored[0] else (), staging_at, staging_bytes, grids[0].slices > 1, is_split,
+                         grids[0].n_tiles > 1, len(parts))
+    members: list[_Member] = []
+    for part, d, grid, walk, boxes, map_ in zip(parts, digits, grids, walks, zip(a, b, strict=True), stored, strict=True):
+        first_tile = members[-1].first_tile + members[-1].grid.ctas if members else 0
+        members.append(_Member(part, d, grid, first_tile, walk, boxes, map_))
+    plan = _Plan(consts, tuple(members))
+    tiles, loads, targets = (_varying(sections) for sections in zip(*(_sections(m, consts, 0) for m in members), strict=True))
+    plan = replace(plan, consts=replace(consts, tile_params=tiles, load_params=loads, target_params=targets))
+    if plan.num_tiles >= tiling.INT32_MAX or len(parts) > 1 and _param_bytes(_arguments(plan, 1, 0)) > MAX_PARAM_BYTES:
+        return "its parts have more tiles or parameters than a launch takes"
+    return plan
 
 
-def _arguments(am: AffineMatmul, plan: _Plan, num_ctas: int, workspace_offset: int) -> list[Arg]:
-    consts, grid = plan.consts, plan.grid
-    t = tiling.Arguments(consts.epilogue.wide)
-    for boxes, source, loader in zip(plan.boxes, (am.a, am.b), (consts.a, consts.b), strict=True):
-        t.add(loader.map, "tensor_map", TensorMapArg(source.name, boxes.map, boxes.byte_offset))
-    if plan.stored is not None:
-        t.add("map_d", "tensor_map", TensorMapArg(am.d.name, plan.stored, am.d.base * am.d.dtype.num_bytes))
-    t.add("num_tiles", "u32", grid.ctas)
-    t.add("num_ctas", "u32", num_ctas)
-    if grid.n_tiles > 1:
+def _varying(sections: Sequence[Sequence[Arg]]) -> tuple[tuple[str, str], ...]:
+    """(name, type) of the arguments whose values differ between members."""
+    return tuple((args[0].name, args[0].type) for args in zip(*sections, strict=True) if any(a.value != args[0].value for a in args))
+
+
+def _param_bytes(args: Sequence[Arg]) -> int:
+    return sum(128 if a.type == "tensor_map" else 8 if a.type in ("u64", "s64", "f64") else 4 for a in args) + 8
+
+
+def _arguments(plan: _Plan, num_ctas: int, workspace_offset: int) -> list[Arg]:
+    """What is common to all members under its own name, else <name>_member<i>. Tensor maps come first: they are aligned to 64 bytes."""
+    args = [Arg("num_tiles", "u32", plan.num_tiles), Arg("num_ctas", "u32", num_ctas)]
+    c = plan.consts
+    members = [sum(_sections(m, c, workspace_offset), []) for m in plan.members]
+    varying = {name for name, _ in (*c.tile_params, *c.load_params, *c.target_params)}
+    for alike in zip(*members, strict=True):
+        name = alike[0].name
+        args += [replace(a, name=f"{name}_member{i}") for i, a in enumerate(alike)] if name in varying else alike[:1]
+    return sorted(args, key=lambda a: a.type != "tensor_map")
+
+
+def _sections(m: _Member, consts: WgmmaConsts, workspace_offset: int) -> tuple[list[Arg], list[Arg], list[Arg]]:
+    """A member's arguments: those that find a tile, those that fetch operands, those that write D."""
+    am, grid, wide = m.am, m.grid, consts.epilogue.wide
+    t = tiling.Arguments(wide)
+    if consts.members > 1:
+        t.add("first_tile", "u32", m.first_tile)
+    if consts.has_n_tiles:
         t.add("group_m", "u32", grid.group_m)
         t.add("group_tail", "u32", grid.group_tail)
         t.add("last_group", "u32", grid.last_group)
         t.add("group_tiles", "u32", grid.group_m * grid.n_tiles)
         for stem, value in (("group_tiles", grid.group_m * grid.n_tiles), ("group_m", grid.group_m), ("group_tail", grid.group_tail)):
             t.divisor(stem, value)
-    if grid.slices > 1:
+    if consts.has_slices:
         t.add("tiles", "u32", grid.m_tiles * grid.n_tiles)
         t.divisor("tiles", grid.m_tiles * grid.n_tiles)
-    if grid.splits > 1:
+    if consts.is_split:
         t.add("batch_size", "u32", am.batch.size)
         t.divisor("batch_size", am.batch.size)
     t.add("k_tiles", "u32", grid.k_tiles)
     t.add("k_tiles_per_split", "u32", grid.k_tiles_per_split)
-    t.space("walk", plan.walk.extents)
-    for i, step in enumerate(tiling.mixed_radix(consts.tile_k, plan.walk.extents)):
+    t.space("batch", m.d.batch)
+    tiles = t.args
+    t = tiling.Arguments(wide)
+    t.space("walk", m.walk.extents)
+    for i, step in enumerate(tiling.mixed_radix(consts.tile_k, m.walk.extents)):
         t.add(f"walk_inc{i}", "u32", step)
-    t.space("batch", plan.d.batch)
-    for boxes, loader in zip(plan.boxes, (consts.a, consts.b), strict=True):
+    for boxes, source, loader in zip(m.boxes, (am.a, am.b), (consts.a, consts.b), strict=True):
+        t.add(loader.map, "tensor_map", TensorMapArg(source.name, boxes.map, boxes.byte_offset))
         t.space(f"{loader.name}_row", boxes.rows)
         if loader.chunks > 1:
             rows = am.m.size if loader.name == "a" else am.n.size
             t.add(f"{loader.name}_row_last", "u32", (rows - 1) // CHUNK_ROWS * CHUNK_ROWS)
         for shapes, sums in ((loader.coordinates, boxes.coordinates), (loader.offsets, boxes.offsets)):
             for shape, total in zip(shapes, sums, strict=True):
+                coefficients = dict(total.terms)
                 t.add(f"{shape.stem}_base", "s32", total.base)
-                for digit, coefficient in total.terms:
-                    if coefficient != 1:
-                        t.add(f"{shape.stem}_{digit}", "s32", coefficient)
+                for digit, is_one in (*shape.row_terms, *shape.k_terms):
+                    if not is_one:
+                        t.add(f"{shape.stem}_{digit}", "s32", coefficients[digit])
+    loads = t.args
+    t = tiling.Arguments(wide)
+    if m.stored is not None:
+        t.add("map_d", "tensor_map", TensorMapArg(am.d.name, m.stored.map, am.d.base * am.d.dtype.num_bytes))
     if grid.splits > 1:
         tiling._partial_arguments(t, grid, am, consts.epilogue, workspace_offset)
     else:
-        tiling._target_arguments(t, am, plan.d, consts.epilogue)
-    return t.args
+        tiling._target_arguments(t, am, m.d, consts.epilogue)
+    return tiles, loads, t.args
 
 
 class WgmmaSm90Matmul:
@@ -239,93 +334,106 @@ class WgmmaSm90Matmul:
 
     name = "wgmma_sm90"
     is_deterministic = True
+    takes_groups = True
 
-    def check(self, am: AffineMatmul, device: DeviceInfo) -> Support:
-        """sm_90a; operand pairs as of mma_sm80; operands that tensor maps can fetch (affine_tma.plan_boxes); D of any float type."""
+    def check(self, am: AffineMatmul | MatmulGroup, device: DeviceInfo) -> Support:
+        """sm_90a; operand pairs as of mma_sm80; operands that tensor maps can fetch (affine_tma.plan_boxes); D of any float type.
+        A group: all its members, in one launch."""
         if device.arch != "sm_90a":
             return refuse(f"wgmma_sm90 needs sm_90a, the device is {device.arch}")
-        kinds = {am.a.dtype.name, am.b.dtype.name}
-        if len(kinds) != 1 or not kinds <= {"f16", "bf16", "f32"} or am.acc.name != "f32":
-            return refuse(f"wgmma_sm90 multiplies f16, bf16 or f32 pairs in f32, not {am.a.dtype} x {am.b.dtype} in {am.acc}")
-        if kinds == {"f32"} and am.math not in ("tf32", "fast"):
-            return refuse(f'wgmma_sm90 rounds f32 to tf32, which math="{am.math}" does not allow (math="tf32" or "fast" does)')
-        if am.k.size == 0:
-            return refuse("wgmma_sm90 needs a sum of at least one term")
-        common = tiling.check_common(am, device)
-        if not common or tiling.empty_build(am) is not None:
-            return common
+        parts = members_of(am)
+        for part in parts:
+            kinds = {part.a.dtype.name, part.b.dtype.name}
+            if len(kinds) != 1 or not kinds <= {"f16", "bf16", "f32"} or part.acc.name != "f32":
+                return refuse(f"wgmma_sm90 multiplies f16, bf16 or f32 pairs in f32, not {part.a.dtype} x {part.b.dtype} in {part.acc}")
+            if kinds == {"f32"} and part.math not in ("tf32", "fast"):
+                return refuse(f'wgmma_sm90 rounds f32 to tf32, which math="{part.math}" does not allow (math="tf32" or "fast" does)')
+            if part.k.size == 0:
+                return refuse("wgmma_sm90 needs a sum of at least one term")
+            common = tiling.check_common(part, device)
+            if not common or tiling.empty_build(part) is not None:
+                return common
+        if len(parts) > MAX_MEMBERS:
+            return refuse(f"wgmma_sm90: {len(parts)} parts are more than {MAX_MEMBERS}")
         plan = _plan(am, EngineConfig.of(tile_m=128, tile_n=64, stages=4, split_k=1))
         return refuse(f"wgmma_sm90: {plan}") if isinstance(plan, str) else common
 
-    def configs(self, am: AffineMatmul, device: DeviceInfo) -> tuple[EngineConfig, ...]:
+    def configs(self, am: AffineMatmul | MatmulGroup, device: DeviceInfo) -> tuple[EngineConfig, ...]:
         """Legal configs, the fastest by estimate first."""
         return _sorted_configs(am, device)
 
-    def estimate(self, am: AffineMatmul, config: EngineConfig, device: DeviceInfo) -> float:
+    def estimate(self, am: AffineMatmul | MatmulGroup, config: EngineConfig, device: DeviceInfo) -> float:
         """Rounds of tiles over the SMs at the rate measured for the tile's shape, plus an epilogue each that the next loads overlap."""
         plan = _plan(am, config)
         if isinstance(plan, str):
             return float("inf")
-        grid, c = plan.grid, plan.consts
-        rounds = -(-grid.ctas // device.num_sms)
+        c, first = plan.consts, plan.members[0].am
         # wgmma multiplies 4096 flop per clock and SM in 16-bit types; half of that in tf32.
         area = c.tile_m * c.tile_n
         clocks_per_k_tile = max(area * 2 * 64 / 4096 * (1.0 if c.tile_n > 64 else 1.1), (c.tile_m + c.tile_n) * SPAN_BYTES / 52)
         epilogue_clocks = 900 + area / (18 if c.is_direct else 9)
         clock_mhz = 1550.0
-        compute_us = rounds * (grid.k_tiles_per_split * clocks_per_k_tile + epilogue_clocks) / clock_mhz
-        out_bytes = am.batch.size * am.m.size * am.n.size * am.d.dtype.num_bytes * (1 + len(am.operands) * 0.5)
-        unique = am.a.dtype.num_bytes * (tiling.source_elements(am.a, am.m, am.k, am.batch) +
-                                         tiling.source_elements(am.b, am.n, am.k, am.batch))
-        partial_bytes = 2.0 * grid.partial_elements * am.acc.num_bytes
+        # Tiles of members come in turn, so only their sum is rounded up: to tiles of the last, lightest member.
+        clocks = [m.grid.k_tiles_per_split * clocks_per_k_tile + epilogue_clocks for m in plan.members]
+        work = sum(m.grid.ctas * t for m, t in zip(plan.members, clocks, strict=True))
+        compute_us = -(-work // (device.num_sms * clocks[-1])) * clocks[-1] / clock_mhz
+        out_bytes = first.d.dtype.num_bytes * (1 + len(first.operands) * 0.5) * sum(
+            m.am.batch.size * m.am.m.size * m.am.n.size for m in plan.members)
+        unique = first.a.dtype.num_bytes * (max(tiling.source_elements(m.am.a, m.am.m, m.am.k, m.am.batch) for m in plan.members) +
+                                            sum(tiling.source_elements(m.am.b, m.am.n, m.am.k, m.am.batch) for m in plan.members))
+        grid = plan.members[0].grid
+        partial_bytes = 2.0 * grid.partial_elements * first.acc.num_bytes
         memory_us = (unique + out_bytes) / (device.bandwidth_gbs * 1e3)
         total = max(compute_us, memory_us) + 3.0
         if grid.splits > 1:
             total += 2.5 + partial_bytes / (device.bandwidth_gbs * 1.5e3)
         if device.is_emulated:  # there a warpgroup's multiplication has no speed of its own: a tile costs what its threads cost
-            return 1000.0 * (grid.ctas * (grid.k_tiles_per_split + 20.0))
+            return 1000.0 * sum(m.grid.ctas * (m.grid.k_tiles_per_split + 20.0) for m in plan.members)
         return total
 
-    def build(self, op: str, am: AffineMatmul, config: EngineConfig, device: DeviceInfo, workspace_offset: int = 0) -> Build:
+    def build(self, op: str, am: AffineMatmul | MatmulGroup, config: EngineConfig, device: DeviceInfo, workspace_offset: int = 0) -> Build:
         """The kernel and, where k is split, the sum of the parts. workspace_bytes counts from 0, workspace_offset included."""
-        empty = tiling.empty_build(am)
-        if empty is not None:
-            return empty
+        if isinstance(am, AffineMatmul):
+            empty = tiling.empty_build(am)
+            if empty is not None:
+                return empty
         plan = _plan(am, config)
         assert not isinstance(plan, str), plan
-        c, grid = plan.consts, plan.grid
+        c, m = plan.consts, plan.members[0]
         target = PtxTarget.for_arch(device.arch, (8, 0))
-        num_ctas = min(grid.ctas, device.num_sms)
+        num_ctas = min(plan.num_tiles, device.num_sms)
         smem = c.ring.barriers_at + 2 * BARRIER_BYTES * c.ring.stages
-        step = Step.of("matmul/wgmma_sm90", op, target, THREADS, _arguments(am, plan, num_ctas, workspace_offset), c, num_ctas,
+        step = Step.of("matmul/wgmma_sm90", op, target, THREADS, _arguments(plan, num_ctas, workspace_offset), c, num_ctas,
                        dynamic_smem=smem, suffix=f"{c.kind}_{c.tile_m}x{c.tile_n}x{c.tile_k}")
-        if grid.splits == 1:
+        if not c.is_split:
             return Build((step,))
-        reduce = tiling.reduce_step(op, am, plan.d, grid, c.epilogue, target, c.epilogue.wide, workspace_offset)
-        return Build((step, reduce), workspace_offset + grid.partial_elements * am.acc.num_bytes)
+        reduce = tiling.reduce_step(op, m.am, m.d, m.grid, c.epilogue, target, c.epilogue.wide, workspace_offset)
+        return Build((step, reduce), workspace_offset + m.grid.partial_elements * m.am.acc.num_bytes)
 
 
 WGMMA_SM90 = WgmmaSm90Matmul()
 
 
 @lru_cache(maxsize=256)
-def _sorted_configs(am: AffineMatmul, device: DeviceInfo) -> tuple[EngineConfig, ...]:
+def _sorted_configs(am: AffineMatmul | MatmulGroup, device: DeviceInfo) -> tuple[EngineConfig, ...]:
     return tuple(sorted(_candidates(am, device), key=lambda c: WGMMA_SM90.estimate(am, c, device)))
 
 
-def _candidates(am: AffineMatmul, device: DeviceInfo) -> Iterator[EngineConfig]:
+def _candidates(am: AffineMatmul | MatmulGroup, device: DeviceInfo) -> Iterator[EngineConfig]:
+    parts = members_of(am)
     for tile_m, tile_n in TILES:
-        if (tile_m > 128 and tile_m >= 2 * am.m.size) or (tile_n > 64 and tile_n >= 2 * am.n.size):
+        if (tile_m > 128 and tile_m >= 2 * parts[0].m.size) or (tile_n > 64 and tile_n >= 2 * parts[0].n.size):
             continue  # more than half of the tile would be empty
         config = EngineConfig.of(tile_m=tile_m, tile_n=tile_n, stages=stages_of(tile_m, tile_n), split_k=1)
         plan = _plan(am, config)
         if isinstance(plan, str):
             continue
         splits = {1}
-        for waves in (1, 2, 3):
-            split = min(waves * device.num_sms // plan.grid.ctas, plan.grid.k_tiles // 4)
+        whole = plan.members[0].grid
+        for waves in (1, 2, 3) if len(parts) == 1 else ():
+            split = min(waves * device.num_sms // whole.ctas, whole.k_tiles // 4)
             if split > 1:
-                grid = plan_grid(am, (tile_m, tile_n, plan.consts.tile_k), split, "n", plan.grid.k_tiles)
+                grid = plan_grid(parts[0], (tile_m, tile_n, plan.consts.tile_k), split, "n", whole.k_tiles)
                 if grid.partial_elements < 2**31:
                     splits.add(grid.splits)
         for split_k in sorted(splits):

@@ -17,7 +17,7 @@ from ..ops.base import Operand, Problem
 from ..ops.conv import ConvProblem
 from ..ops.epilogue import align_shape, align_strides
 from ..ops.gemm import GemmProblem
-from .affine import AffineMatmul, Bound, IndexSpace, Source, Target
+from .affine import AffineMatmul, Bound, IndexSpace, MatmulGroup, Source, Target
 from .affine_direct import DIRECT
 from .affine_mma_sm80 import MMA_SM80
 from .affine_simt import SIMT
@@ -337,8 +337,15 @@ def lower(problem: Problem) -> tuple[AffineMatmul, ...]:
     return tuple(am for am in matmuls if am.batch.size * am.m.size * am.n.size)
 
 
+@lru_cache(maxsize=1024)
+def lower_group(problem: Problem) -> MatmulGroup | None:
+    """The matmuls of `lower` that sum something, not collapsed, so that their digits correspond, the longest sums first; if several."""
+    members = [am for am in _LOWERINGS[problem.op](problem) if am.batch.size * am.m.size * am.n.size * am.k.size]
+    return MatmulGroup(tuple(sorted(members, key=lambda am: -am.k.size))) if len(members) > 1 else None
+
+
 class Algorithm(Protocol):
-    """A way to execute an AffineMatmul."""
+    """A way to execute an AffineMatmul. One with `takes_groups` takes a MatmulGroup in its place, as far as its check allows."""
 
     name: str
     is_deterministic: bool
@@ -354,7 +361,7 @@ class Algorithm(Protocol):
 class _Job:
     """One of a problem's matmuls, the algorithm that executes it and the configs legal for both."""
 
-    am: AffineMatmul
+    am: Any  # AffineMatmul, or MatmulGroup
     algorithm: Algorithm
     configs: tuple[EngineConfig, ...]
 
@@ -363,14 +370,19 @@ class _Job:
         return config if config in self.configs else self.configs[0]
 
 
-def _split(algorithm: Algorithm, problem: Problem) -> list[tuple[AffineMatmul, Algorithm]]:
+@lru_cache(maxsize=256)
+def _split(algorithm: Algorithm, problem: Problem, device: DeviceInfo) -> tuple[tuple[Any, Algorithm], ...]:
     """The problem's matmuls, the largest first. Those with an empty k (they write the epilogue of 0) are for the direct algorithm."""
-    return [(am, algorithm if am.k.size else DIRECT) for am in sorted(lower(problem), key=lambda am: -am.flops)]
+    single = sorted(lower(problem), key=lambda am: -am.flops)
+    group = lower_group(problem) if getattr(algorithm, "takes_groups", False) and len(single) > 1 else None
+    if group is not None and algorithm.check(group, device):  # type: ignore[arg-type]
+        return ((group, algorithm), *((am, DIRECT) for am in single if not am.k.size))
+    return tuple((am, algorithm if am.k.size else DIRECT) for am in single)
 
 
 @lru_cache(maxsize=256)
 def _jobs(algorithm: Algorithm, problem: Problem, device: DeviceInfo) -> tuple[_Job, ...]:
-    return tuple(_Job(am, chosen, chosen.configs(am, device)) for am, chosen in _split(algorithm, problem))
+    return tuple(_Job(am, chosen, chosen.configs(am, device)) for am, chosen in _split(algorithm, problem, device))
 
 
 class MatmulEngine(Engine):
@@ -383,7 +395,7 @@ class MatmulEngine(Engine):
         self.algorithm = algorithm
 
     def check_support(self, problem: Problem, device: DeviceInfo) -> Support:
-        split = _split(self.algorithm, problem)
+        split = _split(self.algorithm, problem, device)
         if not problem.is_empty and all(algorithm is not self.algorithm for _, algorithm in split):
             return refuse("there are no products to sum: the direct engine writes the epilogue of 0")
         for am, algorithm in split:

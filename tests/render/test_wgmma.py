@@ -10,7 +10,7 @@ from oxidnn import ptx
 from oxidnn.codegen.render import render
 from oxidnn.device import known_device
 from oxidnn.engines.affine_wgmma_sm90 import WGMMA_SM90
-from oxidnn.engines.matmul import MatmulEngine, lower
+from oxidnn.engines.matmul import MatmulEngine, lower, lower_group
 from oxidnn.ops.case import parse_case
 from oxidnn.runtime.assembler import assemble, disassemble
 
@@ -34,7 +34,9 @@ LINES = (
 @pytest.mark.parametrize("line", LINES)
 def test_every_tile_assembles(line: str) -> None:
     seen = set()
-    for am in lower(parse_case(line)):
+    problem = parse_case(line)
+    group = lower_group(problem)
+    for am in (*lower(problem), *((group,) if group else ())):
         assert WGMMA_SM90.check(am, DEVICE), WGMMA_SM90.check(am, DEVICE).reason
         for config in WGMMA_SM90.configs(am, DEVICE):
             for step in WGMMA_SM90.build("op", am, config, DEVICE).steps:
