@@ -10,6 +10,7 @@ address bits 4-6 ^= bits 7-9 (128-byte span), 4-5 ^= 7-8 (64), 4 ^= 7 (32).
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -575,6 +576,57 @@ def bulk_copy(d: Decoder, operands: list[nodes.Operand], rest: list[str], reduce
             S.mbarriers.bytes_came(S, np.array([flat for flat, _ in landed]), np.full(len(landed), count))
 
     return run
+
+
+def tensormap(d: Decoder, ins: nodes.Instruction) -> Core:
+    """tensormap.replace patches a map in memory; tensormap.cp_fenceproxy publishes one from shared to global memory."""
+    mods = ins.modifiers
+    space = "shared" if any(m.startswith("shared") for m in mods) else "global" if "global" in mods else "generic"
+    if mods[0] == "cp_fenceproxy":
+        d.op.kind, d.op.info["all"] = "warp", True
+        to, to_offset = d.address(ins.operands[0], "global")
+        source, source_offset = d.address(ins.operands[1], "shared")
+
+        def publish(S: State, idx: Any) -> None:
+            targets, sources = to.take(S, idx), source.take(S, idx)
+            for issue in each(S, idx)[::32]:  # one copy for a warp
+                cta, offset = issue.shared(_at(sources, issue.lane) + source_offset, 64, "the source")
+                index = issue.window(cta, (offset >> 4) + np.arange(8), "the source")
+                if S.race is not None:
+                    S.race.access(S, index, _CHUNK_READ, np.full(8, issue.position))
+                _, target, shadow = issue.region(_at(targets, issue.lane) + to_offset, (128,), (1,), "write")
+                target[...] = S.shared.views[16].take(index).view(np.uint8)
+                if shadow is not None:
+                    shadow[...] = READY
+
+        return publish
+    if mods[0] != "replace":
+        d.refuse("unknown tensormap instruction")
+    field = mods[2]
+    base, base_offset = d.address(ins.operands[0], space)
+    place = ins.operands[1] if len(ins.operands) == 3 else nodes.Imm(0)
+    assert isinstance(place, nodes.Imm)
+    value = d.src(ins.operands[-1], mods[-1])
+
+    def replace(S: State, idx: Any) -> None:
+        bases, values = base.take(S, idx), value.take(S, idx)
+        for issue in each(S, idx):
+            address, new = _at(bases, issue.lane) + base_offset, _at(values, issue.lane)
+            if space == "shared" or address >= SHARED_WINDOW:
+                cta, offset = issue.shared(address, 64, "the tensor map")
+                index = issue.window(cta, (offset >> 4) + np.arange(8), "the tensor map")
+                if S.race is not None:
+                    S.race.access(S, index, _CHUNK_WRITE, np.full(8, issue.position))
+                raw = S.shared.views[1][int(index[0]) * 16 : int(index[0]) * 16 + 128]
+            else:
+                _, raw, _ = issue.region(address, (128,), (1,), "atomic")
+            TensorMap.replace(raw, field, int(place.value), new)
+
+    return replace
+
+
+_CHUNK_READ, _CHUNK_WRITE = Access(0, 16, "read"), Access(0, 16, "write")
+BUILDERS: dict[str, Callable[[Decoder, nodes.Instruction], Core]] = {"tensormap": tensormap}
 
 
 def async_store(d: Decoder, ins: nodes.Instruction) -> Core:

@@ -20,6 +20,7 @@ from oxidnn.ptx import nodes
 BUILDERS: dict[str, Callable[[Decoder, nodes.Instruction], Core]] = {
     **alu.BUILDERS, **moves.BUILDERS, **convert.BUILDERS, **ldst.BUILDERS, **shuffle.BUILDERS, **mma.BUILDERS,
     **asynccopy.BUILDERS, **atomics.BUILDERS, **barrier.BUILDERS, **mbarrier.BUILDERS, **cluster.BUILDERS, **wgmma.BUILDERS,
+    **bulk.BUILDERS,
 }  # fmt: skip
 
 

@@ -14,7 +14,9 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass
 
-from oxidnn.emu.memory import Fault
+import numpy as np
+
+from oxidnn.emu.memory import Array, Fault
 
 TYPES = ("u8", "u16", "u32", "s32", "u64", "s64", "f16", "f32", "f32_ftz", "f64", "bf16", "tf32")
 SIZES = dict(zip(TYPES, (1, 2, 4, 4, 8, 8, 2, 4, 4, 8, 2, 4), strict=True))
@@ -69,6 +71,28 @@ class TensorMap:
             struct.pack_into("<IHHI", out, 56, packed, self.box[1] - 1, 0, _IM2COL_MARK)
         struct.pack_into("<I", out, 72, _SPAN_CODE[self.swizzle] << 8)
         return bytes(out)
+
+    @staticmethod
+    def replace(raw: Array, field: str, place: int, value: int) -> None:
+        """tensormap.replace: patch one field (of dimension `place`) of the 128 bytes, in place."""
+        words = raw.view(np.uint32)
+        if field == "global_address":
+            raw[:8] = np.frombuffer(struct.pack("<Q", value), np.uint8)
+        elif field == "global_stride":  # of dimension place + 1, in bytes
+            words[3 + place] = value >> 4 & 0xFFFFFFFF
+            words[7] = int(words[7]) & ~(15 << 4 * place) | (value >> 36 & 15) << 4 * place
+        elif field == "global_dim":
+            words[8 + place] = value - 1 & 0xFFFFFFFF
+        elif field == "box_dim":
+            raw[55 + place] = value - 1 & 0xFF
+        elif field == "element_stride":
+            words[13] = int(words[13]) & ~(7 << 3 * place) | (value - 1 & 7) << 3 * place
+        else:
+            bits = {"rank": (4, 3), "elemtype": (7, 4), "interleave_layout": (11, 2), "swizzle_mode": (13, 2), "fill_mode": (15, 1)}
+            low, width = bits[field]
+            words[2] = int(words[2]) & ~((1 << width) - 1 << low) | value << low
+            if field == "swizzle_mode":
+                words[18] = _SPAN_CODE[SPANS[value]] << 8
 
     @staticmethod
     def decode(raw: bytes) -> TensorMap:

@@ -12,7 +12,6 @@ from tests.ptx.instances import instances, kernel, least
 TARGETS = {"sm_80", "sm_86", "sm_89", "sm_90", "sm_90a"}
 REFUSED = (
     ".b1.b1.", ".oob.", "%b128_0, shared_space", "16_0, shared_space",  # binary matrices, fma.oob, addresses of 16 and 128 bits
-    "tensormap",
 )  # fmt: skip
 
 
