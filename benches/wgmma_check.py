@@ -2,7 +2,8 @@
 
     python benches/wgmma_check.py [--match conv] [--timeout 60] [--configs N]
 
-A line a case: every config (or the first N), worst error over tolerance; outputs, gaps and workspace poisoned beforehand.
+A line a case: every config (or the first N), worst error over tolerance; outputs, gaps and workspace poisoned beforehand. Each case runs
+as planned for the device and again as for one with two SMs, where CTAs walk several tiles.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -66,11 +68,15 @@ def check(line: str, count: int) -> None:
         print(f"refused: {support.reason}")
         return
     worst = 0.0
-    configs = engine.configs(problem, backend.info)[: count or None]
-    for config in configs:
-        print(config.name, end=" ", flush=True)
-        worst = max(worst, run_problem(backend, problem, engine, config, seed=len(line)).worst)
-    print(f"\n    ok, {len(configs)} configs, worst {worst:.3f} of the tolerance", flush=True)
+    tried = 0
+    whole = backend.info
+    for num_sms in (whole.num_sms, 2):
+        backend.info = replace(whole, num_sms=num_sms)
+        for config in engine.configs(problem, backend.info)[: count or None]:
+            print(f"{num_sms}:{config.name}", end=" ", flush=True)
+            worst = max(worst, run_problem(backend, problem, engine, config, seed=len(line)).worst)
+            tried += 1
+    print(f"\n    ok, {tried} configs, worst {worst:.3f} of the tolerance", flush=True)
 
 
 def main() -> int:

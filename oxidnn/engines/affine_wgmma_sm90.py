@@ -15,8 +15,9 @@ from .affine_group import joint_boxes, joint_digits, members_of
 from .affine_tma import CHUNK_ROWS, SPAN_BYTES, Boxes, BoxesConsts, Walk, plan_boxes, walk_linear, walk_taps
 from .base import Arg, Build, EngineConfig, Step, Support, TensorMapArg, refuse
 
-# (tile_m, tile_n); a warpgroup takes half of the rows.
-TILES = ((128, 256), (256, 128), (128, 192), (128, 128), (256, 64), (128, 64))
+# (tile_m, tile_n). Cooperating warpgroups take half of the rows each, in ping-pong each takes a tile.
+TILES = {"coop": ((128, 256), (256, 128), (128, 192), (128, 128), (256, 64), (128, 64)),
+         "pingpong": ((128, 128), (64, 256), (256, 64), (128, 64))}
 CONSUMERS = 2
 THREADS = 128 * (1 + CONSUMERS)
 RING_BYTES = 196608  # four stages of the largest tiles
@@ -31,7 +32,7 @@ MAX_MEMBERS = 8  # of a group; a number of a member is one of as many instructio
 
 @dataclass(frozen=True, slots=True)
 class RingConsts:
-    """Consts of skeleton/warp_specialized: bytes of a stage, where the barriers lie, and warpgroups that use stages up."""
+    """Consts of skeleton/warp_specialized: bytes of a stage, where the barriers lie, and warpgroups that use a stage up."""
 
     stages: int
     stage_bytes: int
@@ -53,6 +54,7 @@ class WgmmaConsts:
     a: BoxesConsts
     b: BoxesConsts
     epilogue: tiling.EpilogueConsts
+    is_ping_pong: bool
     is_direct: bool
     stores_positions: bool  # D's map steps through several digits of m
     stored_batch_digits: tuple[int, ...]  # of D's map
@@ -70,12 +72,12 @@ class WgmmaConsts:
     @property
     def blocks_m(self) -> int:
         """Blocks of 64 rows a warpgroup multiplies."""
-        return self.tile_m // (64 * CONSUMERS)
+        return self.tile_m // (64 * self.ring.consumers)
 
     @property
     def staging_panels(self) -> int:
         """Panels staged in turn, so that one is stored while the next is rounded; tiles hold a multiple of them."""
-        return direct_panels(self.tile_m, self.tile_n)
+        return direct_panels(self.tile_m, self.tile_n, self.ring.consumers)
 
     @property
     def transposes(self) -> str:
@@ -186,8 +188,8 @@ def epilogue_lines(am: AffineMatmul) -> int:
     return am.epilogue.lower(inputs, ["%acc"], "f32").count("\n") + 1
 
 
-def direct_panels(tile_m: int, tile_n: int) -> int:
-    panels = tile_m * tile_n // (CONSUMERS * PANEL * PANEL)
+def direct_panels(tile_m: int, tile_n: int, consumers: int) -> int:
+    panels = tile_m * tile_n // (consumers * PANEL * PANEL)
     return min(panels, 2 if panels % 2 == 0 else 3)
 
 
@@ -208,6 +210,8 @@ def _plan(am: AffineMatmul | MatmulGroup, config: EngineConfig) -> _Plan | str:
     if isinstance(digits, str):
         return digits
     first = parts[0]
+    is_ping_pong = config["schedule"] == "pingpong"
+    consumers = 1 if is_ping_pong else CONSUMERS  # of a tile
     size = first.a.dtype.num_bytes
     tile_m, tile_n, tile_k = tile = config["tile_m"], config["tile_n"], SPAN_BYTES // size
     walks, operands = [], []
@@ -226,7 +230,7 @@ def _plan(am: AffineMatmul | MatmulGroup, config: EngineConfig) -> _Plan | str:
     grids = [plan_grid(part, tile, config["split_k"], inner, walk.k_tiles) for part, walk in zip(parts, walks, strict=True)]
     is_split = grids[0].splits > 1
     wide = any(tiling.needs_wide(d) or grid.partial_elements > tiling.INT32_MAX for d, grid in zip(digits, grids, strict=True))
-    accumulators = tile_m * tile_n // (CONSUMERS * 128)
+    accumulators = tile_m * tile_n // (consumers * 128)
     epilogues = {plan_epilogue(d, part, wide, is_split, accumulators) for d, part in zip(digits, parts, strict=True)}
     if len(epilogues) > 1:
         return "its parts are written in different ways"
@@ -236,13 +240,13 @@ def _plan(am: AffineMatmul | MatmulGroup, config: EngineConfig) -> _Plan | str:
     if len({(x.batch_digits, x.has_positions) if x else None for x in stored}) > 1:
         stored = [None for _ in stored]
     stage_bytes = (tile_m + tile_n) * SPAN_BYTES
-    staging_bytes = direct_panels(tile_m, tile_n) * PANEL * PANEL * 2 if stored[0] else epilogue.smem_bytes
+    staging_bytes = direct_panels(tile_m, tile_n, consumers) * PANEL * PANEL * 2 if stored[0] else epilogue.smem_bytes
     stages = config["stages"]
     staging_at = stages * stage_bytes
-    ring = RingConsts(stages, stage_bytes, staging_at + CONSUMERS * staging_bytes, CONSUMERS)
+    ring = RingConsts(stages, stage_bytes, staging_at + CONSUMERS * staging_bytes, consumers)
     consts = WgmmaConsts(ring, "tf32" if size == 4 else first.a.dtype.name, tile_m, tile_n, tile_k, len(walks[0].extents),
                          len(digits[0].batch), a[0].consts("a", tile_m, 0, a[1:]), b[0].consts("b", tile_n, tile_m * SPAN_BYTES, b[1:]),
-                         epilogue, stored[0] is not None, bool(stored[0] and stored[0].has_positions),
+                         epilogue, is_ping_pong, stored[0] is not None, bool(stored[0] and stored[0].has_positions),
                          stored[0].batch_digits if stored[0] else (), staging_at, staging_bytes, grids[0].slices > 1, is_split,
                          grids[0].n_tiles > 1, len(parts))
     members: list[_Member] = []
@@ -355,7 +359,7 @@ class WgmmaSm90Matmul:
                 return common
         if len(parts) > MAX_MEMBERS:
             return refuse(f"wgmma_sm90: {len(parts)} parts are more than {MAX_MEMBERS}")
-        plan = _plan(am, EngineConfig.of(tile_m=128, tile_n=64, stages=4, split_k=1))
+        plan = _plan(am, EngineConfig.of(schedule="coop", tile_m=128, tile_n=64, stages=4, split_k=1))
         return refuse(f"wgmma_sm90: {plan}") if isinstance(plan, str) else common
 
     def configs(self, am: AffineMatmul | MatmulGroup, device: DeviceInfo) -> tuple[EngineConfig, ...]:
@@ -375,8 +379,10 @@ class WgmmaSm90Matmul:
         clock_mhz = 1550.0
         # Tiles of members come in turn, so only their sum is rounded up: to tiles of the last, lightest member.
         clocks = [m.grid.k_tiles_per_split * clocks_per_k_tile + epilogue_clocks for m in plan.members]
+        if c.is_ping_pong:  # an epilogue shows only where it takes longer than the products of the next tile
+            clocks = [max(t - epilogue_clocks, t / 2) for t in clocks]
         work = sum(m.grid.ctas * t for m, t in zip(plan.members, clocks, strict=True))
-        compute_us = -(-work // (device.num_sms * clocks[-1])) * clocks[-1] / clock_mhz
+        compute_us = (-(-work // (device.num_sms * clocks[-1])) * clocks[-1] + c.is_ping_pong * epilogue_clocks) / clock_mhz
         out_bytes = first.d.dtype.num_bytes * (1 + len(first.operands) * 0.5) * sum(
             m.am.batch.size * m.am.m.size * m.am.n.size for m in plan.members)
         unique = first.a.dtype.num_bytes * (max(tiling.source_elements(m.am.a, m.am.m, m.am.k, m.am.batch) for m in plan.members) +
@@ -404,7 +410,7 @@ class WgmmaSm90Matmul:
         num_ctas = min(plan.num_tiles, device.num_sms)
         smem = c.ring.barriers_at + 2 * BARRIER_BYTES * c.ring.stages
         step = Step.of("matmul/wgmma_sm90", op, target, THREADS, _arguments(plan, num_ctas, workspace_offset), c, num_ctas,
-                       dynamic_smem=smem, suffix=f"{c.kind}_{c.tile_m}x{c.tile_n}x{c.tile_k}")
+                       dynamic_smem=smem, suffix=f"{c.kind}_{c.tile_m}x{c.tile_n}x{c.tile_k}{'_pingpong' if c.is_ping_pong else ''}")
         if not c.is_split:
             return Build((step,))
         reduce = tiling.reduce_step(op, m.am, m.d, m.grid, c.epilogue, target, c.epilogue.wide, workspace_offset)
@@ -421,20 +427,23 @@ def _sorted_configs(am: AffineMatmul | MatmulGroup, device: DeviceInfo) -> tuple
 
 def _candidates(am: AffineMatmul | MatmulGroup, device: DeviceInfo) -> Iterator[EngineConfig]:
     parts = members_of(am)
-    for tile_m, tile_n in TILES:
+    for schedule, tile_m, tile_n in ((s, m, n) for s, tiles in TILES.items() for m, n in tiles):
         if (tile_m > 128 and tile_m >= 2 * parts[0].m.size) or (tile_n > 64 and tile_n >= 2 * parts[0].n.size):
             continue  # more than half of the tile would be empty
-        config = EngineConfig.of(tile_m=tile_m, tile_n=tile_n, stages=stages_of(tile_m, tile_n), split_k=1)
+        config = EngineConfig.of(schedule=schedule, tile_m=tile_m, tile_n=tile_n, stages=stages_of(tile_m, tile_n), split_k=1)
         plan = _plan(am, config)
         if isinstance(plan, str):
             continue
-        splits = {1}
+        if schedule == "pingpong" and plan.num_tiles <= device.num_sms:
+            continue  # there is no next tile to multiply under an epilogue
+        yield config
         whole = plan.members[0].grid
-        for waves in (1, 2, 3) if len(parts) == 1 else ():
+        splits = set()
+        for waves in (1, 2, 3) if len(parts) == 1 and schedule == "coop" else ():
             split = min(waves * device.num_sms // whole.ctas, whole.k_tiles // 4)
             if split > 1:
                 grid = plan_grid(parts[0], (tile_m, tile_n, plan.consts.tile_k), split, "n", whole.k_tiles)
                 if grid.partial_elements < 2**31:
                     splits.add(grid.splits)
-        for split_k in sorted(splits):
-            yield EngineConfig.of(tile_m=tile_m, tile_n=tile_n, stages=stages_of(tile_m, tile_n), split_k=split_k)
+        for split_k in sorted(splits - {1}):
+            yield EngineConfig.of(schedule=schedule, tile_m=tile_m, tile_n=tile_n, stages=config["stages"], split_k=split_k)
