@@ -137,6 +137,102 @@ def plan_boxes(x: Operand, d: Digits, walk: Walk, tile_rows: int) -> Boxes | str
     return f"{x.source.name}: " + "; ".join(dict.fromkeys(reasons))
 
 
+# ---- Patches ----------------------------------------------------------------------------------------------
+
+BLOCK = 8  # rows of 64 are a block of 8 x 8 positions: what a product takes as 8 groups of 8 lines, a patch row apart
+
+
+@dataclass(frozen=True, slots=True)
+class HaloConsts:
+    """What a template knows of patches. A patch holds the pixels under a block's positions and all taps; a tap is a start in it.
+
+    Descriptor units (16 bytes, 8 to a pixel): start of the first tap, step from a tap to the next of its row, step to the next row.
+    """
+
+    taps_h: int
+    taps_w: int
+    patch_h: int
+    patch_w: int
+    start: int
+    step_w: int
+    step_h: int
+    slots: int
+    patches_at: int
+    blocks: int  # of a tile
+
+    @property
+    def taps(self) -> int:
+        return self.taps_h * self.taps_w
+
+    @property
+    def block_bytes(self) -> int:
+        return self.patch_h * self.patch_w * SPAN_BYTES
+
+    @property
+    def slot_bytes(self) -> int:
+        return self.blocks * self.block_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Halo:
+    """Patches of a unit-stride operand of two spatial dimensions with two tap digits and a channel digit in k.
+
+    blocks: extents of (image, block row, block column). first: pixel of position 0 and its lowest tap, (row, column).
+    """
+
+    map: TensorMapSpec
+    byte_offset: int
+    blocks: tuple[int, int, int]
+    first: tuple[int, int]
+    taps: tuple[int, int]
+    dilation: tuple[int, int]
+
+    @property
+    def num_blocks(self) -> int:
+        return prod(self.blocks)
+
+    def consts(self, slots: int, patches_at: int, tile_rows: int) -> HaloConsts:
+        (taps_h, taps_w), (step_h, step_w) = self.taps, self.dilation
+        start_h, start_w = (max(0, -step * (taps - 1)) for step, taps in zip(self.dilation, self.taps, strict=True))
+        patch_h, patch_w = self.map.box[2], self.map.box[1]
+        pixel = SPAN_BYTES // 16
+        return HaloConsts(taps_h, taps_w, patch_h, patch_w, (start_h * patch_w + start_w) * pixel, step_w * pixel,
+                          (step_h * patch_w - step_w * taps_w) * pixel, slots, patches_at, tile_rows // CHUNK_ROWS)
+
+
+def plan_halo(x: Operand, d: Digits, walk: Walk) -> Halo | str:
+    """Patches that hold all taps of a block of positions, or why there are none."""
+    size = x.source.dtype.num_bytes
+    if size != 2 or len(x.rows) != 3 or len(d.k) != 3 or d.batch != (1,) or walk.is_linear or len(x.bounds) != 2:
+        return "patches are of 16-bit types, (image, row, column) along the rows, (tap row, tap column, channel) along k, no batch"
+    if x.k_strides[2] != 1 or x.source.align % 16:
+        return "its channels are not contiguous or not aligned to 16 bytes"
+    extents, first, dilation, base = [], [], [], x.source.base
+    for i, bound in enumerate(x.bounds):
+        step = bound.k_coefs[i]
+        if bound.row_coefs != tuple(int(j == i + 1) for j in range(3)) or bound.k_coefs != tuple(step * (j == i) for j in range(3)):
+            return "its steps are not 1, or a bound ties more than one position to one tap"
+        if x.k_strides[i] != step * x.row_strides[i + 1]:
+            return "a tap's stride does not fit its bound"
+        base -= bound.offset * x.row_strides[i + 1]
+        extents.append(bound.extent)
+        first.append(bound.offset + min(0, step * (d.k[i] - 1)))
+        dilation.append(step)
+    build = _MapBuilder(size)
+    patch = [BLOCK + abs(step) * (taps - 1) for step, taps in zip(dilation, d.k[:2], strict=True)]
+    if max(patch) > MAX_BOX or patch[0] * patch[1] > MAX_PIXELS:
+        return f"a patch of {patch[0]} x {patch[1]} is too large"
+    build.add(d.k[2], 1, walk.tile_k, Sum())
+    build.add(extents[1], x.row_strides[2], patch[1], Sum())
+    build.add(extents[0], x.row_strides[1], patch[0], Sum())
+    build.add(x.rows[0], x.row_strides[0], 1, Sum())
+    fault = build.fault(base)
+    if fault or base < 0:
+        return fault or "its first element lies before the operand's"
+    blocks = (x.rows[0], -(-x.rows[1] // BLOCK), -(-x.rows[2] // BLOCK))
+    return Halo(build.finish(map_dtype(x)), base * size, blocks, (first[0], first[1]), (d.k[0], d.k[1]), (dilation[0], dilation[1]))
+
+
 # ---- Tiled maps -------------------------------------------------------------------------------------------
 
 

@@ -12,15 +12,31 @@ from ..device import DeviceInfo
 from . import affine_tiling as tiling
 from .affine import AffineMatmul, MatmulGroup
 from .affine_group import joint_boxes, joint_digits, members_of
-from .affine_tma import CHUNK_ROWS, SPAN_BYTES, Boxes, BoxesConsts, Walk, plan_boxes, walk_linear, walk_taps
+from .affine_tma import (
+    BLOCK,
+    CHUNK_ROWS,
+    SPAN_BYTES,
+    Boxes,
+    BoxesConsts,
+    Halo,
+    HaloConsts,
+    Walk,
+    plan_boxes,
+    plan_halo,
+    walk_linear,
+    walk_taps,
+)
 from .base import Arg, Build, EngineConfig, Step, Support, TensorMapArg, refuse
 
 # (tile_m, tile_n). Cooperating warpgroups take half of the rows each, in ping-pong each takes a tile.
 TILES = {"coop": ((128, 256), (256, 128), (128, 192), (128, 128), (256, 64), (128, 64)),
          "pingpong": ((128, 128), (64, 256), (256, 64), (128, 64))}
+HALO_TILES = {"coop": ((128, 256), (256, 128), (256, 64)), "pingpong": ((128, 128), (256, 64))}
+HALO_SLOTS = 2
 CONSUMERS = 2
 THREADS = 128 * (1 + CONSUMERS)
 RING_BYTES = 196608  # four stages of the largest tiles
+SMEM_BYTES = 232448  # of a CTA, all in all
 MAX_STAGES = 8
 PANEL = 64  # rows and columns of D staged at a time by a warpgroup
 MAX_DIRECT_LINES = 2000  # of an epilogue applied to all accumulators of a thread; longer ones loop over staged panels
@@ -64,6 +80,7 @@ class WgmmaConsts:
     is_split: bool
     has_n_tiles: bool
     members: int  # matmuls of the launch
+    halo: HaloConsts | None  # A comes in patches, a slot for all taps of 64 channels; stages hold B alone
     # (name, type) of parameters that differ between members: those that find a tile, fetch operands, and write D.
     tile_params: tuple[tuple[str, str], ...] = ()
     load_params: tuple[tuple[str, str], ...] = ()
@@ -87,11 +104,12 @@ class WgmmaConsts:
         count = self.tile_n // 2
         return [f"%acc{block * count + i}" for i in range(count)]
 
-    @staticmethod
-    def fixed_bits(x: BoxesConsts) -> str:
-        """A descriptor but for its address: 128-byte swizzle, 1024 bytes between groups of 8 lines, chunk_bytes between chunks of rows."""
+    def fixed_bits(self, x: BoxesConsts) -> str:
+        """A descriptor but for its address: 128-byte swizzle, 1024 bytes (a row of a patch) between groups of 8 lines, chunk_bytes
+        between chunks of rows."""
         leading = 1 if x.major == "k" else x.chunk_bytes >> 4
-        return f"0x{1 << 62 | 1024 >> 4 << 32 | leading << 16:016X}"
+        group_bytes = self.halo.patch_w * SPAN_BYTES if self.halo is not None and x.name == "a" else 1024
+        return f"0x{1 << 62 | group_bytes >> 4 << 32 | leading << 16:016X}"
 
     @staticmethod
     def step_units(x: BoxesConsts) -> int:
@@ -108,7 +126,7 @@ class _Member:
     grid: tiling.Grid
     first_tile: int
     walk: Walk
-    boxes: tuple[Boxes, Boxes]
+    boxes: tuple[Boxes | Halo, Boxes]
     stored: StoredMap | None
 
 
@@ -135,15 +153,15 @@ def plan_operands(d: tiling.Digits, tile: tuple[int, int, int]) -> tuple[Walk, B
 
 @dataclass(frozen=True, slots=True)
 class StoredMap:
-    """The map that stores panels of D, the batch digits it has, and whether it steps through several digits of m (im2col)."""
+    """The map that stores panels of D, the batch digits it has, and whether it has or steps through several digits of m."""
 
     map: TensorMapSpec
     batch_digits: tuple[int, ...]
     has_positions: bool
 
 
-def stored_map(am: AffineMatmul, d: tiling.Digits) -> StoredMap | None:
-    """If D is of 16 bits, contiguous along n, and the operands only change along n."""
+def stored_map(am: AffineMatmul, d: tiling.Digits, has_blocks: bool = False) -> StoredMap | None:
+    """If D is of 16 bits, contiguous along n, and the operands only change along n. has_blocks: panels are blocks of positions."""
     out = d.targets[0]
     size = out.dtype.num_bytes
     if size != 2 or len(d.out_n) > 1 or out.n_strides[0] not in ((1,) if am.n.size > 1 else (0, 1)):
@@ -154,16 +172,19 @@ def stored_map(am: AffineMatmul, d: tiling.Digits) -> StoredMap | None:
     if am.n.size * size % 16 or out.base * size % 16 or out.align % 16:
         return None
     digits = tuple(i for i, (e, s) in enumerate(zip(d.batch, out.batch_strides, strict=True)) if e > 1 and s)
-    has_positions = len(d.out_m) > 1
-    dims = (am.n.size, *reversed(d.out_m), *(d.batch[i] for i in digits))
+    has_positions = len(d.out_m) > 1 or has_blocks
+    out_m, m_strides = (am.m.extents, am.d.m_strides) if has_blocks else (d.out_m, out.m_strides)
+    dims = (am.n.size, *reversed(out_m), *(d.batch[i] for i in digits))
     # A dimension of one element is never stepped over: any legal stride will do.
-    steps = (*reversed(out.m_strides), *(out.batch_strides[i] for i in digits))
+    steps = (*reversed(m_strides), *(out.batch_strides[i] for i in digits))
     strides = tuple(size * (s if e > 1 else am.n.size) for e, s in zip(dims[1:], steps, strict=True))
     if len(dims) > 5 or (has_positions and digits) or any(s <= 0 or s % 16 for s in strides):
         return None
     if not has_positions:
         box = (PANEL, PANEL, *(1 for _ in digits))
         return StoredMap(TensorMapSpec(out.dtype.name, dims, strides, box, swizzle=SPAN_BYTES), digits, False)
+    if has_blocks:
+        return StoredMap(TensorMapSpec(out.dtype.name, dims, strides, (PANEL, BLOCK, BLOCK, 1), swizzle=SPAN_BYTES), digits, True)
     still = (0,) * (len(dims) - 2)
     return StoredMap(TensorMapSpec(out.dtype.name, dims, strides, (PANEL, PANEL), swizzle=SPAN_BYTES, element_strides=(1,) * len(dims),
                                    corners=(still, still)), digits, True)
@@ -214,20 +235,39 @@ def _plan(am: AffineMatmul | MatmulGroup, config: EngineConfig) -> _Plan | str:
     consumers = 1 if is_ping_pong else CONSUMERS  # of a tile
     size = first.a.dtype.num_bytes
     tile_m, tile_n, tile_k = tile = config["tile_m"], config["tile_n"], SPAN_BYTES // size
-    walks, operands = [], []
-    for d in digits:
-        found = plan_operands(d, tile)
-        if isinstance(found, str):
-            return found
-        walks.append(found[0])
-        operands.append(found[1:])
-    if len({walk.is_linear for walk in walks}) > 1:
-        return "its parts walk k in different ways"
-    a, b = (joint_boxes(boxes) for boxes in zip(*operands, strict=True))
-    if isinstance(a, str) or isinstance(b, str):
-        return a if isinstance(a, str) else str(b)
+    a: tuple[Boxes | Halo, ...]
+    b: tuple[Boxes, ...]
+    if config["loader"] == "halo":
+        if len(parts) > 1:
+            return "patches are of one part only"
+        walks = [walk_taps(digits[0].k, tile_k)]
+        patches, boxes_b = plan_halo(digits[0].a, digits[0], walks[0]), plan_boxes(digits[0].b, digits[0], walks[0], tile_n)
+        if isinstance(patches, str) or isinstance(boxes_b, str):
+            return patches if isinstance(patches, str) else str(boxes_b)
+        halo: HaloConsts | None = patches.consts(HALO_SLOTS, config["stages"] * tile_n * SPAN_BYTES, tile_m)
+        a, b = (patches,), (boxes_b,)
+        a_consts = BoxesConsts("a", "k", 1, 0, 0, 0, (), ())  # a line of k a pixel
+        b_consts = boxes_b.consts("b", tile_n, 0)
+    else:
+        walks, operands = [], []
+        for d in digits:
+            found = plan_operands(d, tile)
+            if isinstance(found, str):
+                return found
+            walks.append(found[0])
+            operands.append(found[1:])
+        if len({walk.is_linear for walk in walks}) > 1:
+            return "its parts walk k in different ways"
+        joint_a, joint_b = (joint_boxes(boxes) for boxes in zip(*operands, strict=True))
+        if isinstance(joint_a, str) or isinstance(joint_b, str):
+            return joint_a if isinstance(joint_a, str) else str(joint_b)
+        halo, a, b = None, joint_a, joint_b
+        a_consts, b_consts = joint_a[0].consts("a", tile_m, 0, joint_a[1:]), b[0].consts("b", tile_n, tile_m * SPAN_BYTES, b[1:])
     inner = tiling.inner_direction(digits[0])
     grids = [plan_grid(part, tile, config["split_k"], inner, walk.k_tiles) for part, walk in zip(parts, walks, strict=True)]
+    if halo is not None and isinstance(a[0], Halo):
+        m_tiles = -(-a[0].num_blocks // halo.blocks)
+        grids = [replace(grids[0], m_tiles=m_tiles, group_m=min(8, m_tiles))]
     is_split = grids[0].splits > 1
     wide = any(tiling.needs_wide(d) or grid.partial_elements > tiling.INT32_MAX for d, grid in zip(digits, grids, strict=True))
     accumulators = tile_m * tile_n // (consumers * 128)
@@ -235,20 +275,23 @@ def _plan(am: AffineMatmul | MatmulGroup, config: EngineConfig) -> _Plan | str:
     if len(epilogues) > 1:
         return "its parts are written in different ways"
     epilogue = epilogues.pop()
-    stored = [None if is_split or epilogue_lines(part) * accumulators > MAX_DIRECT_LINES else stored_map(part, d)
+    stored = [None if is_split or epilogue_lines(part) * accumulators > MAX_DIRECT_LINES
+              else stored_map(part, d, halo is not None)
               for part, d in zip(parts, digits, strict=True)]
     if len({(x.batch_digits, x.has_positions) if x else None for x in stored}) > 1:
         stored = [None for _ in stored]
-    stage_bytes = (tile_m + tile_n) * SPAN_BYTES
+    if halo is not None and stored[0] is None:
+        return "blocks of positions are stored by tensor copies of 16-bit panels only"
+    stage_bytes = (tile_m if halo is None else 0) * SPAN_BYTES + tile_n * SPAN_BYTES
     staging_bytes = direct_panels(tile_m, tile_n, consumers) * PANEL * PANEL * 2 if stored[0] else epilogue.smem_bytes
     stages = config["stages"]
-    staging_at = stages * stage_bytes
+    staging_at = stages * stage_bytes + (-(-halo.slots * halo.slot_bytes // 1024) * 1024 if halo is not None else 0)
     ring = RingConsts(stages, stage_bytes, staging_at + CONSUMERS * staging_bytes, consumers)
     consts = WgmmaConsts(ring, "tf32" if size == 4 else first.a.dtype.name, tile_m, tile_n, tile_k, len(walks[0].extents),
-                         len(digits[0].batch), a[0].consts("a", tile_m, 0, a[1:]), b[0].consts("b", tile_n, tile_m * SPAN_BYTES, b[1:]),
-                         epilogue, is_ping_pong, stored[0] is not None, bool(stored[0] and stored[0].has_positions),
+                         len(digits[0].batch), a_consts, b_consts, epilogue, is_ping_pong,
+                         stored[0] is not None, bool(stored[0] and stored[0].has_positions),
                          stored[0].batch_digits if stored[0] else (), staging_at, staging_bytes, grids[0].slices > 1, is_split,
-                         grids[0].n_tiles > 1, len(parts))
+                         grids[0].n_tiles > 1, len(parts), halo)
     members: list[_Member] = []
     for part, d, grid, walk, boxes, map_ in zip(parts, digits, grids, walks, zip(a, b, strict=True), stored, strict=True):
         first_tile = members[-1].first_tile + members[-1].grid.ctas if members else 0
@@ -307,10 +350,15 @@ def _sections(m: _Member, consts: WgmmaConsts, workspace_offset: int) -> tuple[l
     tiles = t.args
     t = tiling.Arguments(wide)
     t.space("walk", m.walk.extents)
-    for i, step in enumerate(tiling.mixed_radix(consts.tile_k, m.walk.extents)):
-        t.add(f"walk_inc{i}", "u32", step)
+    if consts.halo is None:
+        for i, step in enumerate(tiling.mixed_radix(consts.tile_k, m.walk.extents)):
+            t.add(f"walk_inc{i}", "u32", step)
     for boxes, source, loader in zip(m.boxes, (am.a, am.b), (consts.a, consts.b), strict=True):
         t.add(loader.map, "tensor_map", TensorMapArg(source.name, boxes.map, boxes.byte_offset))
+        if isinstance(boxes, Halo):
+            t.add("patch_y", "s32", boxes.first[0])
+            t.add("patch_x", "s32", boxes.first[1])
+            continue
         t.space(f"{loader.name}_row", boxes.rows)
         if loader.chunks > 1:
             rows = am.m.size if loader.name == "a" else am.n.size
@@ -324,6 +372,8 @@ def _sections(m: _Member, consts: WgmmaConsts, workspace_offset: int) -> tuple[l
                         t.add(f"{shape.stem}_{digit}", "s32", coefficients[digit])
     loads = t.args
     t = tiling.Arguments(wide)
+    if isinstance(m.boxes[0], Halo):
+        t.space("block", m.boxes[0].blocks)
     if m.stored is not None:
         t.add("map_d", "tensor_map", TensorMapArg(am.d.name, m.stored.map, am.d.base * am.d.dtype.num_bytes))
     if grid.splits > 1:
@@ -359,7 +409,7 @@ class WgmmaSm90Matmul:
                 return common
         if len(parts) > MAX_MEMBERS:
             return refuse(f"wgmma_sm90: {len(parts)} parts are more than {MAX_MEMBERS}")
-        plan = _plan(am, EngineConfig.of(schedule="coop", tile_m=128, tile_n=64, stages=4, split_k=1))
+        plan = _plan(am, EngineConfig.of(schedule="coop", loader="boxes", tile_m=128, tile_n=64, stages=4, split_k=1))
         return refuse(f"wgmma_sm90: {plan}") if isinstance(plan, str) else common
 
     def configs(self, am: AffineMatmul | MatmulGroup, device: DeviceInfo) -> tuple[EngineConfig, ...]:
@@ -374,7 +424,8 @@ class WgmmaSm90Matmul:
         c, first = plan.consts, plan.members[0].am
         # wgmma multiplies 4096 flop per clock and SM in 16-bit types; half of that in tf32.
         area = c.tile_m * c.tile_n
-        clocks_per_k_tile = max(area * 2 * 64 / 4096 * (1.0 if c.tile_n > 64 else 1.1), (c.tile_m + c.tile_n) * SPAN_BYTES / 52)
+        k_tile_bytes = c.tile_n * SPAN_BYTES + (c.tile_m * SPAN_BYTES if c.halo is None else c.halo.slot_bytes / c.halo.taps)
+        clocks_per_k_tile = max(area * 2 * 64 / 4096 * (1.0 if c.tile_n > 64 else 1.1), k_tile_bytes / 52)
         epilogue_clocks = 900 + area / (18 if c.is_direct else 9)
         clock_mhz = 1550.0
         # Tiles of members come in turn, so only their sum is rounded up: to tiles of the last, lightest member.
@@ -408,9 +459,10 @@ class WgmmaSm90Matmul:
         c, m = plan.consts, plan.members[0]
         target = PtxTarget.for_arch(device.arch, (8, 0))
         num_ctas = min(plan.num_tiles, device.num_sms)
-        smem = c.ring.barriers_at + 2 * BARRIER_BYTES * c.ring.stages
+        smem = c.ring.barriers_at + 2 * BARRIER_BYTES * (c.ring.stages + (c.halo.slots if c.halo is not None else 0))
+        suffix = f"{c.kind}_{c.tile_m}x{c.tile_n}x{c.tile_k}{'_pingpong' if c.is_ping_pong else ''}{'_halo' if c.halo is not None else ''}"
         step = Step.of("matmul/wgmma_sm90", op, target, THREADS, _arguments(plan, num_ctas, workspace_offset), c, num_ctas,
-                       dynamic_smem=smem, suffix=f"{c.kind}_{c.tile_m}x{c.tile_n}x{c.tile_k}{'_pingpong' if c.is_ping_pong else ''}")
+                       dynamic_smem=smem, suffix=suffix)
         if not c.is_split:
             return Build((step,))
         reduce = tiling.reduce_step(op, m.am, m.d, m.grid, c.epilogue, target, c.epilogue.wide, workspace_offset)
@@ -427,11 +479,13 @@ def _sorted_configs(am: AffineMatmul | MatmulGroup, device: DeviceInfo) -> tuple
 
 def _candidates(am: AffineMatmul | MatmulGroup, device: DeviceInfo) -> Iterator[EngineConfig]:
     parts = members_of(am)
-    for schedule, tile_m, tile_n in ((s, m, n) for s, tiles in TILES.items() for m, n in tiles):
+    for loader, schedule, tile_m, tile_n in ((name, s, m, n) for name, choices in (("boxes", TILES), ("halo", HALO_TILES))
+                                             for s, tiles in choices.items() for m, n in tiles):
         if (tile_m > 128 and tile_m >= 2 * parts[0].m.size) or (tile_n > 64 and tile_n >= 2 * parts[0].n.size):
             continue  # more than half of the tile would be empty
-        config = EngineConfig.of(schedule=schedule, tile_m=tile_m, tile_n=tile_n, stages=stages_of(tile_m, tile_n), split_k=1)
-        plan = _plan(am, config)
+        stages = stages_of(tile_m, tile_n) if loader == "boxes" else halo_stages(am, schedule, tile_m, tile_n)
+        config = EngineConfig.of(schedule=schedule, loader=loader, tile_m=tile_m, tile_n=tile_n, stages=stages, split_k=1)
+        plan = _plan(am, config) if stages else ""
         if isinstance(plan, str):
             continue
         if schedule == "pingpong" and plan.num_tiles <= device.num_sms:
@@ -439,11 +493,21 @@ def _candidates(am: AffineMatmul | MatmulGroup, device: DeviceInfo) -> Iterator[
         yield config
         whole = plan.members[0].grid
         splits = set()
-        for waves in (1, 2, 3) if len(parts) == 1 and schedule == "coop" else ():
+        for waves in (1, 2, 3) if len(parts) == 1 and schedule == "coop" and loader == "boxes" else ():
             split = min(waves * device.num_sms // whole.ctas, whole.k_tiles // 4)
             if split > 1:
                 grid = plan_grid(parts[0], (tile_m, tile_n, plan.consts.tile_k), split, "n", whole.k_tiles)
                 if grid.partial_elements < 2**31:
                     splits.add(grid.splits)
         for split_k in sorted(splits - {1}):
-            yield EngineConfig.of(schedule=schedule, tile_m=tile_m, tile_n=tile_n, stages=config["stages"], split_k=split_k)
+            yield EngineConfig.of(schedule=schedule, loader=loader, tile_m=tile_m, tile_n=tile_n, stages=stages, split_k=split_k)
+
+
+def halo_stages(am: AffineMatmul | MatmulGroup, schedule: str, tile_m: int, tile_n: int) -> int:
+    """Stages of B that fit beside the patches; 0 if fewer than two do, or if there are no patches."""
+    plan = _plan(am, EngineConfig.of(schedule=schedule, loader="halo", tile_m=tile_m, tile_n=tile_n, stages=0, split_k=1))
+    if isinstance(plan, str):
+        return 0
+    free = SMEM_BYTES - plan.consts.ring.barriers_at - 2 * BARRIER_BYTES * (MAX_STAGES + HALO_SLOTS)
+    stages = min(MAX_STAGES, free // (tile_n * SPAN_BYTES))
+    return stages if stages > 1 else 0

@@ -25,6 +25,9 @@ LINES = (
     "conv_fprop x=bf16[2,64,9,10]nhwc w=bf16[72,64,3,3]nhwc padding=1 stride=2 bias=f32[72] epilogue=bias_relu",
     "conv_fprop x=f16[2,40,12,10]nhwc w=f16[72,40,3,3]nhwc padding=2 dilation=2",
     "conv_fprop x=bf16[1,128,9,10]nhwc w=bf16[80,64,3,3]nhwc padding=1 groups=2",
+    "conv_fprop x=bf16[3,64,17,20]nhwc w=bf16[136,64,3,3]nhwc padding=1",
+    "conv_fprop x=bf16[2,40,17,10]nhwc w=bf16[136,40,5,3]nhwc padding=2 dilation=2 bias=f32[136] epilogue=bias_relu",
+    "conv_dgrad dy=f16[2,72,9,20]nhwc w=f16[72,72,5,5]nhwc x_shape=(2,72,9,20) padding=2",
     "conv_dgrad dy=bf16[3,64,9,10]nhwc w=bf16[64,72,3,3]nhwc x_shape=(3,72,9,10) padding=1",
     "conv_dgrad dy=bf16[4,64,9,9]nhwc w=bf16[64,72,3,3]nhwc x_shape=(4,72,17,18) padding=1 stride=2",
     "conv_dgrad dy=bf16[2,64,3,5]nhwc w=bf16[64,72,3,3]nhwc x_shape=(2,72,9,10) padding=1 stride=(3,2)",
@@ -37,7 +40,7 @@ LINES = (
 
 @pytest.mark.parametrize("line", LINES)
 def test_against_the_reference(line: str) -> None:
-    """The first config of every schedule, and the first that splits k."""
+    """The first config of every schedule and loader, and the first that splits k."""
     backend = EmulatedBackend("sm_90a", checkers="all")
     backend.info = replace(backend.info, num_sms=2)
     problem = parse_case(line)
@@ -46,7 +49,7 @@ def test_against_the_reference(line: str) -> None:
     assert support, support.reason
     tried = set()
     for config in engine.configs(problem, backend.info):
-        kind = (config["schedule"], config["split_k"] > 1)
+        kind = (config["schedule"], config["loader"], config["split_k"] > 1)
         if kind not in tried:
             tried.add(kind)
             run_problem(backend, problem, engine, config, seed=len(line))
