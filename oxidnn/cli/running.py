@@ -100,7 +100,7 @@ def emu(words: tuple[str, ...], checkers: str, schedule: str, profile: bool, eng
     if profile:
         for number, launch in enumerate(backend.launches):
             print_table(("counter", "value"), list(launch.summary().items()), f"launch {number}:")
-            print_table(("PTX line", "executions", "bank conflicts", "instruction"), launch.profile()[:PROFILE_ROWS],
+            print_table(("PTX line", "executions", "bank conflicts", "uncoalesced sectors", "instruction"), launch.profile()[:PROFILE_ROWS],
                         f"the {PROFILE_ROWS} lines executed most:")
 
 

@@ -238,6 +238,8 @@ def read_at(S: State, allocation: Allocation, index: Array, access: Access, idx:
         check_written(S, allocation, index, width)
     if S.global_race is not None:
         S.global_race.access(S, allocation, index, access, idx)
+    if S.bank is not None:
+        S.bank.sectors(S, allocation.origin, index, width, idx)
     S.counters.global_read += width * S.lanes(idx)
     return allocation.views[width].take(index, mode="wrap")
 
@@ -248,6 +250,8 @@ def write_at(S: State, allocation: Allocation, index: Array, values: Array, acce
         raise Fault("bounds", f"writes to read-only memory: {allocation}")
     if S.global_race is not None:
         S.global_race.access(S, allocation, index, access, idx)
+    if S.bank is not None:
+        S.bank.sectors(S, allocation.origin, index, width, idx)
     store(allocation.views[width], index, values)
     if allocation.shadow is not None:
         mark_ready(allocation.shadow, index, width)

@@ -23,7 +23,10 @@ class Counters:
     products: int = 0  # multiply-adds of wgmma
     bank_accesses: int = 0  # warp-wide shared accesses seen by the bank checker
     bank_conflicts: int = 0  # extra shared-memory wavefronts
+    global_sectors: int = 0  # 32-byte sectors that warps touch per load or store, seen by the bank checker
+    uncoalesced_sectors: int = 0  # those beyond what the bytes accessed would fill
     conflicts_by_line: dict[int, int] = field(default_factory=dict)
+    sectors_by_line: dict[int, int] = field(default_factory=dict)  # uncoalesced ones
     blocks: dict[tuple[int, int], int] = field(default_factory=dict, repr=False)  # [first, end) of program counters -> threads
     lines: Sequence[tuple[int, str]] = field(default=(), repr=False)  # PTX line and text of every program counter
 
@@ -40,8 +43,8 @@ class Counters:
         """The counters that are single numbers, by name."""
         return {name: value for name, value in vars(self).items() if isinstance(value, int)}
 
-    def profile(self) -> list[tuple[int, int, int, str]]:
-        """(PTX line, executions, extra shared-memory wavefronts, text), most executed first."""
-        texts = dict(self.lines)
-        return sorted(((line, count, self.conflicts_by_line.get(line, 0), texts[line]) for line, count in self.executions.items()),
-                      key=lambda row: (-row[1], row[0]))  # fmt: skip
+    def profile(self) -> list[tuple[int, int, int, int, str]]:
+        """(PTX line, executions, extra shared-memory wavefronts, uncoalesced sectors, text), most executed first."""
+        texts, conflicts, sectors = dict(self.lines), self.conflicts_by_line, self.sectors_by_line
+        rows = ((line, count, conflicts.get(line, 0), sectors.get(line, 0), texts[line]) for line, count in self.executions.items())
+        return sorted(rows, key=lambda row: (-row[1], row[0]))

@@ -64,4 +64,19 @@ END: ret; }}"""
     assert counters.executions == {first - 1: 256, first + 1: 640, first + 2: 640, first + 3: 640, first + 4: 128, first + 5: 128,
                                    first + 6: 20, first + 7: 20}  # a jump to ret is a ret  # fmt: skip
     assert sum(counters.executions.values()) == counters.instructions
-    assert counters.profile()[0] == (first + 1, 640, 0, "add.u32 %i, %i, 1;") and counters.summary()["instructions"] == counters.instructions
+    assert counters.profile()[0] == (first + 1, 640, 0, 0, "add.u32 %i, %i, 1;") and counters.summary()["instructions"] == counters.instructions
+
+
+@pytest.mark.parametrize(("step", "width", "sectors", "extra"), [
+    (4, 1, 8, 0), (8, 1, 16, 8), (16, 4, 32, 0), (32, 1, 64, 56), (0, 1, 2, 0), (4, 1, 8, 0)])  # fmt: skip
+def test_uncoalesced_sectors(step: int, width: int, sectors: int, extra: int) -> None:
+    """64 threads load `width` words each, `step` bytes apart."""
+    registers = "{%r1, %r2, %r3, %r4}" if width == 4 else "%r1"
+    text = f"""{HEADER}.visible .entry k(.param .u64 x)
+{{ .reg .b64 %x, %w; .reg .b32 %t, %r<5>; ld.param.u64 %x, [x]; mov.u32 %t, %tid.x; mul.wide.u32 %w, %t, {step}; add.u64 %x, %x, %w;
+ld.global{'.v4' if width == 4 else ''}.u32 {registers}, [%x]; ret; }}"""
+    backing = np.zeros(2048 + 32, np.uint8)
+    start = -backing.ctypes.data % 32
+    counters = launch(text, 1, 64, [backing[start : start + 2048]], checkers="bank")
+    assert counters.global_sectors == sectors
+    assert counters.uncoalesced_sectors == extra == sum(counters.sectors_by_line.values())
