@@ -251,5 +251,5 @@ BUILDERS: dict[str, Callable[[Decoder, nodes.Instruction], Core]] = {
     "ld": ld, "ldu": ld, "st": st, "createpolicy": createpolicy, "membar": fence, "fence": fence,
     **dict.fromkeys(
         ("prefetch", "prefetchu", "applypriority", "discard", "nanosleep", "griddepcontrol",
-         "pmevent", "setmaxnreg"), no_effect),
+         "pmevent"), no_effect),
 }  # fmt: skip

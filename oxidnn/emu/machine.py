@@ -146,6 +146,7 @@ class State:
         )
         self.local = Window(N, program.local_size, 0, self.uninit) if program.local_size else Window(0, 0, 0, False)
         self.copies = asynccopy.Queue(N)
+        self.registers: wgmma.Registers | None = None
         if program.is_async:
             self.mbarriers = mbarrier.Table(self)
             self.bulk_groups = bulk.Groups(self)

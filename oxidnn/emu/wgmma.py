@@ -427,4 +427,63 @@ def wgmma(d: Decoder, ins: nodes.Instruction) -> Core:
     return d.refuse("unknown wgmma")
 
 
-BUILDERS: dict[str, Callable[[Decoder, nodes.Instruction], Core]] = {"wgmma": wgmma}
+class Registers:
+    """Registers per thread of every warp of a batch: setmaxnreg moves them between the warps of a CTA.
+
+    A CTA has what its warps get at entry: 65536 / (threads * CTAs per SM) each, in steps of 8, or .maxnreg.
+    """
+
+    def __init__(self, S: State) -> None:
+        bounds = {name: values[0] for name, values in S.program.entry.directives if values}
+        entry = min(65536 // (S.T * bounds.get("minnctapersm", 1)) // 8 * 8, 256, bounds.get("maxnreg", 256))
+        self.held = np.full(S.ctas * S.warps_per_cta, entry, np.int64)
+        self.pool = 65536 // bounds.get("minnctapersm", 1) // 32  # in warps' worth of one register each
+
+
+def setmaxnreg(d: Decoder, ins: nodes.Instruction) -> Core:
+    (operand,) = ins.operands
+    wanted = int(operand.value) if isinstance(operand, nodes.Imm) else 0
+    if not 24 <= wanted <= 256 or wanted % 8:
+        d.refuse(f"{wanted} registers (expected a multiple of 8 from 24 to 256)")
+    grows = ins.modifiers[0] == "inc"
+    d.op.kind = "wait"
+
+    def run(S: State, idx: Any) -> tuple[int, Any] | None:
+        if S.registers is None:
+            S.registers = Registers(S)
+        held = S.registers.held
+        positions = np.arange(S.N, dtype=np.int64) if idx is None else idx
+        of_thread = S.warp.take(positions)
+        warps = np.unique(of_thread)
+        waiting: list[int] = []
+        per_cta = S.warps_per_cta
+        for warp in warps.tolist():
+            if held[warp] >= wanted if grows else held[warp] <= wanted:
+                continue
+            cta = warp // per_cta
+            total = int(held[cta * per_cta : (cta + 1) * per_cta].sum()) - int(held[warp]) + wanted
+            if grows and total > S.registers.pool:
+                waiting.append(warp)
+            else:
+                held[warp] = wanted
+        if not grows:
+            S.wake()
+        if not waiting:
+            return S.pc + 1, idx
+        waits = np.isin(of_thread, waiting)
+        S.park(S.pc, positions[waits])
+        if not waits.all():
+            S.add(S.pc + 1, positions[~waits])
+        return None
+
+    def describe(S: State, positions: Array) -> str:
+        cta = int(S.cta[positions[0]])
+        assert S.registers is not None
+        held = S.registers.held[cta * S.warps_per_cta : (cta + 1) * S.warps_per_cta]
+        return f"the CTA's warps hold {int(held.sum()) * 32} registers of {S.registers.pool * 32}"
+
+    d.op.info["describe"] = describe
+    return run  # type: ignore[return-value]
+
+
+BUILDERS: dict[str, Callable[[Decoder, nodes.Instruction], Core]] = {"wgmma": wgmma, "setmaxnreg": setmaxnreg}

@@ -1,4 +1,4 @@
-"""mbarrier and cluster instructions one by one."""
+"""mbarrier, cluster and register instructions one by one."""
 
 # ruff: noqa: E501 (lines of PTX)
 
@@ -178,3 +178,19 @@ OUT:"""
     with pytest.raises(EmulatorFault, match=r"\[barrier\] lost wake-up: two phases have completed since this thread began to wait") as caught:
         result(EmulatedBackend("sm_90a", "all"), body)
     assert "try_wait" in str(caught.value) and "thread (0,0,0)" in str(caught.value)
+
+
+@pytest.mark.parametrize("schedule", ["lowest_pc", ("random", 1)], ids=str)
+@pytest.mark.parametrize(("less", "more", "fits"), [(24, 240, True), (40, 232, True), (24, 248, False), (56, 256, False)])
+def test_registers_move_between_warpgroups(less: int, more: int, fits: bool, schedule: Any) -> None:
+    """What ran and what hung on an H100, with 384 threads."""
+    body = f"""setp.ge.u32 %p1, %warp, 4; @%p1 bra MORE;
+setmaxnreg.dec.sync.aligned.u32 {less}; bra JOIN;
+MORE: setmaxnreg.inc.sync.aligned.u32 {more};
+JOIN: mov.u32 %v, 1;"""
+    backend = EmulatedBackend("sm_90a", "all", schedule)
+    if fits:
+        assert result(backend, body, 384) == [1] * 384
+        return
+    with pytest.raises(EmulatorFault, match=r"\[barrier\] deadlock.*setmaxnreg.inc.*hold \d+ registers of 65536"):
+        result(backend, body, 384)
