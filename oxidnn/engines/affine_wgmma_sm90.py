@@ -28,14 +28,12 @@ from .affine_tma import (
 )
 from .base import Arg, Build, EngineConfig, Step, Support, TensorMapArg, refuse
 
-# (tile_m, tile_n). Cooperating warpgroups take half of the rows each, in ping-pong each takes a tile.
-TILES = {"coop": ((128, 256), (256, 128), (128, 192), (128, 128), (256, 64), (128, 64)),
-         "pingpong": ((128, 128), (64, 256), (256, 64), (128, 64))}
+# (tile_m, tile_n). Cooperating warpgroups share the rows (three take 192, of which often just enough tiles for all SMs fit a matrix that
+# makes too many of 128), in ping-pong each takes a tile.
+TILES = {"coop": ((128, 256), (256, 128), (128, 192), (192, 192), (192, 128), (128, 128), (256, 64), (128, 64)),
+         "pingpong": ((128, 128), (64, 256), (64, 192))}
 HALO_TILES = {"coop": ((128, 256), (256, 128), (256, 64)), "pingpong": ((128, 128), (256, 64))}
 HALO_SLOTS = 2
-CONSUMERS = 2
-THREADS = 128 * (1 + CONSUMERS)
-RING_BYTES = 196608  # four stages of the largest tiles
 SMEM_BYTES = 232448  # of a CTA, all in all
 MAX_STAGES = 8
 PANEL = 64  # rows and columns of D staged at a time by a warpgroup
@@ -70,6 +68,7 @@ class WgmmaConsts:
     a: BoxesConsts
     b: BoxesConsts
     epilogue: tiling.EpilogueConsts
+    warpgroups: int  # that multiply
     is_ping_pong: bool
     is_direct: bool
     stores_positions: bool  # D's map steps through several digits of m
@@ -141,14 +140,14 @@ class _Plan:
 
 
 def plan_operands(d: tiling.Digits, tile: tuple[int, int, int]) -> tuple[Walk, Boxes, Boxes] | str:
-    """A walk of k under which tensor maps can fetch both operands, or why there is none."""
-    reason = ""
-    for walk in dict.fromkeys((walk_taps(d.k, tile[2]), walk_linear(d.k, tile[2]))):
+    """The shortest walk of k under which tensor maps can fetch both operands, or why there is none."""
+    reasons: list[str] = []
+    for walk in sorted(dict.fromkeys((walk_taps(d.k, tile[2]), walk_linear(d.k, tile[2]))), key=lambda walk: walk.k_tiles):
         a, b = plan_boxes(d.a, d, walk, tile[0]), plan_boxes(d.b, d, walk, tile[1])
         if isinstance(a, Boxes) and isinstance(b, Boxes):
             return walk, a, b
-        reason = reason or next(x for x in (a, b) if isinstance(x, str))
-    return reason
+        reasons.append(next(x for x in (a, b) if isinstance(x, str)))
+    return "; or ".join(dict.fromkeys(reasons))
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,8 +213,17 @@ def direct_panels(tile_m: int, tile_n: int, consumers: int) -> int:
     return min(panels, 2 if panels % 2 == 0 else 3)
 
 
-def stages_of(tile_m: int, tile_n: int) -> int:
-    return min(MAX_STAGES, RING_BYTES // ((tile_m + tile_n) * SPAN_BYTES))
+def warpgroups_of(schedule: str, tile_m: int) -> int:
+    """Warpgroups that multiply: in ping-pong two, cooperating as many as share the rows in blocks of 64, two if they can."""
+    return 3 if schedule == "coop" and tile_m % 128 else 2
+
+
+def stages_of(schedule: str, tile_m: int, tile_n: int) -> int:
+    """Stages that fit beside the staged panels."""
+    warpgroups = warpgroups_of(schedule, tile_m)
+    panels = direct_panels(tile_m, tile_n, 1 if schedule == "pingpong" else warpgroups)
+    staging_bytes = max(panels * PANEL * PANEL * 2, PANEL * PANEL_PITCH * 4)
+    return min(MAX_STAGES, (SMEM_BYTES - warpgroups * staging_bytes - 2 * BARRIER_BYTES * MAX_STAGES) // ((tile_m + tile_n) * SPAN_BYTES))
 
 
 def plan_grid(am: AffineMatmul, tile: tuple[int, int, int], split_k: int, inner: str, k_tiles: int) -> tiling.Grid:
@@ -232,7 +240,8 @@ def _plan(am: AffineMatmul | MatmulGroup, config: EngineConfig) -> _Plan | str:
         return digits
     first = parts[0]
     is_ping_pong = config["schedule"] == "pingpong"
-    consumers = 1 if is_ping_pong else CONSUMERS  # of a tile
+    warpgroups = warpgroups_of(config["schedule"], config["tile_m"])
+    consumers = 1 if is_ping_pong else warpgroups  # of a tile
     size = first.a.dtype.num_bytes
     tile_m, tile_n, tile_k = tile = config["tile_m"], config["tile_n"], SPAN_BYTES // size
     a: tuple[Boxes | Halo, ...]
@@ -286,9 +295,9 @@ def _plan(am: AffineMatmul | MatmulGroup, config: EngineConfig) -> _Plan | str:
     staging_bytes = direct_panels(tile_m, tile_n, consumers) * PANEL * PANEL * 2 if stored[0] else epilogue.smem_bytes
     stages = config["stages"]
     staging_at = stages * stage_bytes + (-(-halo.slots * halo.slot_bytes // 1024) * 1024 if halo is not None else 0)
-    ring = RingConsts(stages, stage_bytes, staging_at + CONSUMERS * staging_bytes, consumers)
+    ring = RingConsts(stages, stage_bytes, staging_at + warpgroups * staging_bytes, consumers)
     consts = WgmmaConsts(ring, "tf32" if size == 4 else first.a.dtype.name, tile_m, tile_n, tile_k, len(walks[0].extents),
-                         len(digits[0].batch), a_consts, b_consts, epilogue, is_ping_pong,
+                         len(digits[0].batch), a_consts, b_consts, epilogue, warpgroups, is_ping_pong,
                          stored[0] is not None, bool(stored[0] and stored[0].has_positions),
                          stored[0].batch_digits if stored[0] else (), staging_at, staging_bytes, grids[0].slices > 1, is_split,
                          grids[0].n_tiles > 1, len(parts), halo)
@@ -461,7 +470,7 @@ class WgmmaSm90Matmul:
         num_ctas = min(plan.num_tiles, device.num_sms)
         smem = c.ring.barriers_at + 2 * BARRIER_BYTES * (c.ring.stages + (c.halo.slots if c.halo is not None else 0))
         suffix = f"{c.kind}_{c.tile_m}x{c.tile_n}x{c.tile_k}{'_pingpong' if c.is_ping_pong else ''}{'_halo' if c.halo is not None else ''}"
-        step = Step.of("matmul/wgmma_sm90", op, target, THREADS, _arguments(plan, num_ctas, workspace_offset), c, num_ctas,
+        step = Step.of("matmul/wgmma_sm90", op, target, 128 * (1 + c.warpgroups), _arguments(plan, num_ctas, workspace_offset), c, num_ctas,
                        dynamic_smem=smem, suffix=suffix)
         if not c.is_split:
             return Build((step,))
@@ -483,17 +492,19 @@ def _candidates(am: AffineMatmul | MatmulGroup, device: DeviceInfo) -> Iterator[
                                              for s, tiles in choices.items() for m, n in tiles):
         if (tile_m > 128 and tile_m >= 2 * parts[0].m.size) or (tile_n > 64 and tile_n >= 2 * parts[0].n.size):
             continue  # more than half of the tile would be empty
-        stages = stages_of(tile_m, tile_n) if loader == "boxes" else halo_stages(am, schedule, tile_m, tile_n)
+        stages = stages_of(schedule, tile_m, tile_n) if loader == "boxes" else halo_stages(am, schedule, tile_m, tile_n)
         config = EngineConfig.of(schedule=schedule, loader=loader, tile_m=tile_m, tile_n=tile_n, stages=stages, split_k=1)
         plan = _plan(am, config) if stages else ""
         if isinstance(plan, str):
             continue
-        if schedule == "pingpong" and plan.num_tiles <= device.num_sms:
-            continue  # there is no next tile to multiply under an epilogue
-        yield config
+        if tile_m * tile_n == 192 * 192 and (not plan.consts.is_direct or parts[0].epilogue is not None or len(parts) > 1):
+            continue  # 96 of the 128 registers that 512 threads have are accumulators
         whole = plan.members[0].grid
+        is_low = tile_m == 64 and parts[0].m.size <= 64  # a cooperating warpgroup would multiply nothing but padding
+        if schedule == "coop" or is_low or plan.num_tiles > device.num_sms:  # else there is no next tile to multiply under an epilogue
+            yield config
         splits = set()
-        for waves in (1, 2, 3) if len(parts) == 1 and schedule == "coop" and loader == "boxes" else ():
+        for waves in (1, 2, 3) if len(parts) == 1 and loader == "boxes" and (schedule == "coop" or is_low) else ():
             split = min(waves * device.num_sms // whole.ctas, whole.k_tiles // 4)
             if split > 1:
                 grid = plan_grid(parts[0], (tile_m, tile_n, plan.consts.tile_k), split, "n", whole.k_tiles)

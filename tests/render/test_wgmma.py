@@ -58,7 +58,8 @@ def test_every_tile_assembles(line: str) -> None:
 def test_machine_code_multiplies_and_copies_asynchronously(line: str) -> None:
     """The loop is products: as many as the k tile takes, all asynchronous, operands by tensor copies, nothing spilled to memory."""
     am = lower(parse_case(line))[0]
-    config = next(c for c in WGMMA_SM90.configs(am, DEVICE) if (c["schedule"], c["loader"], c["tile_m"], c["tile_n"]) == ("coop", "boxes", 128, 128))
+    config = next(c for c in WGMMA_SM90.configs(am, DEVICE)
+                  if (c["schedule"], c["loader"], c["tile_m"], c["tile_n"]) == ("coop", "boxes", 128, 128))
     sass = disassemble(assemble(render(WGMMA_SM90.build("op", am, config, DEVICE).steps[0].spec), "sm_90a").cubin)
     if sass is None:
         pytest.skip("nvdisasm is not installed")
