@@ -175,10 +175,10 @@ class Issue:
                 at = address + sum(int(i) * s for i, s in zip(first, strides, strict=True))
                 raise self.fault("uninit", f"the copy reads bytes at {at:#x} that nothing wrote: {S.memory.describe(at)}")
         if S.global_race is not None:
-            offsets = np.zeros((), np.int64)
-            for n, s in zip(shape, strides, strict=True):
-                offsets = offsets[..., None] + np.arange(n) * s
-            S.global_race.copy(self, found, (offsets + start).reshape(-1), kind)
+            starts = np.full(1, start, np.int64)
+            for n, s in zip(shape[:-1], strides[:-1], strict=True):
+                starts = (starts[:, None] + np.arange(n) * s).reshape(-1)
+            S.global_race.copy(self, found, starts, shape[-1], kind)
         return found, as_strided(found.views[1][start:], shape, strides), shadow
 
 
@@ -333,7 +333,7 @@ def load_image(issue: Issue, m: TensorMap, coordinates: list[int], offsets: list
         if found.shadow is not None and S.uninit and bool((found.shadow[1].take(bytes_) != READY).any()):
             raise issue.fault("uninit", f"the copy reads bytes that nothing wrote: {found}")
         if S.global_race is not None:
-            S.global_race.copy(issue, found, bytes_.reshape(-1), "read")
+            S.global_race.copy(issue, found, start, count, "read")
         part = found.views[1].take(bytes_)
         image[on, low * m.size : high * m.size] = round_tf32(part) if m.dtype == "tf32" else part
     return image

@@ -109,9 +109,13 @@ class GlobalRace:
         if lost.any():
             self._judge(S, allocation, access, cells, cta, writer.take(cells), writer_pc, lost, per, "write", idx)
 
-    def copy(self, issue: Issue, allocation: Allocation, offsets: Array, kind: str) -> None:
-        """A bulk or tensor copy touches the bytes at `offsets` from the allocation's origin."""
-        cells = np.unique(offsets // self.granule)
+    def copy(self, issue: Issue, allocation: Allocation, starts: Array, count: int, kind: str) -> None:
+        """A bulk or tensor copy touches `count` bytes from each of the offsets `starts` from the allocation's origin."""
+        size = self.granule
+        if count % size or np.count_nonzero(starts % size):
+            cells = np.unique((starts[:, None] + np.arange(count)) // size)
+        else:
+            cells = (starts[:, None] // size + np.arange(count // size)).reshape(-1)
         position = np.full(len(cells), issue.position)
         self.access(issue.S, allocation, cells, Access(0, self.granule, "read" if kind == "read" else "write"), position)
 
