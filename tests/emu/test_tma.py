@@ -14,7 +14,7 @@ import pytest
 from oxidnn.codegen.spec import TensorMapSpec
 from oxidnn.errors import EmulatorFault
 from oxidnn.runtime.emu_backend import EmulatedBackend
-from tests.emu.hopper import Map, box_to_global, image, run, swizzled
+from tests.emu.hopper import Kernel, Map, box_to_global, image, run, swizzled, wait
 
 VECTORS = Path(__file__).parent / "vectors"
 TILE = np.load(VECTORS / "vec_tma_tile.npz")
@@ -183,3 +183,65 @@ FAULTS: list[tuple[Any, str]] = [
 def test_what_faults_on_silicon_faults_here(emulator: EmulatedBackend, case: Any, report: str) -> None:
     with pytest.raises(EmulatorFault, match=report):
         case(emulator, np.zeros((16, 64), np.uint16))
+
+
+def test_contiguous_copies_in_every_direction(backend: Any) -> None:
+    """Global to shared of rank 0, from there to the peer's, and back to global memory: as it is, and added to what is there."""
+    kernel = Kernel("bulk", ("x:u64", "out:u64", "sum:u64"), f"""
+.shared .align 8 .b64 b; .reg .b32 %rank, %remote, %bar;
+mov.u32 %rank, %cluster_ctarank; setp.ne.u32 %p0, %thread, 0; setp.ne.u32 %p1, %rank, 0;
+@%p0 bra READY;
+mbarrier.init.shared::cta.b64 [b], 1; fence.mbarrier_init.release.cluster;
+mbarrier.arrive.expect_tx.shared::cta.b64 _, [b], 512;
+READY: barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;
+@%p0 bra LEAVE;
+@%p1 bra RECEIVE;
+cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%smem], [%x], 512, [b];
+{wait('b', '0', 'W')}
+mov.u32 %r1, b; mapa.shared::cluster.u32 %remote, %smem, 1; mapa.shared::cluster.u32 %bar, %r1, 1;
+cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [%remote], [%smem], 512, [%bar];
+bra LEAVE;
+RECEIVE:
+{wait('b', '0', 'V')}
+cp.async.bulk.global.shared::cta.bulk_group [%out], [%smem], 512;
+cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%sum], [%smem], 512;
+cp.async.bulk.commit_group;
+cp.async.bulk.wait_group 0;
+LEAVE: barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;
+ret;""", threads=32, smem=512, cluster=2)
+    rng = np.random.default_rng(3)
+    x, out, total = (rng.integers(0, 99, 128).astype(np.float32) for _ in range(3))
+    got = run(backend, kernel, 2, [x, out, total], [out, total])
+    np.testing.assert_array_equal(got[0], x)
+    np.testing.assert_array_equal(got[1], x + total)
+    if isinstance(backend, EmulatedBackend):
+        for before, after, report in (
+            ("cp.async.bulk.wait_group 0;", "", r"\[async\] exits while its bulk copies may still read"),
+            (wait("b", "0", "W"), "", r"\[(race|uninit)\]"), ("[%remote], [%smem], 512", "[%remote], [%smem], 256", r"\[barrier\] deadlock.*lacks 256"),
+        ):
+            assert before in kernel.text
+            with pytest.raises(EmulatorFault, match=report):
+                run(backend, kernel, 2, [x, out, total], [out], kernel.text.replace(before, after))
+
+
+def test_a_tile_goes_to_every_cta_of_the_mask(backend: Any) -> None:
+    kernel = Kernel("spread", ("map:tensor_map", "out:u64"), f"""
+.shared .align 8 .b64 b; .reg .b32 %rank; .reg .b16 %mask;
+mov.u32 %rank, %cluster_ctarank; setp.ne.u32 %p0, %thread, 0; setp.ne.u32 %p1, %rank, 2;
+@%p0 bra READY;
+mbarrier.init.shared::cta.b64 [b], 1; fence.mbarrier_init.release.cluster;
+mbarrier.arrive.expect_tx.shared::cta.b64 _, [b], 1024;
+READY: barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;
+@%p0 bra WAIT; @%p1 bra WAIT;
+mov.u16 %mask, 15;
+cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster [%smem], [%map, {{8, 1}}], [b], %mask;
+{wait('b', '0', 'WAIT')}
+mov.u32 %r1, %ctaid.x; mad.lo.u32 %r1, %r1, 32, %thread; mul.wide.u32 %rd0, %r1, 32; add.u64 %rd0, %out, %rd0; mad.lo.u32 %r2, %thread, 32, %smem;
+ld.shared.v4.b32 {{%r4, %r5, %r6, %r7}}, [%r2]; st.global.v4.b32 [%rd0], {{%r4, %r5, %r6, %r7}};
+ld.shared.v4.b32 {{%r4, %r5, %r6, %r7}}, [%r2+16]; st.global.v4.b32 [%rd0+16], {{%r4, %r5, %r6, %r7}};
+barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;
+ret;""", threads=32, smem=1024, cluster=4)
+    x = np.random.default_rng(4).integers(0, 60000, (20, 48)).astype(np.uint16)
+    out = np.zeros((4, 16, 32), np.uint16)
+    got = run(backend, kernel, 4, [Map(matrix_map(x, (32, 16)), x), out], [out])[0]
+    np.testing.assert_array_equal(got, np.broadcast_to(x[1:17, 8:40], got.shape))
