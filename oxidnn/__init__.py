@@ -28,6 +28,10 @@ __all__ = ["AssemblyError", "DeviceArray", "DnnHandle", "EmulatorFault", "Invali
 _LAZY = {"DnnHandle": "handle", "DeviceArray": "array"}
 
 
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
 def __getattr__(name: str) -> Any:
     """Loads the heavy names on first use, so that `import oxidnn` stays light."""
     from importlib import import_module

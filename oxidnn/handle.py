@@ -29,7 +29,7 @@ from .dispatch.tuning_db import TuningDb
 from .dtypes import dtype as dtype_of
 from .errors import InvalidArgument, expected
 from .ops.base import MATH, Policy, Problem
-from .ops.case import parse_case
+from .ops.case import near, parse_case
 from .ops.pointwise import output_names_of
 from .runtime.backend import Backend
 from .tensor import TensorDesc
@@ -327,6 +327,7 @@ class DnnHandle:
     # ---- softmax and losses ------------------------------------------------------------------------------------------------------
 
     def softmax(self, x: Any, axis: int = -1, *, log: bool = False, out: Any = None, stream: Any = None) -> Any:
+        """exp(x) over its sum along `axis`, or the logarithm of it; stable for any finite logits."""
         return self._session.run(CALLS["softmax"], (x,), (axis, log), out, stream)
 
     def softmax_backward(self, dy: Any, y: Any, axis: int = -1, *, log: bool = False, out: Any = None, stream: Any = None) -> Any:
@@ -334,7 +335,11 @@ class DnnHandle:
 
     def cross_entropy(self, logits: Any, target: Any, *, reduction: str = "mean", label_smoothing: float = 0.0, ignore_index: int = -100,
                       weight: Any = None, out: Any = None, stream: Any = None) -> Any:
-        """Softmax cross-entropy over dimension 1 of logits; target holds class indices, or probabilities of logits' shape."""
+        """Softmax cross-entropy over dimension 1 of logits; target holds class indices, or probabilities of logits' shape.
+
+        weight (C,) per class; reduction "none", "mean" (over the weights of the targets) or "sum". A target out of range reads nothing and
+        makes its loss, and any sum or mean with it, NaN.
+        """
         return self._session.run(CALLS["cross_entropy"], (logits, target, weight), (reduction, label_smoothing, ignore_index), out, stream)
 
     def cross_entropy_backward(self, logits: Any, target: Any, *, d_loss: Any = None, reduction: str = "mean", label_smoothing: float = 0.0,
@@ -386,7 +391,7 @@ def _signature(op: str, arrays: tuple[Any, ...], attrs: Mapping[str, Any]) -> tu
     elif op in CALLS:
         call = CALLS[op]
     else:
-        raise InvalidArgument(f"plan: {op!r} is no op (known: {', '.join(sorted((*CALLS, 'pointwise')))}).")
+        raise InvalidArgument(f"{op!r} is no op{near(op, (*CALLS, 'pointwise'))}.")
     if len(arrays) > len(call.tensors):
         raise expected(op, "arrays", f"{len(arrays)} of them", f"at most {len(call.tensors)}: {', '.join(call.tensors)}")
     padded = tuple(arrays[i] if i < len(arrays) else attrs.pop(name, None) for i, name in enumerate(call.tensors))

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from .dtypes import DType
+from .errors import InvalidArgument
 
 
 def packed_strides(shape: tuple[int, ...], order: tuple[int, ...] | None = None) -> tuple[int, ...]:
@@ -22,8 +23,11 @@ def packed_strides(shape: tuple[int, ...], order: tuple[int, ...] | None = None)
 
 
 def layout_order(layout: str, rank: int) -> tuple[int, ...]:
-    """Memory order of the logical dimensions (N, C, spatial): "nchw"-like is as given, "nhwc"-like has channels last."""
-    channels_last = layout[-1] == "c" or layout == "channels_last"
+    """Memory order of the logical dimensions (N, C, spatial): "nchw" is as given, "nhwc" has channels last, at any rank; the names with
+    the rank's own letters ("ncdhw", "nwc", ...) mean the same. Raises InvalidArgument for other names."""
+    channels_last = layout in ("nhwc", "nwc", "ndhwc", "channels_last")
+    if not channels_last and layout not in ("nchw", "ncw", "ncdhw", "row", "channels_first"):
+        raise InvalidArgument(f"layout: {layout!r} is no layout (expected 'nchw' or 'nhwc').")
     return (0, *range(2, rank), 1) if channels_last and rank > 2 else tuple(range(rank))
 
 

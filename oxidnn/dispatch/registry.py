@@ -7,7 +7,7 @@ from importlib import import_module
 
 from .. import switches
 from ..engines.base import Engine
-from ..errors import Unsupported
+from ..errors import InvalidArgument, Unsupported
 
 # Engine modules; each has ENGINES: dict op name -> tuple of engines, most specialised first.
 ENGINE_MODULES = ("matmul", "pointwise_map", "reduce_tree", "pool_window", "loss_row", "norm_row")
@@ -24,6 +24,8 @@ def engines_for(op: str) -> tuple[Engine, ...]:
         raise Unsupported(f"{op}: no engine is registered (ops with engines: {', '.join(sorted(ENGINES))}).")
     kept = {e.id: True for e in ENGINES[op]}
     for rule in filter(None, switches.get("OXIDNN_ENGINES").split(",")):
+        if rule[0] not in "+-":
+            raise InvalidArgument(f"OXIDNN_ENGINES: {rule!r} neither adds nor removes (expected '+pattern' or '-pattern').")
         for name in kept:
             if fnmatch.fnmatch(name, rule[1:]):
                 kept[name] = rule[0] != "-"

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from .. import report
+from .. import report, switches
 from ..device import DeviceInfo
 from ..engines.base import Engine, EngineConfig, Support, refuse
 from ..errors import Unsupported
@@ -99,6 +99,8 @@ def candidates_for(problem: Problem, info: DeviceInfo, db: TuningDb | None = Non
 
 def unsupported(problem: Problem, candidates: list[Candidate]) -> Unsupported:
     rows = "\n".join(f"  {c.engine.id} | {c.support.reason}" for c in candidates)
+    if not candidates:
+        rows = f"  none is left by OXIDNN_ENGINES={switches.get('OXIDNN_ENGINES')!r}"
     return Unsupported(f"{format_case(problem)}: no engine takes it.\n  engine | reason\n{rows}")
 
 

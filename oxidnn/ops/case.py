@@ -3,14 +3,17 @@
     conv_fprop x=bf16[8,64,56,56]nhwc w=bf16[128,64,3,3]nhwc y=bf16[8,128,56,56]nhwc padding=1 epilogue="relu(acc + bias)"
 
 A tensor is `name=dtype[shape]layout` with layout one of nchw, nhwc (channels last, any rank), or `(stride,stride,...)`, and `@n` when
-its address is aligned to n bytes only. Attributes are Python literals. Outputs may be left out: they are inferred.
+its address is aligned to n bytes only. Attributes are Python literals. Outputs may be left out: they are inferred. A case carries its
+policy (math=tf32, deterministic=True, workspace_limit=N): no switch changes what it means.
 """
 
 from __future__ import annotations
 
 import ast
+import difflib
 import re
 import shlex
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from ..dtypes import dtype
@@ -76,7 +79,7 @@ def parse_case(line: str) -> Problem:
     except ValueError as error:
         raise InvalidArgument(f"case: {line!r} cannot be read ({error}).") from None
     if not words or words[0] not in OPS:
-        raise InvalidArgument(f"case: {words[0] if words else ''!r} is no op (known: {', '.join(sorted(OPS))}).")
+        raise InvalidArgument(f"case: {words[0] if words else ''!r} is no op{near(words[0] if words else '', OPS)}.")
     definition: OpDef = OPS[words[0]]
     tensors: dict[str, TensorDesc] = {}
     attrs: dict[str, Any] = {}
@@ -84,7 +87,7 @@ def parse_case(line: str) -> Problem:
         name, equals, value = word.partition("=")
         if not equals:
             raise InvalidArgument(f"case: {word!r} is neither tensor=... nor attribute=...")
-        if _TENSOR.fullmatch(value):
+        if name in (*definition.inputs, *definition.outputs) or _TENSOR.fullmatch(value):
             tensors[name] = parse_tensor(value)
         else:
             try:
@@ -92,6 +95,13 @@ def parse_case(line: str) -> Problem:
             except (ValueError, SyntaxError):
                 attrs[name] = value
     return definition.make(tensors, attrs, _policy(attrs))
+
+
+def near(name: str, known: Iterable[str]) -> str:
+    """" (did you mean ...?)", or all that is known where nothing is alike."""
+    names = sorted(known)
+    alike = difflib.get_close_matches(name, names, 3, 0.6) or [n for n in names if name and n.startswith(name)][:3]
+    return f" (did you mean {', '.join(alike)}?)" if alike else f" (known: {', '.join(names)})"
 
 
 def _policy(attrs: dict[str, Any]) -> Policy:

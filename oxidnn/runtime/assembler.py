@@ -22,7 +22,7 @@ from pathlib import Path
 
 from .. import report, switches
 from ..codegen.render import Source
-from ..errors import AssemblyError, InvalidArgument, OxidnnError
+from ..errors import AssemblyError, OxidnnError
 from . import driver
 from .cubin_store import CubinStore, write_atomically
 
@@ -144,8 +144,6 @@ def assembler_identity() -> str:
 
 def _assembler() -> tuple[str, Callable[[str, str, str], tuple[bytes, str]]]:
     choice = switches.get("OXIDNN_ASSEMBLER")
-    if choice not in ("auto", "nvjitlink", "driver"):
-        raise InvalidArgument(f"OXIDNN_ASSEMBLER is {choice!r} (expected auto, nvjitlink or driver).")
     if choice != "driver":
         version, reason = _nvjitlink_version()
         if version:

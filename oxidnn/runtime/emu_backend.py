@@ -92,7 +92,8 @@ class EmulatedLaunch:
                 raise LaunchError(f"{spec.symbol}: tensor map {spec.params[index].name} was never set to an address.")
         backend.counters = self.kernel.program.launch(
             backend.memory, grid=self.grid, threads=(spec.threads, 1, 1), args=self.args, dynamic_smem=spec.dynamic_smem,
-            cluster=(spec.cluster, 1, 1), checkers=backend.checkers, schedule=backend.schedule)
+            cluster=(spec.cluster, 1, 1), checkers=backend.checkers, schedule=backend.schedule,
+            tensor_core=backend.tensor_core)
 
 
 def encoded(spec: TensorMapSpec, address: int) -> bytes:
@@ -117,16 +118,18 @@ class EmulatedBackend:
     """A device of `arch` run on the CPU. Streams mean nothing: every call returns when its work is done.
 
     checkers: "basic" (bounds, alignment, uninitialised data, barriers), "all" (also races), or names; None: basic and what OXIDNN_CHECK
-    names beyond. schedule: "lowest_pc", or ("random", seed), which interleaves warps at random.
+    names beyond. schedule: "lowest_pc", or ("random", seed), which interleaves warps at random. tensor_core: "fast", or "exact": mma and
+    wgmma give the bits of an H100, several times slower.
     """
 
     device = "emu"
 
-    def __init__(self, arch: str = "sm_90a", checkers: Any = None, schedule: Any = "lowest_pc") -> None:
+    def __init__(self, arch: str = "sm_90a", checkers: Any = None, schedule: Any = "lowest_pc", tensor_core: str = "fast") -> None:
         self.info = emulated_device(arch)
         self.memory = GlobalMemory()
         self.checkers = _checkers_of_switch() if checkers is None else checkers
         self.schedule = schedule
+        self.tensor_core = tensor_core
         self.counters: Any = None  # of the last launch
 
     def allocate(self, num_bytes: int, stream: int) -> EmulatedAllocation:

@@ -100,7 +100,7 @@ def test_barrier_with_a_count_passes() -> None:
 
 def test_switch_chooses_the_assembler(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OXIDNN_ASSEMBLER", "gcc")
-    with pytest.raises(InvalidArgument, match="OXIDNN_ASSEMBLER is 'gcc'.*auto, nvjitlink or driver"):
+    with pytest.raises(InvalidArgument, match="OXIDNN_ASSEMBLER: 'gcc'.*auto . nvjitlink . driver"):
         assemble(TEXT, "sm_80")
     monkeypatch.setenv("OXIDNN_ASSEMBLER", "driver")
     monkeypatch.setattr(driver, "driver_version", lambda: "13.0")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from oxidnn import report, switches
-from oxidnn.errors import OxidnnWarning
+from oxidnn.errors import InvalidArgument, OxidnnWarning
 
 PACKAGE = Path(switches.__file__).parent
 
@@ -24,8 +24,14 @@ def _clean(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_default_environment_and_source(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     default = switches.TABLE[name].default
     assert switches.get(name) == default and switches.source(name) == "default"
-    monkeypatch.setenv(name, "something")
-    assert switches.get(name) == "something" and switches.source(name) == "environment"
+    words = switches.TABLE[name].words
+    value = words[-1] if words else "something"
+    monkeypatch.setenv(name, value)
+    assert switches.get(name) == value and switches.source(name) == "environment"
+    if words:
+        monkeypatch.setenv(name, "something")
+        with pytest.raises(InvalidArgument, match=f"{name}: 'something'"):
+            switches.get(name)
     monkeypatch.setenv(name, "")  # set to nothing is not set
     assert switches.get(name) == default and switches.source(name) == "default"
 

@@ -10,7 +10,8 @@ from ...dtypes import DType
 from ...tensor import TensorDesc, packed_strides
 
 
-def random_desc(rng: np.random.Generator, kind: DType, shape: Sequence[int], *, is_output: bool = False, is_dense: bool = False) -> TensorDesc:
+def random_desc(rng: np.random.Generator, kind: DType, shape: Sequence[int], *, is_output: bool = False,
+                is_dense: bool = False) -> TensorDesc:
     """A description of `shape`; outputs never have two elements in one place. is_dense: packed channels last, aligned to 16 bytes."""
     shape = tuple(int(n) for n in shape)
     if is_dense:
