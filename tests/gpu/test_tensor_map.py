@@ -18,8 +18,10 @@ from tests.unit.test_tensor_map import BASE, CHANGES, IM2COL
 
 pytestmark = pytest.mark.gpu
 MORE: dict[str, TensorMapSpec] = {
-    "rank 1": TensorMapSpec("f32", (1000,), (), (64,)), "rank 3 im2col": TensorMapSpec("f16", (64, 30, 4), (128, 3840), (32, 40), (), 64, ((-300,), (200,))),
-    "rank 5 im2col": TensorMapSpec("u8", (128, 9, 8, 7, 3), (128, 1152, 9216, 64512), (128, 100), (1, 2, 1, 3, 1), 128, ((-3, -2, -1), (3, 2, 1))),
+    "rank 1": TensorMapSpec("f32", (1000,), (), (64,)),
+    "rank 3 im2col": TensorMapSpec("f16", (64, 30, 4), (128, 3840), (32, 40), (), 64, ((-300,), (200,))),
+    "rank 5 im2col": TensorMapSpec("u8", (128, 9, 8, 7, 3), (128, 1152, 9216, 64512), (128, 100), (1, 2, 1, 3, 1), 128,
+                                   ((-3, -2, -1), (3, 2, 1))),
     "wide stride": TensorMapSpec("f64", (64, 9), (1 << 36,), (8, 4)), "tf32": TensorMapSpec("tf32", (40, 40), (160,), (8, 40), (), 32),
 }  # fmt: skip
 
