@@ -4,9 +4,10 @@ A phase completes when no arrival is pending and the bytes expected equal the by
 when copies come before they are announced); the barrier then waits for its full count again. Their state is kept
 beside shared memory, by CTA and column; a column is one 8-byte address in every CTA's window.
 
-A wait that fails says so once; the thread that comes back to the instruction is parked until some phase completes. So
-a kernel that ignores the answer is found out, and one that polls costs nothing. With the race checker on, the first
-try fails too where the phase is complete but nothing the thread has waited for implies it: it might have come earlier.
+A wait that fails says so once; the thread that comes back to the instruction, while no phase of any barrier has
+completed in between, is parked until one does. So a kernel that ignores the answer is found out, and one that polls
+costs nothing. With the race checker on, the first try fails too where the phase is complete but nothing the thread has
+waited for implies it: it might have come earlier.
 """
 
 from __future__ import annotations
@@ -38,7 +39,9 @@ class Table:
         self.capacity = 0
         self.ctas = S.ctas
         self.live, self.count, self.pending, self.tx, self.phase, self.seen = (np.zeros(0, np.int64) for _ in range(6))
-        self.failed: dict[int, Array] = {}  # pc of a wait -> slots whose last try failed
+        self.failed: dict[int, Array] = {}  # pc of a wait -> by slot: barrier << 32 | phase of the last try that failed
+        self.events = 0  # phases that have completed
+        self.noticed = np.zeros(S.N0, np.int64)  # by slot: events at the thread's last try that failed
         self.waits_on = np.full(S.N0, -1, np.int64)  # by slot: the barrier a parked thread waits for, and since which phase
         self.waits_since = np.zeros(S.N0, np.int64)
         self.landing: dict[int, list[Array]] = {}  # 16-byte units of copies that count in the present phase
@@ -152,6 +155,7 @@ class Table:
                 raise Fault("barrier", f"phase {int(self.phase[flat])} completes although nobody has waited for the one before: wrong "
                                        f"arrival count, or a wait is missing. {self.name(S, flat)}")  # fmt: skip
         self.phase[flats] = phase + 1
+        self.events += 1
         self.pending[flats] = self.count.take(flats)
         for flat in flats.tolist():
             for units in self.landing.pop(flat, ()):
@@ -299,8 +303,9 @@ def wait(d: Decoder, operands: list[nodes.Operand], mods: tuple[str, ...]) -> Co
         slots = S.slot if idx is None else S.slot.take(idx)
         failed = table.failed.get(pc)
         if failed is None:
-            failed = table.failed[pc] = np.zeros(S.N0, np.bool_)
-        before = failed.take(slots)
+            failed = table.failed[pc] = np.full(S.N0, -1, np.int64)
+        key = flat << 32 | phase
+        before = failed.take(slots) == key
         complete = done
         if S.race is not None and done.any():
             done = done & (before | S.race.knows(flat, positions))
@@ -309,21 +314,22 @@ def wait(d: Decoder, operands: list[nodes.Operand], mods: tuple[str, ...]) -> Co
             on = slice(None) if everybody else np.flatnonzero(done)
             table.seen[flat[on]] = np.maximum(table.seen[flat[on]], phase[on])
             table.waits_on[slots[on]] = -1
-            failed[slots[on]] = False
+            failed[slots[on]] = -1
             if S.race is not None and acquires:
                 S.race.acquire_from(flat[on], positions[on])
             if everybody:
                 S.set(p_slot, idx, np.ones(len(flat), np.bool_))
                 return pc + 1, idx
-        parks = ~complete & before
-        failed[slots[~done]] = True
+        lost = ~complete & (table.waits_on.take(slots) == flat) & (phase >= table.waits_since.take(slots) + 2)
+        if by_parity and lost.any():
+            lanes = np.flatnonzero(lost)
+            raise Fault("barrier", f"lost wake-up: two phases have completed since this thread began to wait, and parity aliases. "
+                                   f"{table.describe(S, int(flat[lanes[0]]))}", lanes)  # fmt: skip
+        parks = ~complete & before & (table.noticed.take(slots) == table.events)
+        failed[slots[~done]] = key[~done]
+        table.noticed[slots[~done]] = np.where(complete[~done], -1, table.events)  # where complete, the next try succeeds
         if parks.any():
             on = np.flatnonzero(parks)
-            lost = (table.waits_on.take(slots[on]) == flat[on]) & (phase[on] >= table.waits_since.take(slots[on]) + 2)
-            if lost.any() and by_parity:
-                lanes = on[lost]
-                raise Fault("barrier", f"lost wake-up: two phases have completed since this thread began to wait, and parity aliases. "
-                                       f"{table.describe(S, int(flat[lanes[0]]))}", lanes)  # fmt: skip
             fresh = on[table.waits_on.take(slots[on]) != flat[on]]
             table.waits_on[slots[fresh]] = flat[fresh]
             table.waits_since[slots[fresh]] = phase[fresh]

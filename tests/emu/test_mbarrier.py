@@ -194,3 +194,23 @@ JOIN: mov.u32 %v, 1;"""
         return
     with pytest.raises(EmulatorFault, match=r"\[barrier\] deadlock.*setmaxnreg.inc.*hold \d+ registers of 65536"):
         result(backend, body, 384)
+
+
+def test_a_thread_may_poll_two_barriers_in_turn(backend: Any) -> None:
+    """The second completes first, and what completes the first comes after it: a poll may not wait for ever."""
+    body = INIT.format(count=1) + """.shared .align 8 .b64 second; .reg .pred %one, %two; .reg .b32 %seen;
+@%p0 mbarrier.init.shared::cta.b64 [second], 1;
+bar.sync 0; mov.u32 %seen, 0;
+setp.lt.u32 %p1, %thread, 32; @%p1 bra POLL;
+mov.u32 %r1, 0;
+SPIN: add.u32 %r1, %r1, 1; setp.lt.u32 %p2, %r1, 1500; @%p2 bra SPIN;
+setp.eq.u32 %p2, %thread, 32; @%p2 mbarrier.arrive.shared::cta.b64 _, [second];
+bra OUT;
+POLL:
+mbarrier.test_wait.parity.shared::cta.b64 %one, [b], 0; @%one bra FIRST;
+mbarrier.test_wait.parity.shared::cta.b64 %two, [second], 0;
+setp.eq.u32 %p3, %seen, 0; and.pred %two, %two, %p3; @!%two bra POLL;
+mov.u32 %seen, 1; bar.warp.sync -1; @%p0 mbarrier.arrive.shared::cta.b64 _, [b]; bra POLL;
+FIRST: add.u32 %v, %seen, 1;
+OUT:"""
+    assert result(backend, body) == [2] * 32 + [0] * 32
