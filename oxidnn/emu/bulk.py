@@ -573,6 +573,9 @@ def bulk_copy(d: Decoder, operands: list[nodes.Operand], rest: list[str], reduce
                     issue.land(owner, units, combine(issue, operation, type_, False, old, data.view(np.uint8)).view(RAW[16]), flat)
                 else:
                     issue.land(owner, units, data, flat)
+            if S.race is not None and into != "global":
+                for flat, _ in landed:
+                    S.race.lent(issue, flat)
             S.mbarriers.bytes_came(S, np.array([flat for flat, _ in landed]), np.full(len(landed), count))
 
     return run

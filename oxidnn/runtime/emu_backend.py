@@ -117,9 +117,9 @@ class EmulatedKernel:
 class EmulatedBackend:
     """A device of `arch` run on the CPU. Streams mean nothing: every call returns when its work is done.
 
-    checkers: "basic" (bounds, alignment, uninitialised data, barriers), "all" (also races), or names; None: basic and what OXIDNN_CHECK
-    names beyond. schedule: "lowest_pc", or ("random", seed), which interleaves warps at random. tensor_core: "fast", or "exact": mma and
-    wgmma give the bits of an H100, several times slower.
+    checkers: "basic" (bounds, alignment, uninitialised data, barriers, asynchronous instructions), "all" (also races), or names; None:
+    basic and what OXIDNN_CHECK names beyond. schedule: "lowest_pc", or ("random", seed), which interleaves warps at random. tensor_core:
+    "fast", or "exact": mma and wgmma give the bits of an H100, several times slower.
     """
 
     device = "emu"

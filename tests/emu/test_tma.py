@@ -217,6 +217,7 @@ ret;""", threads=32, smem=512, cluster=2)
     if isinstance(backend, EmulatedBackend):
         for before, after, report in (
             ("cp.async.bulk.wait_group 0;", "", r"\[async\] exits while its bulk copies may still read"),
+            ("LEAVE: barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;", "LEAVE:", r"\[race\] CTA \(0,0,0\) exits although .* may still be used"),
             (wait("b", "0", "W"), "", r"\[(race|uninit)\]"), ("[%remote], [%smem], 512", "[%remote], [%smem], 256", r"\[barrier\] deadlock.*lacks 256"),
         ):
             assert before in kernel.text

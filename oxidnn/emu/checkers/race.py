@@ -306,6 +306,11 @@ class SharedRace:
             np.maximum.at(self.remote, (owner[other], agent[other]), time[other])
             self.remote_pc[owner[other], agent[other]] = pc
 
+    def lent(self, issue: Issue, flat: int) -> None:
+        """A copy that signals the mbarrier `flat` reads shared memory of the issuer's CTA, which may not exit before it is done."""
+        cluster, agent = self._barrier(np.array([flat]))
+        self._touch_remote(np.array([flat // self.capacity]), np.array([issue.cta]), agent, self.clock[cluster, agent, agent], self.S.pc)
+
     def exited(self, ctas: Array) -> None:
         """All threads of these CTAs have exited: accesses of peers to their shared memory must be known to have happened."""
         for cta in ctas.tolist():
