@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from . import affine_tiling as tiling
-from .affine import AffineMatmul, Bound, MatmulGroup, Target
+from .affine import AffineMatmul, Bound, IndexSpace, MatmulGroup, Target
 from .affine_tiling import Digits, Operand
 from .affine_tma import Boxes, Sum
 
@@ -19,6 +19,40 @@ Spaces = Sequence[tuple[tuple[int, ...], list[tuple[int, ...]]]]
 
 def members_of(am: AffineMatmul | MatmulGroup) -> tuple[AffineMatmul, ...]:
     return am.members if isinstance(am, MatmulGroup) else (am,)
+
+
+def with_products(members: tuple[AffineMatmul, ...], tile_k: int) -> tuple[AffineMatmul, ...] | str:
+    """The members; those with an empty k (they write the epilogue of 0) with a k tile of the first member's products instead, of which
+    `beyond` makes products of zeros by zeros: a kernel then knows no special case."""
+    first = members[0]
+    result = []
+    for am in members:
+        if am.k.size:
+            result.append(am)
+            continue
+        # As many digits of m as the first member has: those of one point go, or come.
+        targets = (am.d, *am.operands)
+        missing = len(first.m.extents) - len(am.m.extents)
+        kept = [i for i, extent in enumerate(am.m.extents) if extent > 1]
+        if missing < 0:
+            ones = [i for i, extent in enumerate(am.m.extents) if extent == 1]
+            if len(ones) < -missing:
+                return "a part without products has more digits than the others"
+            kept = sorted((*kept, *ones[-missing:]))
+            missing = 0
+        else:
+            kept = list(range(len(am.m.extents)))
+        m = (1,) * missing + tuple(am.m.extents[i] for i in kept)
+        d, *operands = (replace(t, m_strides=(0,) * missing + tuple(t.m_strides[i] for i in kept)) for t in targets)
+        k = tuple(1 for _ in first.k.extents[1:]) + (min(first.k.extents[-1], tile_k),)
+        result.append(replace(first, m=IndexSpace(m), k=IndexSpace(k), d=d, operands=tuple(operands)))
+    return tuple(result)
+
+
+def beyond(boxes: Boxes) -> Boxes:
+    """Boxes that lie outside of the tensor and bring zeros."""
+    *inner, last = boxes.coordinates
+    return replace(boxes, coordinates=(*inner, last + Sum(boxes.map.dims[-1])))
 
 
 def _merge_jointly(spaces: Spaces) -> list[tuple[tuple[int, ...], list[tuple[int, ...]]]]:

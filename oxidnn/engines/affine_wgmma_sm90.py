@@ -11,7 +11,7 @@ from ..codegen.spec import TensorMapSpec
 from ..device import DeviceInfo
 from . import affine_tiling as tiling
 from .affine import AffineMatmul, MatmulGroup
-from .affine_group import joint_boxes, joint_digits, members_of
+from .affine_group import beyond, joint_boxes, joint_digits, members_of, with_products
 from .affine_tma import (
     BLOCK,
     CHUNK_ROWS,
@@ -234,7 +234,11 @@ def plan_grid(am: AffineMatmul, tile: tuple[int, int, int], split_k: int, inner:
 
 @lru_cache(maxsize=256)
 def _plan(am: AffineMatmul | MatmulGroup, config: EngineConfig) -> _Plan | str:
-    parts = members_of(am)
+    are_products = [part.k.size > 0 for part in members_of(am)]
+    tile_k = SPAN_BYTES // members_of(am)[0].a.dtype.num_bytes
+    parts = with_products(members_of(am), tile_k)
+    if isinstance(parts, str):
+        return parts
     digits = joint_digits(parts)
     if isinstance(digits, str):
         return digits
@@ -243,7 +247,7 @@ def _plan(am: AffineMatmul | MatmulGroup, config: EngineConfig) -> _Plan | str:
     warpgroups = warpgroups_of(config["schedule"], config["tile_m"])
     consumers = 1 if is_ping_pong else warpgroups  # of a tile
     size = first.a.dtype.num_bytes
-    tile_m, tile_n, tile_k = tile = config["tile_m"], config["tile_n"], SPAN_BYTES // size
+    tile_m, tile_n, _ = tile = config["tile_m"], config["tile_n"], tile_k
     a: tuple[Boxes | Halo, ...]
     b: tuple[Boxes, ...]
     if config["loader"] == "halo":
@@ -270,7 +274,9 @@ def _plan(am: AffineMatmul | MatmulGroup, config: EngineConfig) -> _Plan | str:
         joint_a, joint_b = (joint_boxes(boxes) for boxes in zip(*operands, strict=True))
         if isinstance(joint_a, str) or isinstance(joint_b, str):
             return joint_a if isinstance(joint_a, str) else str(joint_b)
-        halo, a, b = None, joint_a, joint_b
+        halo = None
+        a, b = (tuple(boxes if has_products else beyond(boxes) for boxes, has_products in zip(joint, are_products, strict=True))
+                for joint in (joint_a, joint_b))
         a_consts, b_consts = joint_a[0].consts("a", tile_m, 0, joint_a[1:]), b[0].consts("b", tile_n, tile_m * SPAN_BYTES, b[1:])
     inner = tiling.inner_direction(digits[0])
     grids = [plan_grid(part, tile, config["split_k"], inner, walk.k_tiles) for part, walk in zip(parts, walks, strict=True)]
@@ -411,7 +417,7 @@ class WgmmaSm90Matmul:
                 return refuse(f"wgmma_sm90 multiplies f16, bf16 or f32 pairs in f32, not {part.a.dtype} x {part.b.dtype} in {part.acc}")
             if kinds == {"f32"} and part.math not in ("tf32", "fast"):
                 return refuse(f'wgmma_sm90 rounds f32 to tf32, which math="{part.math}" does not allow (math="tf32" or "fast" does)')
-            if part.k.size == 0:
+            if parts[0].k.size == 0:
                 return refuse("wgmma_sm90 needs a sum of at least one term")
             common = tiling.check_common(part, device)
             if not common or tiling.empty_build(part) is not None:

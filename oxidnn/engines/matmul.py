@@ -339,8 +339,8 @@ def lower(problem: Problem) -> tuple[AffineMatmul, ...]:
 
 @lru_cache(maxsize=1024)
 def lower_group(problem: Problem) -> MatmulGroup | None:
-    """The matmuls of `lower` that sum something, not collapsed, so that their digits correspond, the longest sums first; if several."""
-    members = [am for am in _LOWERINGS[problem.op](problem) if am.batch.size * am.m.size * am.n.size * am.k.size]
+    """The matmuls of `lower`, not collapsed, so that their digits correspond, the longest sums first; if several."""
+    members = [am for am in _LOWERINGS[problem.op](problem) if am.batch.size * am.m.size * am.n.size]
     return MatmulGroup(tuple(sorted(members, key=lambda am: -am.k.size))) if len(members) > 1 else None
 
 
@@ -376,7 +376,7 @@ def _split(algorithm: Algorithm, problem: Problem, device: DeviceInfo) -> tuple[
     single = sorted(lower(problem), key=lambda am: -am.flops)
     group = lower_group(problem) if getattr(algorithm, "takes_groups", False) and len(single) > 1 else None
     if group is not None and algorithm.check(group, device):  # type: ignore[arg-type]
-        return ((group, algorithm), *((am, DIRECT) for am in single if not am.k.size))
+        return ((group, algorithm),)
     return tuple((am, algorithm if am.k.size else DIRECT) for am in single)
 
 

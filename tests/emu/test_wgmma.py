@@ -32,6 +32,7 @@ LINES = (
     "conv_dgrad dy=bf16[4,64,9,9]nhwc w=bf16[64,72,3,3]nhwc x_shape=(4,72,17,18) padding=1 stride=2",
     "conv_dgrad dy=bf16[2,64,3,5]nhwc w=bf16[64,72,3,3]nhwc x_shape=(2,72,9,10) padding=1 stride=(3,2)",
     "conv_dgrad dy=bf16[2,64,5,5]nhwc w=bf16[64,72,1,1]nhwc x_shape=(2,72,9,10) stride=2",
+    "conv_dgrad dy=bf16[3,128,9,9]nhwc w=bf16[128,72,1,1]nhwc x_shape=(3,72,18,18) stride=2",
     "conv_dgrad dy=f16[2,128,5]nhwc w=f16[128,40,3]nhwc x_shape=(2,40,9) padding=1 stride=2",
     "conv_wgrad dy=bf16[2,72,9,10]nhwc x=bf16[2,64,9,10]nhwc w_shape=(72,64,3,3) padding=1",
     "conv_transpose x=bf16[2,64,5,5]nhwc w=bf16[64,72,2,2]nhwc stride=2 padding=0",
