@@ -214,3 +214,22 @@ mov.u32 %seen, 1; bar.warp.sync -1; @%p0 mbarrier.arrive.shared::cta.b64 _, [b];
 FIRST: add.u32 %v, %seen, 1;
 OUT:"""
     assert result(backend, body) == [2] * 32 + [0] * 32
+
+
+@pytest.mark.parametrize(("operation", "type_", "want"), [("add", "u32", 110), ("max", "s32", 100), ("or", "b32", 103), ("inc", "u32", 104)])
+def test_reductions_into_another_ctas_memory(backend: Any, operation: str, type_: str, want: int) -> None:
+    """Each rank r brings r + 1 (inc: a bound of 1000) to a word of rank 0 that begins as 100; 16 bytes complete the phase."""
+    body = f""".shared .b32 box; .reg .b32 %rank, %to, %bar, %x;
+mov.u32 %rank, %cluster_ctarank;
+@%p0 mbarrier.init.shared::cta.b64 [b], 1; @%p0 st.shared.u32 [box], 100;
+@%p0 fence.mbarrier_init.release.cluster;
+@%p0 mbarrier.arrive.expect_tx.shared::cta.b64 _, [b], 16;
+barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;
+mov.u32 %to, box; mapa.shared::cluster.u32 %to, %to, 0; mov.u32 %bar, b; mapa.shared::cluster.u32 %bar, %bar, 0;
+add.u32 %x, %rank, 1; {'mov.u32 %x, 1000;' if operation == 'inc' else ''}
+@%p0 red.async.relaxed.cluster.shared::cluster.mbarrier::complete_tx::bytes.{operation}.{type_} [%to], %x, [%bar];
+setp.ne.u32 %p1, %rank, 0; @%p1 bra JOIN;
+{wait('b', '0', 'W')}
+ld.shared.u32 %v, [box];
+JOIN: barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;"""
+    assert result(backend, body, 32, 4, 4) == [want] * 32 + [0] * 96
