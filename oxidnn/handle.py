@@ -13,6 +13,7 @@ import contextlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -123,15 +124,18 @@ class DnnHandle:
 
     def array(self, host: Any, dtype: Any = None, layout: str = "nchw") -> DeviceArray:
         """A DeviceArray holding a copy of `host` (anything np.asarray takes), converted to `dtype`, lying in `layout`."""
-        host = np.asarray(host)
+        try:
+            host = np.asarray(host)
+        except ValueError as error:
+            raise expected("array", "host", "a ragged sequence", "anything np.asarray takes", str(error)) from None
         return from_numpy(self._session.backend, host, dtype_of(host.dtype if dtype is None else dtype), layout, self._session.stream)
 
     def empty(self, shape: Sequence[int], dtype: Any = "float32", layout: str = "nchw") -> DeviceArray:
         """An uninitialised DeviceArray."""
-        return empty(self._session.backend, TensorDesc.packed(dtype_of(dtype), tuple(shape), layout), self._session.stream)
+        return empty(self._session.backend, TensorDesc.packed(dtype_of(dtype), _extents("empty", shape), layout), self._session.stream)
 
     def zeros(self, shape: Sequence[int], dtype: Any = "float32", layout: str = "nchw") -> DeviceArray:
-        return zeros(self._session.backend, TensorDesc.packed(dtype_of(dtype), tuple(shape), layout), self._session.stream)
+        return zeros(self._session.backend, TensorDesc.packed(dtype_of(dtype), _extents("zeros", shape), layout), self._session.stream)
 
     def synchronize(self, stream: int | None = None) -> None:
         """Waits for everything enqueued on the stream."""
@@ -172,6 +176,8 @@ class DnnHandle:
         measures them. Returns how many were built."""
         count = 0
         for problem in problems:
+            if not isinstance(problem, (str, Problem)):
+                raise expected("warmup", "problems", repr(problem), "lines of the case grammar or Problems")
             if isinstance(problem, str):
                 problem = parse_case(problem)
             if not problem.is_empty:
@@ -197,12 +203,12 @@ class DnnHandle:
     def conv_dgrad(self, dy: Any, w: Any, x_shape: Sequence[int], *, stride: Any = 1, padding: Any = 0, dilation: Any = 1, groups: int = 1,
                    flip: bool = False, out: Any = None, stream: Any = None) -> Any:
         """dx of shape x_shape: the gradient of `conv` with respect to x."""
-        return self._session.run(CALLS["conv_dgrad"], (dy, w), (tuple(x_shape), stride, padding, dilation, groups, flip), out, stream)
+        return self._session.run(CALLS["conv_dgrad"], (dy, w), (_shape(x_shape), stride, padding, dilation, groups, flip), out, stream)
 
     def conv_wgrad(self, x: Any, dy: Any, w_shape: Sequence[int], *, stride: Any = 1, padding: Any = 0, dilation: Any = 1, groups: int = 1,
                    flip: bool = False, out: Any = None, stream: Any = None) -> Any:
         """dw of shape w_shape: the gradient of `conv` with respect to w."""
-        return self._session.run(CALLS["conv_wgrad"], (x, dy), (tuple(w_shape), stride, padding, dilation, groups, flip), out, stream)
+        return self._session.run(CALLS["conv_wgrad"], (x, dy), (_shape(w_shape), stride, padding, dilation, groups, flip), out, stream)
 
     def conv_bgrad(self, dy: Any, *, out: Any = None, stream: Any = None) -> Any:
         """db (K,): dy summed over everything but channels."""
@@ -217,12 +223,12 @@ class DnnHandle:
 
     def conv_transpose_dgrad(self, dy: Any, w: Any, x_shape: Sequence[int], *, stride: Any = 1, padding: Any = 0, output_padding: Any = 0,
                              dilation: Any = 1, groups: int = 1, out: Any = None, stream: Any = None) -> Any:
-        attrs = (tuple(x_shape), stride, padding, dilation, groups, output_padding)
+        attrs = (_shape(x_shape), stride, padding, dilation, groups, output_padding)
         return self._session.run(CALLS["conv_transpose_dgrad"], (dy, w), attrs, out, stream)
 
     def conv_transpose_wgrad(self, x: Any, dy: Any, w_shape: Sequence[int], *, stride: Any = 1, padding: Any = 0, output_padding: Any = 0,
                              dilation: Any = 1, groups: int = 1, out: Any = None, stream: Any = None) -> Any:
-        attrs = (tuple(w_shape), stride, padding, dilation, groups, output_padding)
+        attrs = (_shape(w_shape), stride, padding, dilation, groups, output_padding)
         return self._session.run(CALLS["conv_transpose_wgrad"], (x, dy), attrs, out, stream)
 
     # ---- matrix products ---------------------------------------------------------------------------------------------------------
@@ -244,7 +250,7 @@ class DnnHandle:
     def max_pool_backward(self, dy: Any, indices: Any, x_shape: Sequence[int], window: Any, *, stride: Any = None, padding: Any = 0,
                           dilation: Any = 1, ceil_mode: bool = False, x: Any = None, out: Any = None, stream: Any = None) -> Any:
         """dx, from the indices of the forward; or from `x` with indices None, which are then found again."""
-        attrs = (tuple(x_shape), window, stride, padding, dilation, ceil_mode)
+        attrs = (_shape(x_shape), window, stride, padding, dilation, ceil_mode)
         return self._session.run(CALLS["max_pool_backward"], (dy, indices, x), attrs, out, stream)
 
     def avg_pool(self, x: Any, window: Any, *, stride: Any = None, padding: Any = 0, dilation: Any = 1, ceil_mode: bool = False,
@@ -256,7 +262,7 @@ class DnnHandle:
     def avg_pool_backward(self, dy: Any, x_shape: Sequence[int], window: Any, *, stride: Any = None, padding: Any = 0, dilation: Any = 1,
                           ceil_mode: bool = False, count_include_pad: bool = True, divisor_override: int | None = None, out: Any = None,
                           stream: Any = None) -> Any:
-        attrs = (tuple(x_shape), window, stride, padding, dilation, ceil_mode, count_include_pad, divisor_override)
+        attrs = (_shape(x_shape), window, stride, padding, dilation, ceil_mode, count_include_pad, divisor_override)
         return self._session.run(CALLS["avg_pool_backward"], (dy,), attrs, out, stream)
 
     def lp_pool(self, x: Any, window: Any, *, norm: float = 2.0, stride: Any = None, padding: Any = 0, dilation: Any = 1,
@@ -274,13 +280,13 @@ class DnnHandle:
 
     def adaptive_max_pool_backward(self, dy: Any, indices: Any, x_shape: Sequence[int], output_size: Any, *, x: Any = None, out: Any = None,
                                    stream: Any = None) -> Any:
-        return self._session.run(CALLS["adaptive_max_pool_backward"], (dy, indices, x), (output_size, tuple(x_shape)), out, stream)
+        return self._session.run(CALLS["adaptive_max_pool_backward"], (dy, indices, x), (output_size, _shape(x_shape)), out, stream)
 
     def adaptive_avg_pool(self, x: Any, output_size: Any, *, out: Any = None, stream: Any = None) -> Any:
         return self._session.run(CALLS["adaptive_avg_pool"], (x,), (output_size,), out, stream)
 
     def adaptive_avg_pool_backward(self, dy: Any, x_shape: Sequence[int], output_size: Any, *, out: Any = None, stream: Any = None) -> Any:
-        return self._session.run(CALLS["adaptive_avg_pool_backward"], (dy,), (output_size, tuple(x_shape)), out, stream)
+        return self._session.run(CALLS["adaptive_avg_pool_backward"], (dy,), (output_size, _shape(x_shape)), out, stream)
 
     def global_max_pool(self, x: Any, *, out: Any = None, stream: Any = None) -> Any:
         return self._session.run(CALLS["global_max_pool"], (x,), (), out, stream)
@@ -292,7 +298,7 @@ class DnnHandle:
         return self._session.run(CALLS["global_avg_pool"], (x,), (), out, stream)
 
     def global_avg_pool_backward(self, dy: Any, x_shape: Sequence[int], *, out: Any = None, stream: Any = None) -> Any:
-        return self._session.run(CALLS["global_avg_pool_backward"], (dy,), (tuple(x_shape),), out, stream)
+        return self._session.run(CALLS["global_avg_pool_backward"], (dy,), (_shape(x_shape),), out, stream)
 
     # ---- normalisation -----------------------------------------------------------------------------------------------------------
 
@@ -408,7 +414,30 @@ def _pointwise_call(expression: Any) -> tuple[Call, Expression]:
     return Call("pointwise", parsed.args, (("expression", None), ("dtype", None)), output_names_of(parsed)), parsed
 
 
+def _shape(value: Any) -> Any:
+    """A shape as a tuple; what is none is left for the op to refuse."""
+    try:
+        return tuple(value)
+    except TypeError:
+        return value
+
+
+def _extents(method: str, shape: Any) -> tuple[int, ...]:
+    """A shape to allocate. Raises InvalidArgument unless it is a sequence of integers >= 0 that addresses can reach."""
+    found = _shape(shape)
+    if not isinstance(found, tuple) or not all(isinstance(n, (int, np.integer)) and n >= 0 for n in found):
+        raise expected(method, "shape", repr(shape), "a sequence of integers >= 0")
+    if prod(int(n) for n in found) >= 2**47:
+        raise expected(method, "shape", repr(shape), "fewer than 2^47 elements")
+    return tuple(int(n) for n in found)
+
+
 def _checked(policy: Policy) -> Policy:
+    if not isinstance(policy.deterministic, bool):
+        raise expected("DnnHandle", "deterministic", repr(policy.deterministic), "True or False")
+    limit = policy.workspace_limit
+    if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int)):
+        raise expected("DnnHandle", "workspace_limit", repr(limit), "None or at least 0 bytes")
     if policy.math not in MATH:
         raise expected("DnnHandle", "math", repr(policy.math), " | ".join(MATH))
     if policy.workspace_limit is not None and policy.workspace_limit < 0:
@@ -418,6 +447,8 @@ def _checked(policy: Policy) -> Policy:
 
 def open_backend(device: str | None = None, cache_dir: str | Path | None = None) -> Backend:
     """The backend of a device name; None means OXIDNN_DEVICE, else cuda:0, else the emulator (said once)."""
+    if device is not None and not isinstance(device, str):
+        raise expected("DnnHandle", "device", repr(device), "None, 'cuda', 'cuda:N', 'emu' or 'emu:sm_XY'")
     named = device or switches.get("OXIDNN_DEVICE") or None
     if named is None:
         from .runtime.driver import why_no_cuda

@@ -42,8 +42,12 @@ def framework_of(kind: type) -> str:
 
 
 def _raw_torch(tensor: Any) -> Raw:
-    pointer = tensor.data_ptr()
-    return pointer, (tensor.dtype, tensor.shape, tensor.stride(), pointer & -pointer & 15, tensor.get_device())
+    try:
+        pointer = tensor.data_ptr()
+        key = (tensor.dtype, tensor.shape, tensor.stride(), pointer & -pointer & 15, tensor.get_device(), tensor.is_neg())
+    except RuntimeError:  # a sparse or otherwise opaque tensor
+        raise _opaque(tensor) from None
+    return pointer, key
 
 
 def _raw_numpy(array: Any) -> Raw:
@@ -69,7 +73,7 @@ def _raw_other(array: Any) -> Raw:
 
 
 READERS: dict[type, Callable[[Any], Raw]] = {}
-_RAW_OF = {"torch": _raw_torch, "numpy": _raw_numpy, "cupy": _raw_cupy, "oxidnn": _raw_device_array}
+_RAW_OF = {"torch": _raw_torch, "cupy": _raw_cupy, "oxidnn": _raw_device_array}
 
 
 def raw(array: Any) -> Raw:
@@ -77,7 +81,8 @@ def raw(array: Any) -> Raw:
     kind = type(array)
     reader = READERS.get(kind)
     if reader is None:
-        reader = READERS[kind] = _RAW_OF.get(framework_of(kind), _raw_other)
+        # Subclasses of ndarray (masked arrays, say) are looked at each time.
+        reader = READERS[kind] = _raw_numpy if kind is np.ndarray else _RAW_OF.get(framework_of(kind), _raw_other)
     return reader(array)
 
 
@@ -97,6 +102,8 @@ def as_view(array: Any, stream: int = 0) -> TensorView:
     if framework == "torch" and hasattr(array, "data_ptr"):
         return _view_of_torch(array)
     if framework == "numpy" and isinstance(array, np.ndarray):
+        if hasattr(array, "mask"):
+            raise InvalidArgument("array: a masked array was given (expected one without a mask).")
         strides = _element_strides(array.shape, array.strides, array.dtype.itemsize)
         pointer = array.__array_interface__["data"][0]
         desc = _desc(_native(array.dtype), array.shape, strides, pointer)
@@ -121,10 +128,16 @@ def _no_array(array: Any) -> InvalidArgument:
 def _view_of_torch(tensor: Any) -> TensorView:
     try:
         pointer, strides = tensor.data_ptr(), tuple(tensor.stride())
-    except RuntimeError as error:
-        raise InvalidArgument(f"array: this torch tensor has no strided memory ({str(error).splitlines()[0]}).") from None
+    except RuntimeError:
+        raise _opaque(tensor) from None
+    if tensor.is_neg():
+        raise InvalidArgument("array: this torch tensor is negated lazily, its memory holds the opposite sign (expected x.resolve_neg()).")
     device = f"cuda:{tensor.get_device()}" if tensor.is_cuda else str(tensor.device.type)
     return TensorView(_desc(dtype(tensor.dtype), tuple(tensor.shape), strides, pointer), pointer, "torch", device, tensor)
+
+
+def _opaque(tensor: Any) -> InvalidArgument:
+    return InvalidArgument(f"array: a torch tensor of layout {tensor.layout} was given (expected strided memory).")
 
 
 def _native(kind: Any) -> Any:
@@ -140,7 +153,10 @@ def _element_strides(shape: tuple[int, ...], strides: tuple[int, ...], size: int
 
 
 def _desc(kind: Any, shape: tuple[int, ...], strides: tuple[int, ...], pointer: int) -> TensorDesc:
-    return TensorDesc(kind, tuple(int(n) for n in shape), tuple(int(s) for s in strides), alignment(pointer))
+    desc = TensorDesc(kind, tuple(int(n) for n in shape), tuple(int(s) for s in strides), alignment(pointer))
+    if desc.align < kind.num_bytes and desc.numel:
+        raise InvalidArgument(f"array: its address {pointer:#x} is no multiple of the {kind.num_bytes} bytes of {kind} (copy it).")
+    return desc
 
 
 def _view_of_cuda_interface(array: Any, framework: str) -> TensorView:

@@ -28,10 +28,13 @@ def line(topic: str, *fields: object) -> None:
     text = ",".join(("oxidnn", topic, *(str(f) for f in fields)))
     log = switches.get("OXIDNN_LOG")
     if log:
-        with Path(log).open("a", encoding="utf-8") as file:
-            file.write(text + "\n")
-    else:
-        print(text, file=sys.stderr)
+        try:
+            with Path(log).open("a", encoding="utf-8") as file:
+                file.write(text + "\n")
+            return
+        except OSError as error:
+            warn_once("log", f"OXIDNN_LOG={log} cannot be written ({error}); verbose lines go to standard error.")
+    print(text, file=sys.stderr)
 
 
 def warn_once(cause: str, message: str) -> None:

@@ -23,7 +23,7 @@ def engines_for(op: str) -> tuple[Engine, ...]:
     if op not in ENGINES:
         raise Unsupported(f"{op}: no engine is registered (ops with engines: {', '.join(sorted(ENGINES))}).")
     kept = {e.id: True for e in ENGINES[op]}
-    for rule in filter(None, switches.get("OXIDNN_ENGINES").split(",")):
+    for rule in filter(None, (r.strip() for r in switches.get("OXIDNN_ENGINES").split(","))):
         if rule[0] not in "+-":
             raise InvalidArgument(f"OXIDNN_ENGINES: {rule!r} neither adds nor removes (expected '+pattern' or '-pattern').")
         for name in kept:

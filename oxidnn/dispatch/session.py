@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
@@ -13,6 +14,7 @@ import numpy as np
 
 from .. import report
 from ..device import DeviceInfo
+from ..dtypes import F32
 from ..errors import InvalidArgument, expected
 from ..interchange import READERS, Frame, as_view, frame_of, raw
 from ..ops import OPS
@@ -65,12 +67,17 @@ class Prepared:
 
     def ordered(self, scalars: Mapping[str, float] | None) -> tuple[float, ...]:
         """The numbers given with a call, in the problem's order. Raises InvalidArgument for missing, unknown and non-numeric ones."""
-        given = scalars or {}
+        given = {} if scalars is None else scalars
+        if not isinstance(given, Mapping):
+            raise expected(self.problem.op, "scalars", repr(given), "a mapping from names to numbers")
         if given.keys() != set(self.scalar_names):
             raise expected(self.problem.op, "scalars", sorted(given), sorted(self.scalar_names))
         for name, value in given.items():
-            if not isinstance(value, (int, float, np.number)):
-                raise expected(self.problem.op, f"scalar {name}", repr(value), "a number")
+            if not isinstance(value, (int, float, np.integer, np.floating)):
+                raise expected(self.problem.op, f"scalar {name}", repr(value), "a real number")
+        for scalar in self.problem.scalars:
+            if scalar.type == "f32" and math.isfinite(given[scalar.name]) and abs(given[scalar.name]) > F32.max:
+                raise expected(self.problem.op, f"scalar {scalar.name}", given[scalar.name], f"at most {F32.max:.8g} in size, the range of f32")
         return tuple(given[name] for name in self.scalar_names)
 
 
@@ -199,7 +206,9 @@ class Session:
         try:
             found = plans.get(key)
         except TypeError:  # a list among the attributes
-            return self.prepared(call, names, keys, arrays, tuple(_hashable(a) for a in attrs), outs, out_key, stream)
+            attrs = tuple(_hashable(a) for a in attrs)
+            key = (*key[:3], attrs, *key[4:])
+            found = plans.get(key)
         if found is None:
             return self._prepare(key, call, names, arrays, attrs, outs, stream)
         if len(plans) > MAX_PLANS // 2:
@@ -329,6 +338,8 @@ class Session:
 
 def _with_extra(call: Call, arrays: tuple[Any, ...], extra: Mapping[str, Any]) -> tuple[tuple[str, ...], tuple[Any, ...]]:
     """Roles and arrays with the operands given by name behind; a name that is a role already is refused."""
+    if not isinstance(extra, Mapping):
+        raise expected(call.op, "operands", repr(extra), "a mapping from names to arrays")
     for name in extra:
         roles = (*call.tensors, *OPS[call.op].outputs)
         if name in roles:
@@ -347,7 +358,15 @@ def _result(finish: Callable[[Any], Any] | None, outs: tuple[Any, ...]) -> Any:
 
 
 def _hashable(value: Any) -> Any:
-    return tuple(_hashable(v) for v in value) if isinstance(value, (list, tuple)) else value
+    if isinstance(value, np.ndarray):
+        value = value.tolist()
+    if isinstance(value, (list, tuple)):
+        return tuple(_hashable(v) for v in value)
+    try:
+        hash(value)
+    except TypeError:
+        raise InvalidArgument(f"attribute: {value!r} is a {type(value).__name__} (expected numbers, strings, tuples or lists).") from None
+    return value
 
 
 def _span(desc: TensorDesc) -> tuple[int, int]:

@@ -45,12 +45,17 @@ def parse_tensor(text: str) -> TensorDesc:
     kind, shape_text, layout, align = match.groups()
     shape = tuple(int(s) for s in shape_text.split(",") if s.strip())
     if layout and layout.startswith("("):
-        strides = tuple(int(s) for s in layout[1:-1].split(",") if s.strip())
+        try:
+            strides = tuple(int(s) for s in layout[1:-1].split(",") if s.strip())
+        except ValueError:
+            raise InvalidArgument(f"case: {text!r} has strides {layout} (expected integers).") from None
         if len(strides) != len(shape):
             raise InvalidArgument(f"case: {text!r} has {len(strides)} strides for {len(shape)} dimensions.")
         desc = TensorDesc(dtype(kind), shape, strides)
     else:
         desc = TensorDesc.packed(dtype(kind), shape, layout or "nchw")
+    if int(align or 16) not in (a for a in (1, 2, 4, 8, 16) if a >= desc.dtype.num_bytes):
+        raise InvalidArgument(f"case: {text!r} is aligned to {align} bytes (expected a power of two from {desc.dtype.num_bytes} to 16).")
     return TensorDesc(desc.dtype, desc.shape, desc.strides, int(align or 16))
 
 
@@ -87,12 +92,14 @@ def parse_case(line: str) -> Problem:
         name, equals, value = word.partition("=")
         if not equals:
             raise InvalidArgument(f"case: {word!r} is neither tensor=... nor attribute=...")
+        if name in tensors or name in attrs:
+            raise InvalidArgument(f"case: {name!r} is given twice.")
         if name in (*definition.inputs, *definition.outputs) or _TENSOR.fullmatch(value):
             tensors[name] = parse_tensor(value)
         else:
             try:
                 attrs[name] = ast.literal_eval(value)
-            except (ValueError, SyntaxError):
+            except (ValueError, SyntaxError, MemoryError, RecursionError):
                 attrs[name] = value
     return definition.make(tensors, attrs, _policy(attrs))
 

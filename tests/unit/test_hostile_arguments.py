@@ -1,0 +1,80 @@
+"""Arguments nobody should give: each is refused by InvalidArgument, before anything is written."""
+
+from __future__ import annotations
+
+import gc
+
+import numpy as np
+import pytest
+
+import oxidnn
+from oxidnn.ops.case import parse_case
+
+X = np.ones((1, 2, 4, 4), np.float32)
+W = np.ones((2, 2, 3, 3), np.float32)
+
+
+@pytest.fixture(scope="module")
+def h() -> oxidnn.DnnHandle:
+    return oxidnn.DnnHandle("emu:sm_80")
+
+
+CALLS = {
+    "misaligned": (lambda h: h.pointwise("x + 1", np.frombuffer(b"\0" * 9, np.uint8)[1:].view("f4")), "multiple of the 4 bytes"),
+    "masked": (lambda h: h.pointwise("x + 1", np.ma.masked_array(np.ones(3, np.float32), [0, 1, 0])), "mask"),
+    "set": (lambda h: h.conv(X, W, stride={1}), "attribute"),
+    "dict": (lambda h: h.conv(X, W, stride={}), "attribute"),
+    "scalars": (lambda h: h.conv(X, W, scalars=True), "scalars"),
+    "operands": (lambda h: h.conv(X, W, operands=3), "operands"),
+    "wide scalar": (lambda h: h.pointwise("x * scalar(s)", X, s=1e300), "range of f32"),
+    "complex scalar": (lambda h: h.pointwise("x * scalar(s)", X, s=np.complex64(1)), "real number"),
+    "shape 3": (lambda h: h.empty(3), "shape"),
+    "shape 1.5": (lambda h: h.empty((1.5,)), "shape"),
+    "shape -1": (lambda h: h.zeros((-1,)), "shape"),
+    "huge": (lambda h: h.empty((2**40, 2**40)), "2\\^47"),
+    "layout": (lambda h: h.zeros((2, 3, 4, 4), layout="NHWC"), "layout"),
+    "ragged": (lambda h: h.array([[1], [1, 2]]), "ragged"),
+    "warmup": (lambda h: h.warmup([3]), "warmup"),
+    "device": (lambda h: oxidnn.DnnHandle(3), "device"),
+    "limit": (lambda h: oxidnn.DnnHandle("emu", workspace_limit="x"), "workspace_limit"),
+    "deterministic": (lambda h: h.options(deterministic=[]).__enter__(), "deterministic"),
+    "op": (lambda h: h.plan("conv", X, W), "conv_fprop"),
+    "case strides": (lambda h: parse_case("softmax x=f32[4,5](--1,2)"), "strides"),
+    "case alignment": (lambda h: parse_case("softmax x=f32[4,5]@2"), "aligned"),
+    "case alignment 999": (lambda h: parse_case("softmax x=f32[4,5]@999"), "aligned"),
+    "case twice": (lambda h: parse_case("gemm a=f32[4,5] a=f32[4,5] b=f32[5,4]"), "twice"),
+    "case depth": (lambda h: parse_case("gemm a=f32[4,5] b=f32[5,4] alpha=" + "-" * 100_000 + "1"), "alpha"),
+    "case tensor": (lambda h: parse_case("softmax x=bf16[8,64"), "is no tensor"),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_refused(name: str, h: oxidnn.DnnHandle) -> None:
+    call, match = CALLS[name]
+    with pytest.raises(oxidnn.InvalidArgument, match=match):
+        call(h)
+
+
+def test_arrays_of_attributes_are_lists(h: oxidnn.DnnHandle) -> None:
+    np.testing.assert_array_equal(h.conv(X, W, stride=np.array([1, 1])), h.conv(X, W))
+
+
+def test_overlap_by_one_element_at_either_end(h: oxidnn.DnnHandle) -> None:
+    memory = np.zeros(31, np.float32)
+    for source, target in ((memory[:16], memory[15:]), (memory[15:], memory[:16])):
+        with pytest.raises(oxidnn.InvalidArgument, match="overlaps"):
+            h.pointwise("relu(a)", source, out=target)
+    memory = np.arange(-16, 16, dtype=np.float32)
+    h.pointwise("relu(a)", memory[:16], out=memory[16:])
+    assert (memory[16:] == 0).all()
+
+
+def test_lazily_negated_torch_tensors_are_refused(h: oxidnn.DnnHandle) -> None:
+    torch = pytest.importorskip("torch")
+    negated = torch.randn(4, dtype=torch.cfloat).conj().imag
+    h.pointwise("x + 0.0", torch.empty_strided(negated.shape, negated.stride()))
+    with pytest.raises(oxidnn.InvalidArgument, match="resolve_neg"):
+        h.pointwise("x + 0.0", negated)
+    with pytest.raises(oxidnn.InvalidArgument, match="strided"):
+        h.pointwise("x + 0.0", torch.eye(3).to_sparse())
+    gc.collect()
