@@ -13,8 +13,8 @@ import math
 from collections import defaultdict
 from pathlib import Path
 
-TITLES = {"gemm": "GEMM bf16 against cuBLAS", "conv_fprop": "convolution fprop against cuDNN", "conv_dgrad": "convolution dgrad against cuDNN",
-          "conv_wgrad": "convolution wgrad against cuDNN"}
+TITLES = {"gemm": "GEMM bf16 against cuBLAS", "conv_fprop": "convolution fprop against cuDNN",
+          "conv_dgrad": "convolution dgrad against cuDNN", "conv_wgrad": "convolution wgrad against cuDNN"}
 
 
 def table(records: list[dict]) -> str:

@@ -77,7 +77,7 @@ class Prepared:
                 raise expected(self.problem.op, f"scalar {name}", repr(value), "a real number")
         for scalar in self.problem.scalars:
             if scalar.type == "f32" and math.isfinite(given[scalar.name]) and abs(given[scalar.name]) > F32.max:
-                raise expected(self.problem.op, f"scalar {scalar.name}", given[scalar.name], f"at most {F32.max:.8g} in size, the range of f32")
+                raise expected(self.problem.op, f"scalar {scalar.name}", given[scalar.name], f"within {F32.max:.8g}, the range of f32")
         return tuple(given[name] for name in self.scalar_names)
 
 
