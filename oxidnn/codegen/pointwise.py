@@ -216,7 +216,8 @@ class Expression:
     def evaluate(self, arrays: Mapping[str, Any], scalars: Mapping[str, float] | None = None) -> tuple[np.ndarray, ...]:
         """The outputs by the NumPy references: float64 (or integer) arrays in, broadcast as NumPy does; conditions give bool arrays.
 
-        A per-channel operand must already have a shape that broadcasts, e.g. (C, 1, 1).
+        A per-channel operand must already have a shape that broadcasts, e.g. (C, 1, 1). The references hold everywhere; kernels give NaN
+        for sin, cos and tan beyond |x| = 2^50.
         """
         values = self.node_values(arrays, scalars or {})
         return tuple(np.asarray(values[o]) for o in self.outputs)
@@ -567,7 +568,7 @@ _row("isnan", 1, np.isnan, lower=_each(lambda t: lambda e, x: e(f"setp.nan.{t}",
 _row("isinf", 1, np.isinf, lower=_each(lambda t: lambda e, x: e(f"setp.eq.{t}", e(f"abs.{t}", x), el.INF)), is_condition=True)
 _row("where", 3, lambda c, a, b: np.where(np.not_equal(c, 0), a, b), lower=_every(_select),
      gradient=lambda g, y, c, a, b: (None, where(c, g, 0), where(c, 0, g)))
-_row("sign", 1, np.sign, expand=lambda x: where(x > 0, 1, where(x < 0, -1, x)), gradient=lambda g, y, x: (None,))
+_row("sign", 1, np.sign, expand=lambda x: where(x > 0, 1, where(x < 0, -1, where(_f("eq", x, 0), 0, x))), gradient=lambda g, y, x: (None,))
 _row("clamp", 3, lambda x, lo, hi: np.minimum(np.maximum(x, lo), hi), expand=lambda x, lo, hi: _f("minimum", _f("maximum", x, lo), hi),
      gradient=lambda g, y, x, lo, hi: (where(_f("ge", x, lo) & _f("le", x, hi), g, 0), where(x < lo, g, 0), where(x > hi, g, 0)))
 

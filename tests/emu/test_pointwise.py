@@ -119,7 +119,7 @@ def test_every_function_keeps_its_bound(name: str, kind: str) -> None:
 
 def test_signed_zeros_are_kept() -> None:
     x = np.array([0.0, -0.0] * 4, np.float32)
-    for name in ("neg", "abs", "tanh", "erf", "expm1", "sqrt", "sin", "floor", "trunc", "round", "log1p"):
+    for name in ("neg", "abs", "tanh", "erf", "expm1", "sqrt", "sin", "floor", "trunc", "round", "log1p", "sign"):
         got = compute(f"{name}(x)", {"x": x})[0]
         with np.errstate(all="ignore"):
             want = TABLE[name].numpy(x.astype(np.float64))
