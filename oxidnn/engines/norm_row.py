@@ -47,7 +47,7 @@ class NormEngine(RowEngine):
         if problem.is_empty:
             return Build(())
         rows = self.rows(problem)
-        consts = NormConsts(self.row_consts(rows, config, 2, problem.epilogue, ("y",)), problem.is_rms)
+        consts = NormConsts(self.row_consts(rows, config, 1 if problem.is_rms else 3, problem.epilogue, ("y",)), problem.is_rms)
         eps = Arg("eps", consts.rows.compute, problem.eps)
         return Build((self.row_step("rowwise/norm", consts, problem.op, rows, config, device, [eps]),))
 

@@ -48,6 +48,22 @@ def test_a_constant_row_gives_beta(config: int) -> None:
     np.testing.assert_array_equal(y, np.broadcast_to(beta.astype(np.float32), (2, 64)))
 
 
+@pytest.mark.parametrize(("shape", "dtype", "value"), [
+    ((1, 7), "f32", 3.3), ((2, 2100), "f32", 33.3), ((1, 30001), "f32", 33.3), ((2, 40000), "f32", -0.7), ((3, 1000), "f64", 3.3),
+    ((1, 777), "bf16", 100.3), ((1, 20000), "f64", 33.3),
+])
+def test_the_mean_of_a_constant_row_is_its_value(shape: tuple[int, int], dtype: str, value: float) -> None:
+    """The rounded sum over n is not: 1 / sqrt(eps) would make it seen. Held in registers, and read in packs."""
+    line = f"layer_norm x={dtype}[{shape[0]},{shape[1]}]nchw return_stats=True"
+    problem, backend = parse_case(line), EmulatedBackend("sm_80", checkers="all")
+    engine = ENGINES["layer_norm"][0]
+    for config in engine.configs(problem, backend.info):
+        x = to_storage(np.full(shape, value), problem.desc("x").dtype)
+        got = execute(backend, problem, engine, config, {"x": x})
+        np.testing.assert_array_equal(got["y"].astype(np.float64), np.zeros(shape), err_msg=str(config))
+        np.testing.assert_array_equal(got["mean"].astype(np.float64), np.full(shape[0], x.flat[0], np.float64), err_msg=str(config))
+
+
 def test_rms_norm_in_half() -> None:
     y = outputs("rms_norm x=f16[1,2]nchw gamma=f16[2]nchw eps=1e-6", x=[[300, -400]], gamma=[1, 1])["y"]
     np.testing.assert_allclose(y, [[0.848528, -1.131371]], rtol=1e-3)
@@ -65,8 +81,9 @@ def test_the_sum_goes_out_rounded_and_in_unrounded() -> None:
 def test_nan_and_infinity_stay_in_their_row(value: float) -> None:
     x = np.random.default_rng(0).standard_normal((3, 40))
     x[1, 7] = value
-    y = outputs("layer_norm x=f32[3,40]nchw", x=x)["y"]
-    assert np.isnan(y[1]).all() and np.isfinite(y[[0, 2]]).all()
+    got = outputs("layer_norm x=f32[3,40]nchw return_stats=True", x=x)
+    assert np.isnan(got["y"][1]).all() and np.isfinite(got["y"][[0, 2]]).all()
+    np.testing.assert_array_equal(got["mean"][1], value)
 
 
 @pytest.mark.parametrize("line", [line for op in OPS for line in CASES[op]])

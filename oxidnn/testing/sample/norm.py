@@ -73,7 +73,7 @@ def _offset(rng: np.random.Generator, problem: Problem) -> np.ndarray:
     """Rows about zero or, in some problems, far from it; some constant."""
     scale, offset = float(rng.choice([1.0, 1.0, 0.01, 30.0])), float(rng.choice([0.0, 0.0, 3.0, -100.0]))
     x = rng.standard_normal(problem.desc("x").shape) * scale + offset
-    return np.full_like(x, 0.7) if rng.random() < 0.05 else x
+    return np.full_like(x, float(rng.choice([0.7, 3.3, -33.3]))) if rng.random() < 0.1 else x
 
 
 def _rstd(rng: np.random.Generator, problem: Problem) -> np.ndarray:
@@ -104,7 +104,7 @@ _FORWARD = tuple(_both(line) for line in (
     "x=bf16[1024](1)@2 gamma=f32[1024]nchw", "x=f32[4,33](-40,1)", "x=f32[4,33](1,4)", "x=f32[3,8](0,1)", f"x=f32[3,1]({2**20},{2**31})",
 ))
 CASES: dict[str, tuple[str, ...]] = {
-    "layer_norm": tuple(a for a, _ in _FORWARD),
+    "layer_norm": (*(a for a, _ in _FORWARD), "layer_norm x=f32[1,7]nchw return_stats=True", "layer_norm x=f32[2,2100]nchw"),
     "rms_norm": tuple(b for _, b in _FORWARD),
     "layer_norm_backward": tuple(f"layer_norm_backward dy={x} x={x} mean={s} rstd={s} {rest}" for x, s, rest in (
         ("f32[2,70]nchw", "f32[2]nchw", "gamma=f32[70]nchw"), ("bf16[70,128]nchw", "f32[70]nchw", "gamma=f32[128]nchw"),
