@@ -26,9 +26,10 @@ CORNER_BITS = {3: 16, 4: 8, 5: 5}
 
 @dataclass(frozen=True, slots=True)
 class Walk:
-    """How k is walked in tiles: mixed-radix numbers of these extents, advanced by tile_k.
+    """How k is walked in tiles of tile_k, over digits of these extents.
 
-    Along taps the last digit is padded to whole tiles, so that a tile never straddles it; a linear walk takes k as it comes.
+    Along taps the last digit (channels) is padded to whole tiles, so that a tile never straddles it, and walked outermost: all taps of the
+    same pixels follow each other, and what is read for the first time is spread over the sum. A linear walk takes k as it comes.
     """
 
     extents: tuple[int, ...]

@@ -64,6 +64,7 @@ class WgmmaConsts:
     tile_n: int
     tile_k: int
     walk_digits: int
+    walks_taps: bool  # k tiles go through taps first and then through channels, in digits (channels / tile_k, taps...)
     batch_digits: int
     a: BoxesConsts
     b: BoxesConsts
@@ -303,6 +304,7 @@ def _plan(am: AffineMatmul | MatmulGroup, config: EngineConfig) -> _Plan | str:
     staging_at = stages * stage_bytes + (-(-halo.slots * halo.slot_bytes // 1024) * 1024 if halo is not None else 0)
     ring = RingConsts(stages, stage_bytes, staging_at + warpgroups * staging_bytes, consumers)
     consts = WgmmaConsts(ring, "tf32" if size == 4 else first.a.dtype.name, tile_m, tile_n, tile_k, len(walks[0].extents),
+                         not walks[0].is_linear,
                          len(digits[0].batch), a_consts, b_consts, epilogue, warpgroups, is_ping_pong,
                          stored[0] is not None, bool(stored[0] and stored[0].has_positions),
                          stored[0].batch_digits if stored[0] else (), staging_at, staging_bytes, grids[0].slices > 1, is_split,
@@ -364,8 +366,11 @@ def _sections(m: _Member, consts: WgmmaConsts, workspace_offset: int) -> tuple[l
     t.space("batch", m.d.batch)
     tiles = t.args
     t = tiling.Arguments(wide)
-    t.space("walk", m.walk.extents)
-    if consts.halo is None:
+    if consts.walks_taps:
+        t.space("walk", (m.walk.extents[-1] // consts.tile_k, *m.walk.extents[:-1]))
+        t.add("walk_channels", "u32", m.walk.extents[-1])
+    else:
+        t.space("walk", m.walk.extents)
         for i, step in enumerate(tiling.mixed_radix(consts.tile_k, m.walk.extents)):
             t.add(f"walk_inc{i}", "u32", step)
     for boxes, source, loader in zip(m.boxes, (am.a, am.b), (consts.a, consts.b), strict=True):
