@@ -197,21 +197,20 @@ def _parts(ax: _Axis) -> Iterator[_Part]:
         yield _Part(0, ((ax.positions, ax.step),), is_disjoint=True)
         return
     g = gcd(ax.step, ax.dilation)
-    bare: list[tuple[int, int]] = []  # (first, extent) of classes without taps
-    for first in range(min(ax.step, ax.image)):
-        extent = -(-(ax.image - first) // ax.step)
-        r0 = next((r for r in range(min(ax.step // g, ax.taps)) if (first + ax.pad - r * ax.dilation) % ax.step == 0), None)
-        if r0 is None:
-            bare.append((first, extent))
-        else:
-            tap_step = ax.step // g
-            yield _Part(first, ((extent, ax.step),), -(-(ax.taps - r0) // tap_step), (first + ax.pad - r0 * ax.dilation) // ax.step,
-                        ax.dilation // g, r0, tap_step)
-    while bare:  # neighbouring classes of one extent are written by one matmul
-        first, extent = bare[0]
-        count = next((i for i, entry in enumerate(bare) if entry != (first + i, extent)), len(bare))
-        yield _Part(first, ((extent, ax.step), (count, 1)))
-        del bare[:count]
+    tap_step = ax.step // g
+    classes, grown = min(ax.step, ax.image), ax.image % ax.step  # classes below `grown` have one coordinate more
+    first_tap = {(r * ax.dilation - ax.pad) % ax.step: r for r in range(min(tap_step, ax.taps))}  # by class: the others have no taps
+    met = sorted(first for first in first_tap if first < classes)
+    for first in met:
+        r0 = first_tap[first]
+        yield _Part(first, ((-(-(ax.image - first) // ax.step), ax.step),), -(-(ax.taps - r0) // tap_step),
+                    (first + ax.pad - r0 * ax.dilation) // ax.step, ax.dilation // g, r0, tap_step)
+    begin = 0
+    for end in (*met, classes):  # neighbouring classes of one extent are written by one matmul
+        for low, high in ((begin, min(end, grown)), (max(begin, grown), end)):
+            if low < high:
+                yield _Part(low, ((-(-(ax.image - low) // ax.step), ax.step), (high - low, 1)))
+        begin = end + 1
 
 
 def _lower_dgrad(p: ConvProblem) -> tuple[AffineMatmul, ...]:

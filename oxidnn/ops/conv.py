@@ -19,7 +19,7 @@ from ..codegen.pointwise import Expression
 from ..errors import expected
 from ..tensor import TensorDesc
 from .base import OpDef, Operand, Policy, Problem
-from .checks import check_dtype, check_output, describe
+from .checks import check_bool, check_dtype, check_extents, check_integers, check_output, check_reach, describe
 from .epilogue import accumulator_of, default_epilogue, operands_of, resolve, scalars_of
 
 
@@ -98,25 +98,17 @@ _KINDS = (
 )
 
 
-def _integers(op: str, name: str, value: Any, spatial: int, least: int, context: str) -> tuple[int, ...]:
-    """`value` as one integer per spatial dimension."""
-    values = tuple(value) if isinstance(value, (tuple, list)) else (value,) * spatial
-    if len(values) != spatial or any(isinstance(v, bool) or not hasattr(v, "__index__") or v < least for v in values):
-        raise expected(op, name, repr(value), f"an integer of at least {least}, or {spatial} of them", context)
-    return tuple(int(v) for v in values)
-
-
 def _padding(op: str, value: Any, same_total: Sequence[int] | None, spatial: int, context: str) -> tuple[tuple[int, int], ...]:
-    if value == "valid":
+    if isinstance(value, str) and value == "valid":
         return ((0, 0),) * spatial
-    if value in ("same_upper", "same_lower") and same_total is not None:
+    if isinstance(value, str) and value in ("same_upper", "same_lower") and same_total is not None:
         small_first = value == "same_upper"
         return tuple((t // 2, t - t // 2) if small_first else (t - t // 2, t // 2) for t in same_total)
     if isinstance(value, (tuple, list)) and len(value) == spatial and all(isinstance(v, (tuple, list)) and len(v) == 2 for v in value):
-        return tuple((lo, hi) for lo, hi in (_integers(op, "padding", tuple(v), 2, 0, context) for v in value))
+        return tuple((lo, hi) for lo, hi in (check_integers(op, "padding", tuple(v), 2, 0, context) for v in value))
     if isinstance(value, str):
         raise expected(op, "padding", repr(value), "integers, ((before, after), ...), 'same_upper', 'same_lower' or 'valid'", context)
-    return tuple((v, v) for v in _integers(op, "padding", value, spatial, 0, context))
+    return tuple((v, v) for v in check_integers(op, "padding", value, spatial, 0, context))
 
 
 def _short(values: tuple[Any, ...]) -> Any:
@@ -134,12 +126,6 @@ def preferred_layout(*inputs: TensorDesc) -> str:
     return "nchw"
 
 
-def _shape_attribute(op: str, name: str, value: Any, rank: int, context: str) -> tuple[int, ...]:
-    if not isinstance(value, (tuple, list)) or len(value) != rank or any(not hasattr(v, "__index__") or v < 0 for v in value):
-        raise expected(op, name, repr(value), f"{rank} non-negative integers", context)
-    return tuple(int(v) for v in value)
-
-
 def _make(kind: _Kind, tensors: Mapping[str, TensorDesc], attrs: Mapping[str, Any], policy: Policy) -> ConvProblem:
     op = kind.op
     context = describe(tensors)
@@ -151,16 +137,15 @@ def _make(kind: _Kind, tensors: Mapping[str, TensorDesc], attrs: Mapping[str, An
         if not 3 <= desc.rank <= 5 or desc.rank != rank:
             raise expected(op, f"rank of {name}", desc.rank, "3, 4 or 5 (1, 2 or 3 spatial dimensions), the same for all", context)
         check_dtype(op, name, desc, tensors)
+        check_reach(op, name, desc, context)
     if second.dtype != first.dtype:
         raise expected(op, f"type of {kind.inputs[1]}", second.dtype, f"{first.dtype}, the type of {kind.inputs[0]}", context)
 
-    stride = _integers(op, "stride", attrs.get("stride", 1), spatial, 1, context)
-    dilation = _integers(op, "dilation", attrs.get("dilation", 1), spatial, 1, context)
-    groups = _integers(op, "groups", attrs.get("groups", 1), 1, 1, context)[0]
-    flip = attrs.get("flip", False)
-    if flip not in (True, False):
-        raise expected(op, "flip", repr(flip), "True or False", context)
-    output_padding = _integers(op, "output_padding", attrs.get("output_padding", 0), spatial, 0, context)
+    stride = check_integers(op, "stride", attrs.get("stride", 1), spatial, 1, context)
+    dilation = check_integers(op, "dilation", attrs.get("dilation", 1), spatial, 1, context)
+    groups = check_integers(op, "groups", attrs.get("groups", 1), 1, 1, context)[0]
+    flip = check_bool(op, "flip", attrs.get("flip", False), context)
+    output_padding = check_integers(op, "output_padding", attrs.get("output_padding", 0), spatial, 0, context)
     if any(o >= max(s, d) for o, s, d in zip(output_padding, stride, dilation, strict=True) if o):
         raise expected(op, "output_padding", list(output_padding), f"less than stride {list(stride)} or dilation {list(dilation)}", context)
 
@@ -169,7 +154,7 @@ def _make(kind: _Kind, tensors: Mapping[str, TensorDesc], attrs: Mapping[str, An
     shape_attr = kind.shape_attribute
     if shape_attr:
         if shape_attr in attrs:
-            shapes[kind.output] = _shape_attribute(op, shape_attr, attrs[shape_attr], rank, context)
+            shapes[kind.output] = check_extents(op, shape_attr, attrs[shape_attr], (rank,), context)
         elif kind.output in tensors and tensors[kind.output].rank == rank:
             shapes[kind.output] = tensors[kind.output].shape
         elif kind.direction != "fprop":
@@ -218,6 +203,7 @@ def _make(kind: _Kind, tensors: Mapping[str, TensorDesc], attrs: Mapping[str, An
         check_output(op, kind.output, output, shapes[kind.output], tensors)
     else:
         output = TensorDesc.packed(first.dtype, shapes[kind.output], preferred_layout(first, second))
+        check_reach(op, kind.output, output, context)
     if kind.direction == "wgrad":
         epilogue, extra = None, []
     else:
@@ -225,7 +211,7 @@ def _make(kind: _Kind, tensors: Mapping[str, TensorDesc], attrs: Mapping[str, An
         extra = operands_of(op, epilogue, tensors, shapes[kind.output], 1)
 
     kept: list[tuple[str, Any]] = [("stride", _short(stride)), ("padding", _short(padding)), ("dilation", _short(dilation)),
-                                   ("groups", groups), ("flip", bool(flip)), ("output_padding", _short(output_padding))]
+                                   ("groups", groups), ("flip", flip), ("output_padding", _short(output_padding))]
     defaults = dict((*_WINDOW, ("flip", False), ("output_padding", 0)))
     kept = [(name, value) for name, value in kept if value != defaults[name]]
     if epilogue is not None and epilogue != default_epilogue(tensors):
@@ -233,7 +219,7 @@ def _make(kind: _Kind, tensors: Mapping[str, TensorDesc], attrs: Mapping[str, An
     operands = (*(Operand(name, tensors[name]) for name in kind.inputs), *extra, Operand(kind.output, output, True))
     return ConvProblem(op, operands, tuple(kept), scalars_of(epilogue, accumulator_of(first.dtype)), policy=policy,
                        direction=kind.direction, image=kind.image, filter=kind.filter, result=kind.result, stride=stride,
-                       padding=padding, dilation=dilation, groups=groups, flip=bool(flip), epilogue=epilogue)
+                       padding=padding, dilation=dilation, groups=groups, flip=flip, epilogue=epilogue)
 
 
 def _definition(kind: _Kind) -> OpDef:

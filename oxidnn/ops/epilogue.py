@@ -10,7 +10,7 @@ from ..dtypes import F32, F64, DType
 from ..errors import expected
 from ..tensor import TensorDesc
 from .base import Operand, Scalar
-from .checks import FLOATS, check_dtype, describe
+from .checks import FLOATS, check_dtype, check_expression, describe
 
 TYPES = FLOATS  # of every operand of convolution and GEMM
 
@@ -31,7 +31,7 @@ def resolve(op: str, epilogue: str | Expression | None, tensors: Mapping[str, Te
     Checks that its tensors are there and that none is left over. `roles` are the op's own tensors, which it cannot name.
     """
     given = [name for name in tensors if name not in roles]
-    expression = default_epilogue(given) if epilogue is None else expr.parse(epilogue)
+    expression = default_epilogue(given) if epilogue is None else check_expression(op, "epilogue", epilogue)
     if expression is not None and expression.num_outputs != 1:
         raise expected(op, "epilogue", f"an expression of {expression.num_outputs} outputs", "one output", describe(tensors))
     named = [name for name in expression.args if name != "acc"] if expression is not None else []

@@ -12,7 +12,7 @@ from ..codegen.pointwise import Expression
 from ..errors import expected
 from ..tensor import TensorDesc
 from .base import OpDef, Operand, Policy, Problem
-from .checks import check_dtype, check_output, describe
+from .checks import check_bool, check_dtype, check_number, check_output, describe
 from .epilogue import accumulator_of, align_shape, default_epilogue, operands_of, resolve, scalars_of
 
 
@@ -53,16 +53,9 @@ def _make(tensors: Mapping[str, TensorDesc], attrs: Mapping[str, Any], policy: P
         check_dtype(op, name, desc, tensors)
     if a.dtype != b.dtype:
         raise expected(op, "type of b", b.dtype, f"{a.dtype}, the type of a", context)
-    flags = {name: attrs.get(name, False) for name in ("transpose_a", "transpose_b")}
-    for name, value in flags.items():
-        if value not in (True, False):
-            raise expected(op, name, repr(value), "True or False", context)
-    factors = {}
-    for name, default in (("alpha", 1.0), ("beta", 0.0)):
-        try:
-            factors[name] = float(attrs.get(name, default))
-        except (TypeError, ValueError):
-            raise expected(op, name, repr(attrs[name]), "a number", context) from None
+    flags = {name: check_bool(op, name, attrs.get(name, False), context) for name in ("transpose_a", "transpose_b")}
+    factors = {name: check_number(op, name, attrs.get(name, default), accumulator_of(a.dtype), context)
+               for name, default in (("alpha", 1.0), ("beta", 0.0))}
     m, k = a.shape[-2:][::-1] if flags["transpose_a"] else a.shape[-2:]
     k_of_b, n = b.shape[-2:][::-1] if flags["transpose_b"] else b.shape[-2:]
     if k != k_of_b:
@@ -95,7 +88,7 @@ def _make(tensors: Mapping[str, TensorDesc], attrs: Mapping[str, Any], policy: P
     if c is not None:
         operands.append(Operand("c", c))
     return GemmProblem(op, (*operands, Operand("d", d, True)), tuple(kept), scalars_of(epilogue, accumulator_of(a.dtype)), policy=policy,
-                       transpose_a=bool(flags["transpose_a"]), transpose_b=bool(flags["transpose_b"]), alpha=factors["alpha"],
+                       transpose_a=flags["transpose_a"], transpose_b=flags["transpose_b"], alpha=factors["alpha"],
                        beta=factors["beta"], m=m, n=n, k=k, epilogue=epilogue)
 
 

@@ -17,7 +17,7 @@ from ..dtypes import S32, S64
 from ..errors import expected
 from ..tensor import TensorDesc
 from .base import OpDef, Operand, Policy, Problem
-from .checks import FLOATS, operand, output
+from .checks import FLOATS, check_bool, check_choice, check_integer, check_number, is_integer, operand, output
 
 
 @dataclass(frozen=True)
@@ -52,13 +52,11 @@ class CrossEntropyProblem(Problem):
 
 
 def _softmax_attrs(op: str, shape: tuple[int, ...], attrs: Mapping[str, Any]) -> tuple[int, bool, tuple[tuple[str, Any], ...]]:
-    axis, is_log = attrs.get("axis", -1), attrs.get("log", False)
+    axis, is_log = attrs.get("axis", -1), check_bool(op, "log", attrs.get("log", False))
     rank = len(shape)
-    if isinstance(axis, bool) or not isinstance(axis, int) or not -rank <= axis < rank:
+    if not is_integer(axis, -rank, rank - 1):
         raise expected(op, "axis", axis, f"an integer in [{-rank}, {rank})", f"The tensor is {shape}.")
-    if not isinstance(is_log, bool):
-        raise expected(op, "log", is_log, "True or False")
-    axis %= rank
+    axis = int(axis) % rank
     normal: tuple[tuple[str, Any], ...] = (("axis", axis),) if axis != rank - 1 else ()
     return axis, is_log, normal + ((("log", True),) if is_log else ())
 
@@ -91,20 +89,16 @@ def _make_cross_entropy(op: str, tensors: Mapping[str, TensorDesc], attrs: Mappi
     target = tensors.get("target")
     is_probability = target is not None and target.dtype.is_float
     target = operand(op, "target", tensors, FLOATS if is_probability else (S64, S32), logits.shape if is_probability else rows)
-    reduction = attrs.get("reduction", "mean")
-    if reduction not in ("none", "mean", "sum"):
-        raise expected(op, "reduction", repr(reduction), "'none', 'mean' or 'sum'")
-    smoothing = attrs.get("label_smoothing", 0.0)
-    if not isinstance(smoothing, (int, float)) or not 0.0 <= smoothing <= 1.0:
+    reduction = check_choice(op, "reduction", attrs.get("reduction", "mean"), ("none", "mean", "sum"))
+    smoothing = check_number(op, "label_smoothing", attrs.get("label_smoothing", 0.0))
+    if not 0.0 <= smoothing <= 1.0:
         raise expected(op, "label_smoothing", smoothing, "a number in [0, 1]")
-    ignore_index = attrs.get("ignore_index", -100)
-    if isinstance(ignore_index, bool) or not isinstance(ignore_index, int):
-        raise expected(op, "ignore_index", ignore_index, "an integer")
+    ignore_index = check_integer(op, "ignore_index", attrs.get("ignore_index", -100), -(2**63), 2**63 - 1)
     normal: list[tuple[str, Any]] = []
     if reduction != "mean":
         normal.append(("reduction", reduction))
     if smoothing:
-        normal.append(("label_smoothing", float(smoothing)))
+        normal.append(("label_smoothing", smoothing))
     if ignore_index != -100:
         normal.append(("ignore_index", ignore_index))
     operands = [Operand("logits", logits), Operand("target", target)]
@@ -118,7 +112,7 @@ def _make_cross_entropy(op: str, tensors: Mapping[str, TensorDesc], attrs: Mappi
         if "d_loss" in tensors:
             operands.append(Operand("d_loss", operand(op, "d_loss", tensors, FLOATS, loss_shape)))
         operands.append(Operand("d_logits", output(op, "d_logits", tensors, (logits.dtype,), logits.shape, logits), True))
-    return CrossEntropyProblem(op, tuple(operands), tuple(normal), policy=policy, reduction=reduction, smoothing=float(smoothing),
+    return CrossEntropyProblem(op, tuple(operands), tuple(normal), policy=policy, reduction=reduction, smoothing=smoothing,
                                ignore_index=ignore_index, is_probability=is_probability)
 
 

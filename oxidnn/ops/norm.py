@@ -23,7 +23,7 @@ from ..codegen.pointwise import Expression
 from ..errors import expected
 from ..tensor import TensorDesc
 from .base import OpDef, Operand, Policy, Problem
-from .checks import check_dtype, check_output, describe
+from .checks import check_bool, check_dtype, check_number, check_output, describe
 from .epilogue import accumulator_of, default_epilogue, operands_of, resolve, scalars_of
 from .reduce import normalize_axes
 
@@ -117,13 +117,11 @@ def _normal_axes(axes: tuple[int, ...], x: TensorDesc) -> list[tuple[str, Any]]:
 def _make(op: str, tensors: Mapping[str, TensorDesc], attrs: Mapping[str, Any], policy: Policy) -> NormProblem:
     x = tensors["x"]
     axes = _axes_of(op, x, attrs, tensors)
-    eps = attrs.get("eps", EPS)
-    if isinstance(eps, bool) or not isinstance(eps, (int, float)) or not eps >= 0:
+    accumulator = accumulator_of(x.dtype)
+    eps = check_number(op, "eps", attrs.get("eps", EPS), accumulator)
+    if not eps >= 0:
         raise expected(op, "eps", repr(eps), "a number that is not negative")
-    flags = {name: attrs.get(name, False) for name in ("return_stats", "return_sum")}
-    for name, value in flags.items():
-        if value not in (True, False):
-            raise expected(op, name, repr(value), "True or False")
+    flags = {name: check_bool(op, name, attrs.get(name, False)) for name in ("return_stats", "return_sum")}
     operands = [Operand("x", x)]
     operands += [Operand(n, _parameter(op, n, tensors, x, axes)) for n in ("gamma", "beta") if n in tensors]
     if "residual" in tensors:
@@ -131,19 +129,18 @@ def _make(op: str, tensors: Mapping[str, TensorDesc], attrs: Mapping[str, Any], 
     epilogue = resolve(op, attrs.get("epilogue"), tensors, _ROLES)
     operands += operands_of(op, epilogue, tensors, x.shape, axes[-1])
     operands.append(_output(op, "y", tensors, x))
-    accumulator = accumulator_of(x.dtype)
     if flags["return_stats"]:
         stats = TensorDesc.packed(accumulator, tuple(n for i, n in enumerate(x.shape) if i not in axes))
         operands += [_output(op, n, tensors, stats) for n in (("rstd",) if op == "rms_norm" else ("mean", "rstd"))]
     if flags["return_sum"]:
         operands.append(_output(op, "sum", tensors, x))
     normal = _normal_axes(axes, x)
-    if float(eps) != EPS:
-        normal.append(("eps", float(eps)))
+    if eps != EPS:
+        normal.append(("eps", eps))
     if epilogue is not None and epilogue != default_epilogue([n for n in tensors if n not in _ROLES]):
         normal.append(("epilogue", epilogue))
     normal += [(name, True) for name, value in flags.items() if value]
-    return NormProblem(op, tuple(operands), tuple(normal), scalars_of(epilogue, accumulator), policy=policy, axes=axes, eps=float(eps),
+    return NormProblem(op, tuple(operands), tuple(normal), scalars_of(epilogue, accumulator), policy=policy, axes=axes, eps=eps,
                        epilogue=epilogue)
 
 

@@ -23,7 +23,7 @@ from ..dtypes import BOOL, DType, dtype
 from ..errors import InvalidArgument, expected
 from ..tensor import TensorDesc, packed_strides
 from .base import OpDef, Operand, Policy, Problem, Scalar
-from .checks import canonical, check_dtype, check_output
+from .checks import canonical, check_dtype, check_expression, check_number, check_output
 
 STORED = ("f64", "f32", "f16", "bf16", "s8", "u8", "s16", "u16", "s32", "u32", "s64", "bool")
 _STORED = tuple(dtype(name) for name in STORED)
@@ -172,7 +172,7 @@ def make_pointwise(tensors: Mapping[str, TensorDesc], attrs: Mapping[str, Any], 
     the type of an outermost cast."""
     if "expression" not in attrs:
         raise expected("pointwise", "expression", "missing", "an expression such as 'relu(x + y)'")
-    expression = parse(attrs["expression"])
+    expression = check_expression("pointwise", "expression", attrs["expression"])
     count = expression.num_outputs
     output_names = output_names_of(expression)
     kinds = attrs.get("dtype")
@@ -194,7 +194,7 @@ def activation_expression(op: str, attrs: Mapping[str, Any]) -> tuple[Expression
             parse(name + "(x)")  # names near matches
         raise expected(op, "name", repr(name), "a function of one tensor, e.g. 'relu' or 'gelu'")
     parameters = attrs.get("parameters", ())
-    parameters = tuple(float(p) for p in (parameters if isinstance(parameters, (tuple, list)) else (parameters,)))
+    parameters = tuple(check_number(op, "parameters", p) for p in (parameters if isinstance(parameters, (tuple, list)) else (parameters,)))
     normal: list[tuple[str, Any]] = [("name", name)]
     if parameters:
         normal.append(("parameters", parameters))

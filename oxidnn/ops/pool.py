@@ -10,14 +10,28 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from math import inf, prod
+from itertools import chain
+from math import gcd, prod
 from typing import Any
 
 from ..dtypes import F64, S8, S16, S32, S64, U8, U16, DType
 from ..errors import InvalidArgument, expected
 from ..tensor import TensorDesc
 from .base import OpDef, Operand, Policy, Problem
-from .checks import FLOATS, operand, output
+from .checks import (
+    FLOATS,
+    MAX_EXTENT,
+    check_bool,
+    check_extents,
+    check_integer,
+    check_integers,
+    check_number,
+    check_reach,
+    is_integer,
+    operand,
+    output,
+)
+from .epilogue import accumulator_of
 
 INTEGERS = (S8, U8, S16, U16, S32)
 
@@ -40,7 +54,7 @@ class Axis:
         """The most outputs whose windows span one element (for dilated windows, whether they hit it or not)."""
         if not self.adaptive:
             return (self.window - 1) * self.dilation // self.stride + 1
-        return max(-(-(i + 1) * self.outputs // self.extent) - i * self.outputs // self.extent for i in range(self.extent))
+        return _largest_bin(self.outputs, self.extent)
 
 
 @dataclass(frozen=True)
@@ -68,19 +82,21 @@ class PoolProblem(Problem):
         return prod(shape) * prod(a.window for a in self.axes)
 
 
-def _per_axis(op: str, name: str, value: Any, rank: int, least: int) -> tuple[int, ...]:
-    values = (value,) * rank if isinstance(value, int) else tuple(value) if isinstance(value, (tuple, list)) else ()
-    if len(values) != rank or not all(isinstance(v, int) and not isinstance(v, bool) and v >= least for v in values):
-        raise expected(op, name, value, f"an integer >= {least} or {rank} of them")
-    return values
+def _largest_bin(length: int, count: int) -> int:
+    """max over o of ceil((o + 1) length / count) - floor(o length / count), length > 0.
+
+    With length / count = l / p in lowest terms and r = o l mod p, which takes every value below p, bin o holds ceil((r + l) / p).
+    """
+    g = gcd(length, count)
+    return -(-(count // g - 1 + length // g) // (count // g))
 
 
 def _padding(op: str, value: Any, extents: tuple[int, ...], window: tuple[int, ...], stride: tuple[int, ...],
              dilation: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
     rank = len(extents)
-    if value == "valid":
+    if isinstance(value, str) and value == "valid":
         return ((0, 0),) * rank
-    if value in ("same_upper", "same_lower"):
+    if isinstance(value, str) and value in ("same_upper", "same_lower"):
         pairs = []
         for length, k, s, d in zip(extents, window, stride, dilation, strict=True):
             total = max((-(-length // s) - 1) * s + d * (k - 1) + 1 - length, 0)
@@ -88,12 +104,12 @@ def _padding(op: str, value: Any, extents: tuple[int, ...], window: tuple[int, .
             pairs.append((small, total - small) if value == "same_upper" else (total - small, small))
         return tuple(pairs)
     if isinstance(value, (tuple, list)) and len(value) == rank and all(
-            isinstance(v, (tuple, list)) and len(v) == 2 and all(isinstance(e, int) and e >= 0 for e in v) for v in value):
-        return tuple((v[0], v[1]) for v in value)
+            isinstance(v, (tuple, list)) and len(v) == 2 and all(is_integer(e, 0, MAX_EXTENT) for e in v) for v in value):
+        return tuple((int(v[0]), int(v[1])) for v in value)
     if isinstance(value, str):
         raise expected(op, "padding", repr(value), "an integer >= 0, one or a (low, high) pair per dimension, 'same_upper', "
                                                    "'same_lower' or 'valid'")
-    return tuple((v, v) for v in _per_axis(op, "padding", value, rank, 0))
+    return tuple((v, v) for v in check_integers(op, "padding", value, rank, 0))
 
 
 def _window_axes(op: str, extents: tuple[int, ...], attrs: Mapping[str, Any]) -> tuple[tuple[Axis, ...], dict[str, Any]]:
@@ -101,10 +117,10 @@ def _window_axes(op: str, extents: tuple[int, ...], attrs: Mapping[str, Any]) ->
     rank = len(extents)
     if attrs.get("window") is None:
         raise expected(op, "window", None, f"an integer >= 1 or {rank} of them")
-    window = _per_axis(op, "window", attrs["window"], rank, 1)
-    stride = window if attrs.get("stride") is None else _per_axis(op, "stride", attrs["stride"], rank, 1)
-    dilation = _per_axis(op, "dilation", attrs.get("dilation", 1), rank, 1)
-    ceil_mode = bool(attrs.get("ceil_mode", False))
+    window = check_integers(op, "window", attrs["window"], rank, 1)
+    stride = window if attrs.get("stride") is None else check_integers(op, "stride", attrs["stride"], rank, 1)
+    dilation = check_integers(op, "dilation", attrs.get("dilation", 1), rank, 1)
+    ceil_mode = check_bool(op, "ceil_mode", attrs.get("ceil_mode", False))
     pads = _padding(op, attrs.get("padding", 0), extents, window, stride, dilation)
     axes = []
     for i, (length, k, s, d, (low, high)) in enumerate(zip(extents, window, stride, dilation, pads, strict=True)):
@@ -129,9 +145,13 @@ def _window_axes(op: str, extents: tuple[int, ...], attrs: Mapping[str, Any]) ->
 
 
 def _check_windows(op: str, i: int, axis: Axis) -> None:
-    """Raises unless every window holds an element. Starts ascend, so those left of the input and the last one decide."""
-    before = min(axis.outputs, -(-axis.low // axis.stride))
-    for o in {*range(before), axis.outputs - 1}:
+    """Raises unless every window holds an element. Starts ascend, so those left of the input and the last one decide.
+
+    The first skips the most taps; where the next tap falls repeats, and it falls inside any input as long as the dilation.
+    """
+    period = axis.dilation // gcd(axis.stride, axis.dilation) if axis.extent < axis.dilation else 1
+    before = min(axis.outputs, -(-axis.low // axis.stride), period)
+    for o in chain(range(before), (axis.outputs - 1,)):
         start = o * axis.stride - axis.low
         skipped = -(-max(-start, 0) // axis.dilation)
         if skipped >= axis.window or start + skipped * axis.dilation >= axis.extent:
@@ -144,7 +164,7 @@ def _adaptive_axes(op: str, extents: tuple[int, ...], output_size: Any) -> tuple
     rank = len(extents)
     if isinstance(output_size, (tuple, list)) and len(output_size) == rank:
         output_size = tuple(e if o is None else o for o, e in zip(output_size, extents, strict=True))
-    outputs = _per_axis(op, "output_size", output_size, rank, 1)
+    outputs = check_integers(op, "output_size", output_size, rank, 1)
     axes = []
     for length, count in zip(extents, outputs, strict=True):
         if length < 1:
@@ -152,8 +172,7 @@ def _adaptive_axes(op: str, extents: tuple[int, ...], output_size: Any) -> tuple
         if length % count == 0:  # plain windows: cheaper, and the same thing
             axes.append(Axis(length, count, length // count, length // count))
         else:
-            largest = max(-(-(o + 1) * length // count) - o * length // count for o in range(count))
-            axes.append(Axis(length, count, largest, adaptive=True))
+            axes.append(Axis(length, count, _largest_bin(length, count), adaptive=True))
     return tuple(axes), outputs
 
 
@@ -184,16 +203,18 @@ def _attrs(mode: str, variant: str) -> tuple[tuple[str, Any], ...]:
 def _mode_fields(op: str, mode: str, dtype: DType, attrs: Mapping[str, Any], normal: dict[str, Any]) -> dict[str, Any]:
     fields: dict[str, Any] = {"mode": mode}
     if mode == "avg":
-        include, divisor = attrs.get("count_include_pad", True), attrs.get("divisor_override")
-        if divisor is not None and (not isinstance(divisor, int) or isinstance(divisor, bool) or divisor == 0):
-            raise expected(op, "divisor_override", divisor, "None or an integer other than 0")
-        if not include:
+        divisor = attrs.get("divisor_override")
+        if divisor is not None:
+            divisor = check_integer(op, "divisor_override", divisor, -MAX_EXTENT)
+            if divisor == 0:
+                raise expected(op, "divisor_override", divisor, "None or an integer other than 0")
+        if not check_bool(op, "count_include_pad", attrs.get("count_include_pad", True)):
             fields["count_include_pad"] = normal["count_include_pad"] = False
         if divisor is not None:
             fields["divisor"] = normal["divisor_override"] = divisor
     if mode == "lp":
-        norm = float(attrs.get("norm", 2.0))
-        if not 0 < norm < inf or (dtype is F64 and norm not in (1.0, 2.0)):
+        norm = check_number(op, "norm", attrs.get("norm", 2.0), accumulator_of(dtype))
+        if not norm > 0 or (dtype is F64 and norm not in (1.0, 2.0)):
             raise expected(op, "norm", norm, "a positive finite number (1 or 2 for f64)")
         fields["norm"] = norm
         if norm != 2.0:
@@ -205,11 +226,12 @@ def _make_forward(op: str, mode: str, variant: str, tensors: Mapping[str, Tensor
                   policy: Policy) -> PoolProblem:
     can_index = mode == "max" and variant != "global"
     x = operand(op, "x", tensors, FLOATS + INTEGERS if mode == "max" else FLOATS)
+    check_reach(op, "x", x)
     axes, normal = _geometry(op, variant, x.shape, attrs)
     shape = (*x.shape[:2], *(a.outputs for a in axes))
     fields = _mode_fields(op, mode, x.dtype, attrs, normal)
     operands = [Operand("x", x), Operand("y", output(op, "y", tensors, (x.dtype,), shape, x), True)]
-    if can_index and (attrs.get("return_indices") or "indices" in tensors):
+    if can_index and (check_bool(op, "return_indices", attrs.get("return_indices", False)) or "indices" in tensors):
         normal["return_indices"] = True
         operands.append(Operand("indices", output(op, "indices", tensors, (S64, S32), shape, x), True))
     return PoolProblem(op, tuple(operands), tuple(normal.items()), policy=policy, axes=axes, **fields)
@@ -224,7 +246,7 @@ def _make_backward(op: str, mode: str, variant: str, tensors: Mapping[str, Tenso
         x_shape = next((tensors[n].shape for n in ("x", "dx") if n in tensors), None)
     if x_shape is None:
         raise expected(op, "x_shape", None, "the shape of the pooled tensor")
-    x_shape = tuple(x_shape)
+    x_shape = check_extents(op, "x_shape", x_shape, (3, 4, 5))
     axes, normal = _geometry(op, variant, x_shape, attrs)
     normal["x_shape"] = x_shape
     shape = (*x_shape[:2], *(a.outputs for a in axes))

@@ -19,7 +19,7 @@ from ..dtypes import DType
 from ..errors import expected
 from ..tensor import TensorDesc
 from .base import OpDef, Operand, Policy, Problem
-from .checks import check_dtype, check_output
+from .checks import MAX_EXTENT, check_bool, check_choice, check_dtype, check_integer, check_output, is_integer
 
 STORED = ("f64", "f32", "f16", "bf16", "s8", "u8", "s16", "u16", "s32", "u32", "s64", "bool")
 MAX_RANK = 8
@@ -62,9 +62,9 @@ def normalize_axes(op: str, axes: Any, rank: int) -> tuple[int, ...]:
     given = tuple(axes) if isinstance(axes, (tuple, list)) else (axes,)
     found = []
     for a in given:
-        if not isinstance(a, int) or not -rank <= a < rank:
+        if not is_integer(a, -rank, rank - 1):
             raise expected(op, "axes", axes, f"integers in [{-rank}, {rank}) or None")
-        found.append(a % rank)
+        found.append(int(a) % rank)
     if len(set(found)) != len(found):
         raise expected(op, "axes", axes, "different axes")
     return tuple(sorted(found))
@@ -73,14 +73,12 @@ def normalize_axes(op: str, axes: Any, rank: int) -> tuple[int, ...]:
 def make_reduce(tensors: Mapping[str, TensorDesc], attrs: Mapping[str, Any], policy: Policy) -> ReduceProblem:
     """op: one of KINDS. axes: an int, a tuple or None (all). keepdims: reduced axes stay with size 1. correction: of var and std."""
     x = tensors["x"]
-    kind = attrs.get("op", "sum")
-    if kind not in KINDS:
-        raise expected("reduce", "op", repr(kind), ", ".join(KINDS))
+    kind = check_choice("reduce", "op", attrs.get("op", "sum"), KINDS)
     if x.rank > MAX_RANK:
         raise expected("reduce", "rank of x", x.rank, f"at most {MAX_RANK}")
     axes = normalize_axes("reduce", attrs.get("axes"), x.rank)
-    keepdims = bool(attrs.get("keepdims", False))
-    correction = int(attrs.get("correction", 0))
+    keepdims = check_bool("reduce", "keepdims", attrs.get("keepdims", False))
+    correction = check_integer("reduce", "correction", attrs.get("correction", 0), -MAX_EXTENT)
     if correction and kind not in ("var", "std"):
         raise expected("reduce", "correction", correction, f"none for {kind}")
     shape = tuple(1 if i in axes else n for i, n in enumerate(x.shape) if keepdims or i not in axes)
