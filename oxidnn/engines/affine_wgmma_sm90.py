@@ -193,7 +193,8 @@ def stored_map(am: AffineMatmul, d: tiling.Digits, has_blocks: bool = False) -> 
 def plan_epilogue(d: tiling.Digits, am: AffineMatmul, wide: bool, is_split: bool, accumulators: int) -> tiling.EpilogueConsts:
     """The epilogue of a panel by one warpgroup: in short vectors, where the tile's other accumulators leave few registers."""
     epilogue = tiling.plan_epilogue(d, am, PANEL, PANEL, 128, wide, is_split)
-    vec = min(epilogue.vec, 4 if len(am.operands) < 2 else 2) if accumulators > 64 else epilogue.vec
+    is_light = len(am.operands) < 2 and not any(any(t.m_strides) for t in am.operands)
+    vec = min(epilogue.vec, 4 if is_light else 2) if accumulators > 64 else epilogue.vec
     targets = epilogue.targets if is_split else tuple(tiling._target_consts(i, t, d, epilogue.inner, vec) for i, t in enumerate(d.targets))
     inner_threads = PANEL // vec
     return replace(epilogue, pitch=PANEL_PITCH, vec=vec, inner_threads=inner_threads, outer_step=128 // inner_threads, unroll=1,
