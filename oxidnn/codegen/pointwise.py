@@ -895,7 +895,6 @@ def _format(expression: Expression) -> str:
     return text(expression, 0)
 
 
-@lru_cache(maxsize=4096)
 def parse(source: str | Expression | Any) -> Expression:
     """The expression of a text (module docstring), of a function's name ("gelu" is gelu(acc)) or of a name in COMMON ("bias_relu").
 
@@ -905,6 +904,11 @@ def parse(source: str | Expression | Any) -> Expression:
         return source
     if not isinstance(source, str):
         raise InvalidArgument(f"expression: {source!r} is no expression (expected text or an Expression).")
+    return _parse(source)
+
+
+@lru_cache(maxsize=4096)
+def _parse(source: str) -> Expression:
     text = COMMON.get(source.strip(), source.strip())
     if text in TABLE:
         return apply(text, acc)
@@ -912,6 +916,8 @@ def parse(source: str | Expression | Any) -> Expression:
         tree = ast.parse(text, mode="eval").body
     except SyntaxError as error:
         raise InvalidArgument(f"expression: {source!r} does not parse ({error.msg} at column {error.offset}).") from None
+    except ValueError as error:  # a null character
+        raise InvalidArgument(f"expression: {source!r} does not parse ({error}).") from None
     names = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name)}
     if isinstance(tree, ast.Name) and tree.id not in ("acc", "x") and difflib.get_close_matches(tree.id, [*TABLE, *COMMON], 1, 0.75):
         raise InvalidArgument(_unknown(tree.id))

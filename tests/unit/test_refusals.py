@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from oxidnn.codegen.pointwise import parse
 from oxidnn.engines.matmul import _Axis, _parts
 from oxidnn.errors import InvalidArgument
 from oxidnn.ops import OPS
@@ -80,6 +81,12 @@ def test_refused(op: str, tensors: dict[str, str], attrs: dict[str, Any], match:
     with pytest.raises(InvalidArgument, match=f"^{op}: {match}") as caught:
         make(op, tensors, attrs)
     assert "expected" in str(caught.value)
+
+
+@pytest.mark.parametrize("source", [[1], {}, 3, None, "x + \0"])
+def test_what_is_no_expression_is_refused(source: Any) -> None:
+    with pytest.raises(InvalidArgument, match="^expression: "):
+        parse(source)
 
 
 def test_numpy_scalars_are_taken() -> None:
