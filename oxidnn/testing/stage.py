@@ -58,7 +58,10 @@ class Stage:
         self._blocks, self._workspace = {}, None
 
     def _upload(self, name: str) -> None:
-        self.backend.upload(self._blocks[name].ptr, self.buffers[name].bytes, self.stream)
+        ptr, host = self._blocks[name].ptr, self.buffers[name].bytes
+        self.backend.upload(ptr, host, self.stream)
+        for offset in (0, len(host) - Buffer.GUARD):  # never written, for a checker of what is read
+            self.backend.poison(ptr + offset, Buffer.GUARD, self.stream)
 
     def _workspace_for(self, num_bytes: int) -> int:
         if num_bytes > (self._workspace.num_bytes if self._workspace is not None else 0):
