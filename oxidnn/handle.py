@@ -25,7 +25,7 @@ from .codegen.pointwise import Expression, parse
 from .device import DeviceInfo, parse_device
 from .dispatch.planning import plan_for
 from .dispatch.select import Explanation
-from .dispatch.session import _POLICY, BoundPlan, Call, Session
+from .dispatch.session import POLICY, BoundPlan, Call, Session, hashable
 from .dispatch.tuning_db import TuningDb
 from .dtypes import dtype as dtype_of
 from .errors import InvalidArgument, expected
@@ -151,11 +151,11 @@ class DnnHandle:
             policy = _checked(replace(current, **changes))
         except TypeError:
             raise expected("options", "argument", sorted(changes), "deterministic, math, workspace_limit") from None
-        token = _POLICY.set({**(_POLICY.get() or {}), id(self._session): policy})
+        token = POLICY.set({**(POLICY.get() or {}), id(self._session): policy})
         try:
             yield
         finally:
-            _POLICY.reset(token)
+            POLICY.reset(token)
 
     def plan(self, op: str, /, *arrays: Any, out: Any = None, operands: Mapping[str, Any] | None = None, **attrs: Any) -> BoundPlan:
         """The bound plan of `op` on arrays like these: `plan(x, w, out=y)` then runs with no look-up, legally under graph capture.
@@ -362,7 +362,7 @@ class DnnHandle:
         expression: an oxidnn.expr expression, a string, or a tuple of them (several outputs). scalars: values of expr.scalar names.
         out may be one of the inputs.
         """
-        call, expression = _pointwise_call(expression)
+        call, expression = _pointwise_call(hashable(expression))
         if len(tensors) != len(call.tensors):
             raise expected("pointwise", "tensors", f"{len(tensors)} arrays", f"{len(call.tensors)}: {', '.join(call.tensors)}")
         return self._session.run(call, tensors, (expression, dtype), out, stream, scalars)
@@ -392,7 +392,7 @@ def _signature(op: str, arrays: tuple[Any, ...], attrs: Mapping[str, Any]) -> tu
     """(call, arrays padded with None, attribute values in the call's order); array arguments may stand among the keywords too."""
     attrs = dict(attrs)
     if op == "pointwise" and arrays:
-        call, attrs["expression"] = _pointwise_call(arrays[0])
+        call, attrs["expression"] = _pointwise_call(hashable(arrays[0]))
         arrays = arrays[1:]
     elif op in CALLS:
         call = CALLS[op]

@@ -28,7 +28,7 @@ from .planning import plan_for
 from .select import Explanation, explain
 from .tuning_db import TuningDb
 
-_POLICY: ContextVar[dict[int, Policy] | None] = ContextVar("oxidnn_policy", default=None)
+POLICY: ContextVar[dict[int, Policy] | None] = ContextVar("oxidnn_policy", default=None)
 MAX_PLANS = 4096
 
 
@@ -154,7 +154,7 @@ class Session:
         return self.backend.info
 
     def current_policy(self) -> Policy:
-        overrides = _POLICY.get()
+        overrides = POLICY.get()
         return self.policy if overrides is None else overrides.get(id(self), self.policy)
 
     # ---- the warm path ------------------------------------------------------------------------------------------------------
@@ -174,7 +174,7 @@ class Session:
                     pointer, key = (READERS.get(type(array)) or raw)(array)
                     pointers.append(pointer)
                     found_keys.append(key)
-            overrides = _POLICY.get()
+            overrides = POLICY.get()
             try:
                 policy = None if overrides is None else overrides.get(id(self))
                 found = self._plans.get((call.op, names, tuple(found_keys), attrs, None, policy))
@@ -200,13 +200,13 @@ class Session:
     def prepared(self, call: Call, names: tuple[str, ...], keys: tuple[Any, ...], arrays: Sequence[Any], attrs: tuple[Any, ...],
                  outs: tuple[Any, ...], out_key: Any, stream: Any = None) -> Prepared:
         """The plan of a signature: kept, or made now."""
-        overrides = _POLICY.get()
+        overrides = POLICY.get()
         key = (call.op, names, keys, attrs, out_key, None if overrides is None else overrides.get(id(self)))
         plans = self._plans
         try:
             found = plans.get(key)
         except TypeError:  # a list among the attributes
-            attrs = tuple(_hashable(a) for a in attrs)
+            attrs = tuple(hashable(a) for a in attrs)
             key = (*key[:3], attrs, *key[4:])
             found = plans.get(key)
         if found is None:
@@ -328,7 +328,7 @@ class Session:
         """The bound plan of a signature given by example arrays."""
         names, arrays = _with_extra(call, arrays, extra or {})
         outs = () if out is None else out if isinstance(out, tuple) else (out,)
-        return BoundPlan(self, call, names, self.raw(arrays)[1], tuple(_hashable(a) for a in attrs), outs, arrays)
+        return BoundPlan(self, call, names, self.raw(arrays)[1], tuple(hashable(a) for a in attrs), outs, arrays)
 
     def explain(self, call: Call, arrays: tuple[Any, ...], attrs: tuple[Any, ...], extra: Mapping[str, Any] | None = None) -> Explanation:
         names, arrays = _with_extra(call, arrays, extra or {})
@@ -357,11 +357,11 @@ def _result(finish: Callable[[Any], Any] | None, outs: tuple[Any, ...]) -> Any:
     return outs[0] if len(outs) == 1 else outs
 
 
-def _hashable(value: Any) -> Any:
+def hashable(value: Any) -> Any:
     if isinstance(value, np.ndarray):
         value = value.tolist()
     if isinstance(value, (list, tuple)):
-        return tuple(_hashable(v) for v in value)
+        return tuple(hashable(v) for v in value)
     try:
         hash(value)
     except TypeError:

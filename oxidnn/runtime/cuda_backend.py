@@ -63,7 +63,7 @@ class _TensorMap:
                   getattr(cu.CUtensorMapSwizzle, f"CU_TENSOR_MAP_SWIZZLE_{swizzle}"),
                   getattr(cu.CUtensorMapL2promotion, f"CU_TENSOR_MAP_L2_PROMOTION_{promotion}"),
                   getattr(cu.CUtensorMapFloatOOBfill, f"CU_TENSOR_MAP_FLOAT_OOB_FILL_{fill}"))
-        extents = (longs(spec.dims), longs(spec.strides))
+        extents = (longs(spec.dims), longs(spec.strides or (16,)))  # of one dimension, too, the driver wants an array of strides
         if spec.corners is None:
             self._call = cu.cuTensorMapEncodeTiled
             self._fields = ((dtype, rank), (*extents, words(spec.box), *layout))

@@ -17,10 +17,9 @@ from oxidnn.codegen.spec import TensorMapSpec
 from oxidnn.errors import EmulatorFault
 from oxidnn.runtime.assembler import assemble
 from oxidnn.runtime.emu_backend import EmulatedBackend
-from tests.emu.hopper import Kernel, Map, run, wait
+from tests.emu.hopper import GPU, Kernel, Map, run, wait
 
 SCHEDULES = ["lowest_pc", ("random", 1), ("random", 2)]
-GPU = pytest.param("cuda", marks=pytest.mark.gpu)
 
 
 @dataclass

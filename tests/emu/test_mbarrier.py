@@ -11,9 +11,7 @@ import pytest
 
 from oxidnn.errors import EmulatorFault
 from oxidnn.runtime.emu_backend import EmulatedBackend
-from tests.emu.hopper import Kernel, run, wait
-
-GPU = pytest.param("cuda", marks=pytest.mark.gpu)
+from tests.emu.hopper import GPU, Kernel, run, wait
 
 
 @pytest.fixture(params=["lowest_pc", ("random", 1), ("random", 4), GPU], ids=str)

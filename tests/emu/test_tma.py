@@ -14,12 +14,11 @@ import pytest
 from oxidnn.codegen.spec import TensorMapSpec
 from oxidnn.errors import EmulatorFault
 from oxidnn.runtime.emu_backend import EmulatedBackend
-from tests.emu.hopper import Kernel, Map, box_to_global, image, run, swizzled, wait
+from tests.emu.hopper import GPU, Kernel, Map, box_to_global, image, run, swizzled, wait
 
 VECTORS = Path(__file__).parent / "vectors"
 TILE = np.load(VECTORS / "vec_tma_tile.npz")
 IM2COL = np.load(VECTORS / "vec_tma_im2col.npz")
-GPU = pytest.param("cuda", marks=pytest.mark.gpu)
 
 
 @pytest.fixture(params=["lowest_pc", ("random", 3), GPU], ids=str)

@@ -15,10 +15,9 @@ from oxidnn.emu import GlobalMemory, load
 from oxidnn.errors import EmulatorFault
 from oxidnn.ptx.parser import parse
 from oxidnn.runtime.emu_backend import EmulatedBackend
-from tests.emu.hopper import Kernel, accumulator_registers, accumulator_rows, product, registers_a, run, swizzled
+from tests.emu.hopper import GPU, Kernel, accumulator_registers, accumulator_rows, product, registers_a, run, swizzled
 
 VECTORS = Path(__file__).parent / "vectors"
-GPU = pytest.param("cuda", marks=pytest.mark.gpu)
 KIND: dict[str, Any] = {"bf16": ml_dtypes.bfloat16, "f16": np.float16, "tf32": np.float32, "e4m3": ml_dtypes.float8_e4m3fn, "e5m2": ml_dtypes.float8_e5m2,
                         "s8": np.int8, "u8": np.uint8}
 K = {"bf16": 16, "f16": 16, "tf32": 8, "e4m3": 32, "e5m2": 32, "s8": 32, "u8": 32}
