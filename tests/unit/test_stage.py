@@ -7,6 +7,7 @@ import pytest
 
 from oxidnn.errors import NumericsError
 from oxidnn.plan import Plan
+from oxidnn.testing.data import Buffer
 from oxidnn.testing.stage import Stage
 
 from .fakes import FakeBackend, FakeEngine, double
@@ -29,11 +30,13 @@ def plan_of(engine: FakeEngine, backend: FakeBackend) -> Plan:
 def test_outputs_and_workspace_are_poisoned_before_every_run() -> None:
     backend, x = Watching(), np.ones(64, np.float32)
     with Stage(backend, double(), {"x": x}) as stage:
+        guards = [size for _, size in backend.poisoned]  # type: ignore[attr-defined]
+        assert guards == [Buffer.GUARD] * 2  # around the input: never written, for a checker of what is read
         plan = plan_of(FakeEngine("double.right", "right", workspace=96), backend)
         for run in (1, 2):
             assert (stage.run(plan)["y"] == 2).all()
             sizes = [size for _, size in backend.poisoned]  # type: ignore[attr-defined]
-            assert sizes == [len(stage.buffers["y"].bytes), 96] * run
+            assert sizes == guards + [len(stage.buffers["y"].bytes), 96] * run
         assert np.isnan(stage.run(plan_of(FakeEngine("double.lazy", "lazy"), backend))["y"]).all()
     assert not backend.blocks
 
