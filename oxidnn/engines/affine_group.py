@@ -30,6 +30,8 @@ def with_products(members: tuple[AffineMatmul, ...], tile_k: int) -> tuple[Affin
         if am.k.size:
             result.append(am)
             continue
+        if (am.n, am.batch) != (first.n, first.batch):
+            return "a part without products has other columns than the others"
         # As many digits of m as the first member has: those of one point go, or come.
         targets = (am.d, *am.operands)
         missing = len(first.m.extents) - len(am.m.extents)

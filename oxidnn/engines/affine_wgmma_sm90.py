@@ -297,6 +297,8 @@ def _plan(am: AffineMatmul | MatmulGroup, config: EngineConfig) -> _Plan | str:
               for part, d in zip(parts, digits, strict=True)]
     if len({(x.batch_digits, x.has_positions) if x else None for x in stored}) > 1:
         stored = [None for _ in stored]
+    if accumulators > 96 and not is_split and any(part.operands and x is None for part, x in zip(parts, stored, strict=True)):
+        return "a staged epilogue with operands leaves too few registers beside 128 accumulators a thread"
     if halo is not None and stored[0] is None:
         return "blocks of positions are stored by tensor copies of 16-bit panels only"
     stage_bytes = (tile_m if halo is None else 0) * SPAN_BYTES + tile_n * SPAN_BYTES
