@@ -297,6 +297,8 @@ def _plan(am: AffineMatmul | MatmulGroup, config: EngineConfig) -> _Plan | str:
               for part, d in zip(parts, digits, strict=True)]
     if len({(x.batch_digits, x.has_positions) if x else None for x in stored}) > 1:
         stored = [None for _ in stored]
+    if accumulators > 64 and not is_split and len(parts) > 1 and parts[0].operands:
+        return "the numbers of a group and an epilogue's operands leave too few registers beside 96 accumulators a thread"
     if accumulators > 96 and not is_split and any(part.operands and x is None for part, x in zip(parts, stored, strict=True)):
         return "a staged epilogue with operands leaves too few registers beside 128 accumulators a thread"
     if halo is not None and stored[0] is None:
