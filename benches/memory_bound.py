@@ -1,0 +1,304 @@
+"""Memory-bound ops against eager and compiled PyTorch: verified against float64 on poisoned outputs, then timed interleaved.
+
+    python benches/memory_bound.py [--ops layer_norm,softmax_backward] [--shapes 32768x256,...] [--long] [--kind bf16] [--configs]
+                                   [--compile 'softmax 16384x4096'] [--repeats 9] [--seconds S] [--json out.json]
+
+Needs a CUDA device and torch. Shapes: benches/cases/shapes/memory_bound.json; --long adds rows of 2^20 elements. A row a case: our
+untuned choice (with --configs also the best config), TB/s by the bytes that must move (row-wise: 1 read + 1 write forward, 2 + 1
+backward; pooling: in + out), its ratio to a copy at 3.03 TB/s and to the copy measured here of as many bytes, and how often it is as fast as
+eager and compiled PyTorch. Times are medians in microseconds, L2 flushed before each run. --seconds: start no case after so long.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import math
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import torch
+import torch.nn.functional as F
+from conv_mma import FLUSH_BYTES
+from conv_mma import TORCH_TYPES as FLOAT_TYPES
+from stamp import stamp
+
+from oxidnn.dispatch.registry import engines_for
+from oxidnn.dispatch.select import choose
+from oxidnn.ops.base import Problem
+from oxidnn.ops.case import parse_case
+from oxidnn.plan import Plan
+from oxidnn.runtime.cuda_backend import CudaBackend
+from oxidnn.testing.cases import shapes_file
+
+Tensors = dict[str, torch.Tensor]
+COPY_TBS = 3.03  # measured on an H100, read + write
+TORCH_TYPES = FLOAT_TYPES | {"f64": torch.float64, "s64": torch.int64, "s32": torch.int32}
+ROW_OPS = ("layer_norm", "rms_norm", "softmax", "layer_norm_backward", "rms_norm_backward", "softmax_backward", "cross_entropy",
+           "cross_entropy_backward", "activation", "activation_backward", "pointwise", "reduce")
+POOL_OPS = ("pool", "pool_backward")
+LONG = (128, 1 << 20)
+
+
+def row_case(op: str, rows: int, cols: int, kind: str) -> str:
+    x, per_row, per_column = f"{kind}[{rows},{cols}]", f"f32[{rows}]", f"{kind}[{cols}]"
+    return op + {
+        "layer_norm": f" x={x} gamma={per_column} beta={per_column}",
+        "rms_norm": f" x={x} gamma={per_column}",
+        "softmax": f" x={x}",
+        "layer_norm_backward": f" dy={x} x={x} mean={per_row} rstd={per_row} gamma={per_column}",
+        "rms_norm_backward": f" dy={x} x={x} rstd={per_row} gamma={per_column}",
+        "softmax_backward": f" dy={x} y={x}",
+        "cross_entropy": f" logits={x} target=s64[{rows}]",
+        "cross_entropy_backward": f" logits={x} target=s64[{rows}]",
+        "activation": f" x={x} name=gelu",
+        "activation_backward": f" dy={x} x={x} name=gelu",
+        "pointwise": f' x={x} y={x} expression="x + y"',
+        "reduce": f" x={x} op=sum axes=(1,)",
+    }[op]
+
+
+def pool_case(entry: dict[str, Any], kind: str, backward: bool) -> str:
+    n, c, h, w = (entry[d] for d in "NCHW")
+    op = f"{entry['op']}_pool" + "_backward" * backward
+    attrs = "" if entry["op"] == "global_avg" else f" window={entry['k']} stride={entry['s']} padding={entry['p']}"
+    if not backward:
+        return f"{op} x={kind}[{n},{c},{h},{w}]nhwc{attrs}"
+    p, q = (1, 1) if not attrs else ((d + 2 * entry["p"] - entry["k"]) // entry["s"] + 1 for d in (h, w))
+    given = f" x={kind}[{n},{c},{h},{w}]nhwc" if entry["op"] == "max" else f" x_shape=({n},{c},{h},{w})"
+    return f"{op} dy={kind}[{n},{c},{p},{q}]nhwc{given}{attrs}"
+
+
+# The same by torch: op without "_backward" -> (function of the tensors, inputs it is differentiated by).
+def forward_of(problem: Problem) -> tuple[Callable[[Tensors], torch.Tensor], tuple[str, ...]]:
+    op = problem.op.removesuffix("_backward")
+    if op.endswith("_pool"):
+        if op == "global_avg_pool":
+            return lambda t: F.adaptive_avg_pool2d(t["x"], 1), ("x",)
+        window, stride, padding = ([getattr(a, f) for a in problem.axes] for f in ("window", "stride", "low"))  # type: ignore[attr-defined]
+        function = F.max_pool2d if op == "max_pool" else F.avg_pool2d
+        return lambda t: function(t["x"], window, stride, padding), ("x",)
+    return {
+        "layer_norm": (lambda t: F.layer_norm(t["x"], t["x"].shape[1:], t["gamma"], t["beta"]), ("x", "gamma", "beta")),
+        "rms_norm": (lambda t: F.rms_norm(t["x"], t["x"].shape[1:], t["gamma"], 1e-5), ("x", "gamma")),
+        "softmax": (lambda t: torch.softmax(t["x"], -1), ("x",)),
+        "cross_entropy": (lambda t: F.cross_entropy(t["logits"], t["target"]), ("logits",)),
+        "activation": (lambda t: F.gelu(t["x"]), ("x",)),
+        "pointwise": (lambda t: t["x"] + t["y"], ()),
+        "reduce": (lambda t: t["x"].sum(1), ()),
+    }[op]
+
+
+def make_tensors(problem: Problem, seed: int, device: str = "cuda") -> Tensors:
+    """Operands (outputs of NaN), and what torch needs besides: x behind a softmax or a pool's gradient, beta, dy."""
+    generator = torch.Generator(device).manual_seed(seed)
+
+    def normal(shape: tuple[int, ...], kind: torch.dtype) -> torch.Tensor:
+        return torch.randn(shape, device=device, generator=generator, dtype=torch.float32).to(kind)
+
+    tensors: Tensors = {}
+    for operand in problem.operands:
+        desc, kind = operand.desc, TORCH_TYPES[operand.desc.dtype.name]
+        storage = torch.empty_strided(desc.shape, desc.strides, dtype=kind, device=device)
+        if operand.is_output:
+            storage.fill_(float("nan"))
+        elif operand.name == "target":
+            classes = problem.desc("logits").shape[1]
+            storage.copy_(torch.randint(0, classes, desc.shape, device=device, generator=generator))
+        else:
+            storage.copy_(normal(desc.shape, torch.float32))
+        tensors[operand.name] = storage
+    op = problem.op
+    if "norm" in op and op.endswith("backward"):
+        wide = tensors["x"].double()
+        mean = wide.mean(1) if "layer" in op else torch.zeros_like(wide[:, 0])
+        tensors |= {"beta": torch.zeros_like(tensors["gamma"])}
+        values = {"mean": mean, "rstd": ((wide - mean[:, None]).square().mean(1) + 1e-5).rsqrt()}
+        for name in values:
+            if name in tensors:
+                tensors[name].copy_(values[name])
+    if op == "softmax_backward":
+        tensors["x"] = normal(tensors["y"].shape, tensors["y"].dtype)
+        tensors["y"].copy_(torch.softmax(tensors["x"].double(), 1))
+    if op.endswith("pool_backward") and "x" not in tensors:
+        shape = problem.desc("dx").shape
+        tensors["x"] = normal(shape, tensors["dy"].dtype).contiguous(memory_format=torch.channels_last)
+    if op == "cross_entropy_backward":
+        tensors["dy"] = torch.ones((), dtype=tensors["logits"].dtype, device=device)
+    return tensors
+
+
+def call_of(problem: Problem, tensors: Tensors, compile_it: bool = False) -> Callable[[], Any]:
+    """torch's call, which for gradients runs the backward alone."""
+    function, names = forward_of(problem)
+    if compile_it:
+        torch._dynamo.reset()
+        function = torch.compile(function, dynamic=False)
+    if not problem.op.endswith("_backward"):
+        return lambda: function(tensors)
+    leaves = {n: tensors[n].detach().requires_grad_() for n in names}
+    y = function(tensors | leaves)
+    inputs = list(leaves.values())
+    return lambda: torch.autograd.grad(y, inputs, tensors["dy"], retain_graph=True)
+
+
+def reference(problem: Problem, tensors: Tensors) -> dict[str, torch.Tensor]:
+    """Outputs in float64."""
+    outputs = [o.name for o in problem.outputs]
+    names = {o.name for o in problem.outputs}
+    wide = {n: t.double() if t.is_floating_point() else t for n, t in tensors.items() if n not in names}
+    if problem.op == "softmax_backward":  # of the rounded y
+        y, dy = wide["y"], wide["dy"]
+        return {"dx": y * (dy - (dy * y).sum(1, keepdim=True))}
+    result = call_of(problem, wide)()
+    return dict(zip(outputs, result if isinstance(result, tuple) else (result,), strict=False))
+
+
+def worst_error(got: torch.Tensor, want: torch.Tensor) -> float:
+    """Error over what rounding the result and f32 arithmetic allow, the largest; infinite where a poisoned element was left."""
+    unit = 1.01 * {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-10, torch.float32: 2.0**-20}[got.dtype]
+    floor = 2.0**-14 * want.square().mean().sqrt()
+    ratio = (got.double().reshape(want.shape) - want).abs_() / (unit * want.abs() + floor)
+    return float("inf") if bool(torch.isnan(ratio).any()) else float(ratio.max())
+
+
+def measure(backend: CudaBackend, problem: Problem, label: str, options: argparse.Namespace) -> dict[str, Any]:
+    engine, config, _ = choose(problem, backend.info, None)
+    choices = [(engine, config)]
+    if options.configs:
+        for e in engines_for(problem.op):
+            if e.check_support(problem, backend.info):
+                choices += [(e, c) for c in e.configs(problem, backend.info) if (e, c) != choices[0]]
+    tensors = make_tensors(problem, 1)
+    want = reference(problem, tensors)
+    pointers = [tensors[o.name].data_ptr() for o in problem.operands]
+    stream = backend.default_stream()
+    rows: list[dict[str, Any]] = []
+    calls: list[Callable[[], Any]] = []
+    for engine, config in choices:
+        row: dict[str, Any] = {"engine": engine.id, "config": config.name, "estimate_us": engine.estimate(problem, config, backend.info)}
+        try:
+            plan = Plan(problem, engine, config, engine.build_steps(problem, config, backend.info), backend)
+            scratch = torch.full((max(1, plan.workspace_bytes),), 0xFF, dtype=torch.uint8, device="cuda")
+            for o in problem.outputs:
+                tensors[o.name].fill_(float("nan"))
+            torch.cuda.synchronize()
+
+            def call(plan: Plan = plan, scratch: torch.Tensor = scratch) -> None:
+                plan.execute(pointers, scratch.data_ptr(), stream)
+
+            call()
+            backend.synchronize(stream)
+            row["error"] = max(worst_error(tensors[n], w) for n, w in want.items())
+            calls.append(call)
+        except Exception as error:  # a config that cannot be assembled or launched is reported, not fatal
+            row["failure"] = f"{type(error).__name__}: {error}"[:400]
+        rows.append(row)
+    del want
+    num_bytes = problem.num_bytes
+    source, target = (torch.empty(max(1, num_bytes // 2), dtype=torch.uint8, device="cuda") for _ in range(2))
+    source.random_(0, 255)
+    peers = {"copy": lambda: target.copy_(source), "eager": call_of(problem, tensors)}
+    if options.compile == "all" or any(part and part in f"{problem.op} {label}" for part in options.compile.split(",")):
+        try:
+            peers["compiled"] = call_of(problem, tensors, compile_it=True)
+            peers["compiled"]()
+        except Exception as error:  # a compiler that fails is reported, not fatal
+            print(f"torch.compile {problem.op} {label}: {type(error).__name__}: {error}"[:300])
+            peers.pop("compiled", None)
+    torch.cuda.synchronize()
+    times = [statistics.median(t) for t in backend.time_launches([*calls, *peers.values()], stream, options.repeats, FLUSH_BYTES)]
+    timed = iter(times)
+    for row in rows:
+        if "failure" not in row:
+            row["us"] = next(timed)
+    result: dict[str, Any] = {"op": problem.op, "case": label, "bytes": num_bytes, "rows": rows}
+    result |= {f"{name}_us": us for name, us in zip(peers, timed, strict=True)}
+    right = [r for r in rows if r.get("error", float("inf")) <= 1.0]
+    return result | {"default": rows[0], "best": min(right, key=lambda r: r["us"]) if right else None}
+
+
+def line_of(r: dict[str, Any]) -> str:
+    first, best = r["default"], r["best"]
+    if best is None:
+        return f"{r['op']:23} {r['case']:16} no right config"
+    us = first.get("us", float("nan"))
+    peers = "".join(f" {r[k] / us:8.2f}" if k in r else f" {'':8}" for k in ("eager_us", "compiled_us"))
+    return (f"{r['op']:23} {r['case']:16} {us:8.1f} {r['bytes'] / us / 1e6:5.2f} {r['bytes'] / us / 1e6 / COPY_TBS:6.2f} "
+            f"{r['copy_us'] / us:6.2f}{peers} {us / best['us'] - 1:6.0%}  {first['config']}"
+            + (f" (best {best['engine']} {best['config']})" if best is not first else ""))
+
+
+def problems_of(options: argparse.Namespace) -> list[tuple[str, Problem]]:
+    table = json.loads(shapes_file("memory_bound").read_text(encoding="utf-8"))
+    sizes = [tuple(s) for s in table["rows_cols"]] + ([LONG] if options.long else [])
+    if options.shapes:
+        sizes = [tuple(map(int, s.split("x"))) for s in options.shapes.split(",")]
+    found = []
+    for op in options.ops.split(","):
+        if op in ROW_OPS:
+            found += [(f"{r}x{c}", parse_case(row_case(op, r, c, options.kind))) for r, c in sizes]
+        for entry in table["pool"] if op in POOL_OPS else ():
+            problem = parse_case(pool_case(entry, options.kind, op == "pool_backward"))
+            found.append((f"{entry['H']}_{entry['C']}" + (f"_k{entry['k']}s{entry['s']}" if "k" in entry else ""), problem))
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--ops", default=",".join((*ROW_OPS, *POOL_OPS)))
+    parser.add_argument("--shapes", default="", help="RxC, separated by commas; empty for the file's")
+    parser.add_argument("--long", action="store_true", help="also rows of 2^20 elements")
+    parser.add_argument("--kind", default="bf16", choices=sorted(FLOAT_TYPES))
+    parser.add_argument("--configs", action="store_true", help="all configs, not the untuned choice alone")
+    parser.add_argument("--compile", default="all", help='for which cases also torch.compile: parts of "op case", "all", or empty')
+    parser.add_argument("--repeats", type=int, default=9)
+    parser.add_argument("--seconds", type=float, default=math.inf)
+    parser.add_argument("--json", default="")
+    options = parser.parse_args()
+
+    begin = time.monotonic()
+    backend = CudaBackend(0)
+    print(f"{backend.info.name}, {options.kind}, median of {options.repeats}")
+    print(f"{'op':23} {'case':16} {'us':>8} {'TB/s':>5} {'/3.03':>6} {'/copy':>6} {'eager x':>8} {'compil x':>8} {'regret':>6}  config")
+    results, left = [], []
+    for label, problem in problems_of(options):
+        if time.monotonic() - begin > options.seconds:
+            left.append(f"{problem.op} {label}")
+            continue
+        try:
+            result = measure(backend, problem, label, options)
+        except Exception as error:  # one case less
+            print(f"FAILED {problem.op} {label}: {type(error).__name__}: {error}"[:400], flush=True)
+            continue
+        gc.collect()
+        torch.cuda.empty_cache()
+        results.append(result)
+        for row in result["rows"]:
+            if row.get("error", 2.0) > 1.0:
+                print(f"WRONG {problem.op} {label} {row['config']}: {row.get('failure', row.get('error'))}")
+            elif options.configs:
+                print(f"    {row['engine']} {row['config']}: {row['us']:.1f} us, {result['bytes'] / row['us'] / 1e6:.2f} TB/s")
+        print(line_of(result), flush=True)
+    for op in dict.fromkeys(r["op"] for r in results):
+        rows = [r for r in results if r["op"] == op and "us" in r["default"]]
+        means = {k: [r[k] / r["default"]["us"] for r in rows if k in r] for k in ("copy_us", "eager_us", "compiled_us")}
+        print(f"{op}: geometric means over {len(rows)}: " + ", ".join(
+            f"{math.exp(statistics.fmean(map(math.log, v))):.2f} of {k[:-3]}" for k, v in means.items() if v))
+    if left:
+        print(f"no time for {len(left)}: {', '.join(left)}")
+    if options.json:
+        record = {"stamp": stamp(), "device": backend.info.name, "options": vars(options), "seconds": time.monotonic() - begin,
+                  "results": results}
+        Path(options.json).write_text(json.dumps(record, indent=1, default=str))
+
+
+if __name__ == "__main__":
+    main()
