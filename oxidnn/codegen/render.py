@@ -9,6 +9,7 @@ from functools import cache, lru_cache
 from importlib.metadata import version
 from pathlib import Path
 
+from . import turing
 from .environment import environment, template_directories
 from .spec import KernelSpec
 
@@ -52,4 +53,5 @@ def render(spec: KernelSpec) -> str:
     """
     counter = itertools.count()
     template = environment().get_template(spec.template + ".ptx.j2")
-    return template.render(spec=spec, consts=spec.consts, c=spec.consts, unique=lambda stem: f"${stem}_{next(counter)}")
+    text = template.render(spec=spec, consts=spec.consts, c=spec.consts, unique=lambda stem: f"${stem}_{next(counter)}")
+    return turing.lower(text) if spec.target.capability < (8, 0) else text

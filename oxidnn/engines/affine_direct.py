@@ -8,7 +8,6 @@ from typing import Any
 from ..codegen.fastdiv import magic
 from ..codegen.spec import Target as PtxTarget
 from ..device import DeviceInfo
-from ..dtypes import BF16
 from ..ops.epilogue import TYPES
 from .affine import AffineMatmul, Bound, IndexSpace, Source, Target
 from .base import SUPPORTED, Arg, Build, EngineConfig, ScalarArg, Step, Support, TensorArg, refuse
@@ -199,8 +198,6 @@ class DirectAlgorithm:
         for tensor in tensors:
             if tensor.dtype not in TYPES:
                 return refuse(f"type of {tensor.name} is {tensor.dtype} (takes {', '.join(t.name for t in TYPES)})")
-            if tensor.dtype is BF16 and not device.at_least(8):
-                return refuse(f"{tensor.name} is bf16, which needs sm_80")
         if max((*am.batch.extents, *am.m.extents, *am.n.extents, *am.k.extents), default=1) >= 2**31:
             return refuse("an extent is 2^31 or more")
         if am.batch.size * am.m.size * am.n.size >= 2**31 * _THREADS:

@@ -608,8 +608,6 @@ def check_common(am: AffineMatmul, device: DeviceInfo) -> Support:
     for target in (am.d, *am.operands):
         if target.dtype not in (F64, F32, F16, BF16):
             return refuse(f"{target.name} is {target.dtype}; f64, f32, f16 and bf16 are supported")
-        if target.dtype is BF16 and not device.at_least(8):
-            return refuse(f"{target.name} is bf16, which needs sm_80")
     for name, space in (("m", am.m), ("n", am.n), ("k", am.k), ("batch", am.batch)):
         if space.size >= 2**31 - 4096:
             return refuse(f"{name} has {space.size} points; a linear index must stay below 2^31 - 4096")
