@@ -60,11 +60,11 @@ class Groups:
         if S.race is not None:
             S.race.commit_bulk(idx)
 
-    def wait(self, S: State, idx: Any, allowed: int) -> None:
+    def wait(self, S: State, idx: Any, allowed: int, is_read: bool) -> None:
         slots = S.slot if idx is None else S.slot.take(idx)
         self.read[slots] = np.maximum(self.read[slots], self.committed[slots] - allowed)
         if S.race is not None:
-            S.race.wait_bulk(idx, allowed)
+            S.race.wait_bulk(idx, allowed, is_read)
 
     def exited(self, S: State, gone: Array) -> None:
         left = self.last[gone] > self.read[gone]
@@ -161,8 +161,11 @@ class Issue:
             raise self.fault("bounds", f"writes to read-only memory: {found}")
         return found
 
-    def region(self, address: int, shape: tuple[int, ...], strides: tuple[int, ...], kind: str) -> tuple[Allocation, Array, Array | None]:
-        """(allocation, strided bytes, strided shadow or None) of a box of global memory; the last axis is of single bytes."""
+    def region(
+        self, address: int, shape: tuple[int, ...], strides: tuple[int, ...], kind: str, by_thread: bool = False
+    ) -> tuple[Allocation, Array, Array | None]:
+        """(allocation, strided bytes, strided shadow or None) of a box of global memory; the last axis is of single bytes. by_thread: the
+        thread itself accesses it, not its copy."""
         S = self.S
         extent = sum((n - 1) * s for n, s in zip(shape, strides, strict=True)) + 1
         found = self.allocation(address, extent, kind != "read")
@@ -178,7 +181,7 @@ class Issue:
             starts = np.full(1, start, np.int64)
             for n, s in zip(shape[:-1], strides[:-1], strict=True):
                 starts = (starts[:, None] + np.arange(n) * s).reshape(-1)
-            S.global_race.copy(self, found, starts, shape[-1], kind)
+            S.global_race.copy(self, found, starts, shape[-1], kind, by_thread)
         return found, as_strided(found.views[1][start:], shape, strides), shadow
 
 
@@ -333,7 +336,7 @@ def load_image(issue: Issue, m: TensorMap, coordinates: list[int], offsets: list
         if found.shadow is not None and S.uninit and bool((found.shadow[1].take(bytes_) != READY).any()):
             raise issue.fault("uninit", f"the copy reads bytes that nothing wrote: {found}")
         if S.global_race is not None:
-            S.global_race.copy(issue, found, start, count, "read")
+            S.global_race.copy(issue, found, start, count, "read", False)
         part = found.views[1].take(bytes_)
         image[on, low * m.size : high * m.size] = round_tf32(part) if m.dtype == "tf32" else part
     return image
@@ -416,7 +419,8 @@ def bulk(d: Decoder, ins: nodes.Instruction) -> Core:
             d.refuse("the group count must be an immediate")
         assert isinstance(count, nodes.Imm)
         allowed = int(count.value)
-        return lambda S, idx: S.bulk_groups.wait(S, idx, allowed)
+        is_read = "read" in rest
+        return lambda S, idx: S.bulk_groups.wait(S, idx, allowed, is_read)
     operands = list(ins.operands)
     if any("cache_hint" in m for m in rest):
         ldst.policy(d, (operands.pop(),))
@@ -597,7 +601,7 @@ def tensormap(d: Decoder, ins: nodes.Instruction) -> Core:
                 index = issue.window(cta, (offset >> 4) + np.arange(8), "the source")
                 if S.race is not None:
                     S.race.access(S, index, _CHUNK_READ, np.full(8, issue.position))
-                _, target, shadow = issue.region(_at(targets, issue.lane) + to_offset, (128,), (1,), "write")
+                _, target, shadow = issue.region(_at(targets, issue.lane) + to_offset, (128,), (1,), "write", True)
                 target[...] = S.shared.views[16].take(index).view(np.uint8)
                 if shadow is not None:
                     shadow[...] = READY
@@ -622,7 +626,7 @@ def tensormap(d: Decoder, ins: nodes.Instruction) -> Core:
                     S.race.access(S, index, _CHUNK_WRITE, np.full(8, issue.position))
                 raw = S.shared.views[1][int(index[0]) * 16 : int(index[0]) * 16 + 128]
             else:
-                _, raw, _ = issue.region(address, (128,), (1,), "atomic")
+                _, raw, _ = issue.region(address, (128,), (1,), "atomic", True)
             TensorMap.replace(raw, field, int(place.value), new)
 
     return replace

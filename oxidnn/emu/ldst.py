@@ -25,12 +25,13 @@ SYNCHRONISING = {"relaxed", "acquire", "release", "acq_rel", "volatile", "mmio"}
 
 
 def ordering(modifiers: Iterable[str]) -> frozenset[str] | None:
-    """What a strong access orders ("acquire", "release"); None for a weak one."""
-    strong = SYNCHRONISING.intersection(modifiers)
+    """What a strong access orders ("acquire", "release"), and "gpu" if that goes beyond its cluster; None for a weak one."""
+    given = set(modifiers)
+    strong = SYNCHRONISING & given
     if not strong:
         return None
     both = {"acquire", "release"}
-    return frozenset(both if "acq_rel" in strong else strong & both)
+    return frozenset((both if "acq_rel" in strong else strong & both) | (set() if given & {"cta", "cluster"} else {"gpu"}))
 
 
 def memory_modifiers(d: Decoder, ins: nodes.Instruction) -> tuple[str, int, str, frozenset[str] | None]:
@@ -233,11 +234,11 @@ def fence(d: Decoder, ins: nodes.Instruction) -> Core:
     if "proxy" in "".join(ins.modifiers):
         return no_effect(d, ins)
 
+    is_wide = not {"gpu", "gl", "sys"}.isdisjoint(ins.modifiers)
+
     def run(S: State, idx: Array | None) -> None:
         if S.race is not None:
-            S.race.fence(idx)
-        if S.global_race is not None:
-            S.global_race.fence(S, idx)
+            S.race.fence(idx, is_wide)
 
     return run
 

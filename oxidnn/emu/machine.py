@@ -90,7 +90,7 @@ class Launch:
             agents = reader_agents(program, per_cta) * cluster_size
             wide = min(wide, max(1, BATCH_RACE_BYTES // (shared * (agents + 3) * 4 // shared_granule(program))))
         wide = max(cluster_size, wide // cluster_size * cluster_size)
-        if "race" in self.enabled and total > 1:
+        if "race" in self.enabled:
             self.global_race = observer("global_race", self)
         try:
             for first in range(0, total, wide):
@@ -101,6 +101,15 @@ class Launch:
             if pointer is not None:
                 self.memory.unregister(pointer)
             self.memory.settle()
+
+
+    def cta_name(self, linear: int) -> str:
+        """'(x,y,z)' of a CTA of the grid, numbered as `State.coordinates` counts."""
+        (gx, gy, _), (cx, cy, cz) = self.grid, self.cluster
+        size, nx, ny = cx * cy * cz, gx // cx, gy // cy
+        cluster, rank = divmod(linear, size)
+        return (f"({cluster % nx * cx + rank % cx},{cluster // nx % ny * cy + rank // cx % cy},"
+                f"{cluster // (nx * ny) * cz + rank // (cx * cy)})")
 
 
 class State:
@@ -340,6 +349,11 @@ class State:
             raise self.report(fault) from None
         if self.race is not None:
             self.race.finish()
+            self.R.clear()
+            self.places.clear()
+            self.guards.clear()
+            self.fragments.clear()
+            self.shared = self.local = Window(0, 0, 0, False)
 
     def _run_group(self, pc: int, idx: Array | None, budget: int) -> None:
         """Run one group until it merges, parks, ends or has used its budget of blocks."""
@@ -638,8 +652,7 @@ class State:
         return f"CTA {self.cta_name(int(cta[0]))} threads {', '.join(spans[:6])}{', ...' if len(spans) > 6 else ''}{tail}"
 
     def cta_name(self, local: int) -> str:
-        x, y, z, _ = self.coordinates()
-        return f"({int(x[local])},{int(y[local])},{int(z[local])})"
+        return self.launch.cta_name(self.first_cta + local)
 
     def report(self, fault: Fault) -> EmulatorFault:
         """The exception of a fault: checker, kernel, PTX line and text, CTA and thread."""

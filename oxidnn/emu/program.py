@@ -201,6 +201,11 @@ class Program:
             if slots and op.kind != "warpgroup":
                 op.core = _touching(op.core, slots)
 
+    def where(self, line: int) -> str:
+        """'line 12', and where that line comes from if a source map is set."""
+        origin = self.source_map(line) if self.source_map is not None else ""
+        return f"line {line}" + (f" from {origin}" if origin else "")
+
     # -- launching
 
     def launch(

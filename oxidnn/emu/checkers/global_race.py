@@ -1,12 +1,18 @@
-"""Data races in global memory between CTAs: two CTAs touch the same bytes with plain accesses, one of them writes.
+"""Data races in global memory: between the warps of a CTA, its copies, and the CTAs of a launch, which count as concurrent.
 
-CTAs of a launch always count as concurrent. Atomics (and relaxed, volatile, acquire and release accesses) are exempt,
-and order CTAs: what a CTA did before a fence and an atomic is known to the CTAs that fence after an atomic of their
-own that came later. A CTA is one agent; order inside it is not checked here.
+Order is that of `SharedRace`, whose clocks a batch keeps: per granule stand the last write and the last read (cluster,
+agent, time, pc), and an access races with an earlier one of an agent of its cluster whose time it does not know. What one
+cluster knows of another goes through atomics alone. One location stands for all of them: each release by an atomic of GPU
+scope makes a new `version` of what clusters have published, a row of times each, and an acquire learns the version then
+current. A write is known where its time was published by the version known.
+
+Most allocations are only read. Their reads are noted, and looked at when somebody writes to the allocation.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,124 +23,338 @@ from oxidnn.emu.memory import Allocation, Array, Fault
 
 if TYPE_CHECKING:
     from oxidnn.emu.bulk import Issue
+    from oxidnn.emu.checkers.race import SharedRace
     from oxidnn.emu.machine import Launch, State
 
-MANY = -1
+AGENT_BITS = 11
+NEVER = np.iinfo(np.int64).max
+NOTED_LANES = 1 << 22  # reads noted per allocation before they are looked at
+SHARED_ROWS = 1 << 19  # granules per allocation whose several readers are kept apart
+VERBS = {"read": "reads", "write": "writes", "atomic": "updates"}
+
+
+@dataclass
+class Side:
+    """The accessing side: per cell its agent, where the clock row of what it knows begins, its time; `kind` 0 plain, 1 an atomic of
+    cluster scope at most, 2 of GPU scope."""
+
+    race: SharedRace
+    verb: str
+    kind: int
+    cluster: Array  # of the grid
+    agent: Array
+    row: Array
+    now: Array
+    pc: int
+    per: int  # cells of an executing lane
+    positions: Array | None
+    proxied: bool = False
+
+    @property
+    def who(self) -> Array:
+        return (self.cluster << AGENT_BITS | self.agent) + 1
+
+    @property
+    def stamp(self) -> Array:
+        return np.int64(self.pc << 34 | self.kind << 32) | self.now
+
+
+@dataclass
+class Table:
+    """What is known of one allocation. A reader below zero is a row of `several`."""
+
+    allocation: Allocation
+    noted: list[tuple[Any, ...]] = field(default_factory=list)
+    noted_lanes: int = 0
+    tracked: bool = False
+    writer: Array = field(default_factory=lambda: np.zeros(0, np.int64))  # cluster << 11 | agent, plus 1; 0: none
+    written: Array = field(default_factory=lambda: np.zeros(0, np.int64))  # pc << 34 | kind << 32 | time
+    reader: Array = field(default_factory=lambda: np.zeros(0, np.int64))
+    read: Array = field(default_factory=lambda: np.zeros(0, np.int64))
+    several: Array = field(default_factory=lambda: np.zeros((1, 0), np.int32))  # time of every agent's read
+    several_of: Array = field(default_factory=lambda: np.full(1, -1, np.int64))  # the cluster they belong to, -1: several clusters
+    several_pc: Array = field(default_factory=lambda: np.zeros(1, np.int64))
+    rows: int = 1  # row 0: not kept apart
 
 
 class GlobalRace:
     def __init__(self, launch: Launch) -> None:
         self.granule = granule_of([op.info["access"].width for op in launch.program.ops if "access" in op.info])
-        self.tables: dict[int, tuple[Allocation, Array, Array, Array, Array]] = {}
-        grid = launch.grid
-        self.total = grid[0] * grid[1] * grid[2]
-        self.published = np.zeros(self.total + 1, np.bool_)  # CTAs whose work before a fence an atomic announced
-        self.fenced: set[int] = set()
-        self.heard: dict[int, Array] = {}
-        self.known: dict[int, Array] = {}
+        self.tables: dict[int, Table] = {}
+        self.version = 0
+        self.published: dict[int, tuple[list[int], list[Array]]] = {}  # by cluster: versions, and the times published by then
 
-    def _tables(self, allocation: Allocation) -> tuple[Allocation, Array, Array, Array, Array]:
-        found = self.tables.get(id(allocation))
-        if found is None:
-            n = len(allocation.views[1]) // self.granule + 1
-            # last writer and reader as CTA number + 1 (0: none), and the pc of each
-            writer, reader, writer_pc, reader_pc = (np.zeros(n, np.int32) for _ in range(4))
-            found = self.tables[id(allocation)] = (allocation, writer, reader, writer_pc, reader_pc)
-        return found
+    # -- order between clusters
 
-    def _ctas(self, S: State, idx: Array | None) -> Array:
-        return (S.cta if idx is None else S.cta.take(idx)) + (S.first_cta + 1)
+    def publish(self, clusters: Array, rows: Array) -> None:
+        """Agents of these clusters (of the grid) make the times they know known to all."""
+        self.version += 1
+        for cluster in np.unique(clusters).tolist():
+            times = rows[clusters == cluster].max(axis=0)
+            versions, known = self.published.setdefault(cluster, ([], []))
+            if known:
+                before = np.zeros_like(times)
+                before[: len(known[-1])] = known[-1]
+                times = np.maximum(times, before)
+                if (times == before).all():
+                    continue
+            versions.append(self.version)
+            known.append(times)
 
-    def fence(self, S: State, idx: Array | None) -> None:
-        for cta in np.unique(self._ctas(S, idx)).tolist():
-            self.fenced.add(cta)
-            if cta in self.heard:
-                known = self.known.setdefault(cta, np.zeros(self.total + 1, np.bool_))
-                known |= self.heard[cta]
+    def since(self, cluster: Array, agent: Array, time: Array) -> Array:
+        """The version from which on the time of an agent of a cluster is known to all; NEVER if none."""
+        keys = np.stack((cluster, agent, time))
+        distinct, inverse = np.unique(keys, axis=1, return_inverse=True)
+        found = []
+        for c, a, t in distinct.T.tolist():
+            versions, known = self.published.get(c, ((), ()))
+            at = bisect_left(known, t, key=lambda row, a=a: row[a] if a < len(row) else 0)
+            found.append(versions[at] if at < len(versions) else NEVER)
+        return np.array(found, np.int64)[inverse.reshape(-1)]
 
-    def _synchronise(self, S: State, access: Access, idx: Array | None) -> None:
-        release, acquire = "release" in access.order, "acquire" in access.order
-        ctas = np.unique(self._ctas(S, idx)).tolist()
-        for cta in ctas:
-            if release or cta in self.fenced:
-                self.published[cta] = True
-                if cta in self.known:
-                    self.published |= self.known[cta]
-        if not self.published.any():
-            return
-        snapshot = self.published.copy()
-        for cta in ctas:
-            self.heard[cta] = snapshot
-            if acquire:
-                self.known[cta] = self.known.get(cta, snapshot) | snapshot
+    # -- accesses
 
     def access(self, S: State, allocation: Allocation, index: Array, access: Access, idx: Array | None) -> None:
+        race: SharedRace = S.race
         if access.sync:
-            self._synchronise(S, access, idx)
-            return
+            race.synchronise(access, idx, True)
         if not allocation.writable:
             return
-        _, writer, reader, writer_pc, reader_pc = self._tables(allocation)
-        cta = self._ctas(S, idx).astype(np.int32)
-        n = len(cta)
-        if len(index) != n:
-            index = np.broadcast_to(index, (n,))
-        width, size = access.width, self.granule
-        per = max(1, width // size)
-        if per > 1:
-            cells = (index[:, None] * per + np.arange(per)).reshape(-1)
-            cta = np.repeat(cta, per)
-        else:
-            cells = index * width // size if width < size else index
-        w = writer.take(cells)
-        clash = (w != 0) & (w != cta)
-        if clash.any():
-            self._judge(S, allocation, access, cells, cta, w, writer_pc, clash, per, "write", idx)
-        if access.kind == "read":
-            r = reader.take(cells)
-            mark = np.where((r == 0) | (r == cta), cta, MANY).astype(np.int32)
-            reader[cells] = mark
-            lost = reader.take(cells) != mark
-            if lost.any():
-                reader[cells[lost]] = MANY
-            reader_pc[cells] = S.pc
+        table = self.tables.get(id(allocation))
+        if table is None:
+            table = self.tables[id(allocation)] = Table(allocation)
+        is_read = access.kind == "read"
+        if is_read and not table.tracked:
+            if not access.sync:
+                self._note(S, table, index, access.width, idx)
             return
-        r = reader.take(cells)
-        clash = (r != 0) & (r != cta)
-        if clash.any():
-            self._judge(S, allocation, access, cells, cta, r, reader_pc, clash, per, "read", idx)
-        writer[cells] = cta
-        writer_pc[cells] = S.pc
-        lost = writer.take(cells) != cta
-        if lost.any():
-            self._judge(S, allocation, access, cells, cta, writer.take(cells), writer_pc, lost, per, "write", idx)
+        if not table.tracked:
+            self._track(S, table)
+        cluster, agent, row = race.lanes(idx)
+        now = race.clock.reshape(-1).take(row + agent)
+        kind = (1 + ("gpu" in access.order)) if access.sync or access.kind == "atomic" else 0
+        self._lanes(S, table, index, access.width, Side(
+            race, access.kind, kind, cluster + race.first_cluster, agent, row, now, S.pc, 1, idx))
 
-    def copy(self, issue: Issue, allocation: Allocation, starts: Array, count: int, kind: str) -> None:
-        """A bulk or tensor copy touches `count` bytes from each of the offsets `starts` from the allocation's origin."""
+    def copy(self, issue: Issue, allocation: Allocation, starts: Array, count: int, kind: str, by_thread: bool) -> None:
+        """`count` bytes from each of the offsets `starts` from the allocation's origin are read, written, or updated ("atomic"): by the
+        thread itself, or by its bulk or tensor copy."""
+        if not allocation.writable:
+            return
+        race: SharedRace = issue.S.race
         size = self.granule
         if count % size or np.count_nonzero(starts % size):
             cells = np.unique((starts[:, None] + np.arange(count)) // size)
         else:
             cells = (starts[:, None] // size + np.arange(count // size)).reshape(-1)
         position = np.full(len(cells), issue.position)
-        self.access(issue.S, allocation, cells, Access(0, self.granule, "read" if kind == "read" else "write"), position)
+        table = self.tables.get(id(allocation))
+        if table is None:
+            table = self.tables[id(allocation)] = Table(allocation)
+        if kind == "read" and not table.tracked:
+            self._note(issue.S, table, cells, size, position)
+            return
+        if not table.tracked:
+            self._track(issue.S, table)
+        if kind == "read" or by_thread:
+            cluster, agent, row = race.lanes(position[:1])
+            now = race.clock.reshape(-1).take(row + agent)
+        else:
+            cluster, agent, row, now = (np.array([x]) for x in race.into_global(issue))
+        n = cells.shape
+        self._apply(issue.S, table, cells, Side(
+            race, "write" if by_thread and kind != "read" else kind, 2 if kind == "atomic" and not by_thread else 0,
+            np.broadcast_to(cluster + race.first_cluster, n), np.broadcast_to(agent, n), np.broadcast_to(row, n), np.broadcast_to(now, n),
+            issue.S.pc, len(cells), position[:1], proxied=not by_thread))
 
-    def _judge(
-        self, S: State, allocation: Allocation, access: Access, cells: Array, cta: Array, other: Array, pcs: Any,
-        clash: Array, per: int, what: str, idx: Array | None,
-    ) -> None:  # fmt: skip
-        """Report the first clash that no synchronisation has ordered."""
-        for at in np.flatnonzero(clash).tolist():
-            known = self.known.get(int(cta[at]))
-            if known is not None and (other[at] == MANY or known[int(other[at])]):
-                continue
-            address = allocation.origin + int(cells[at]) * self.granule
-            ins = S.program.ops[int(pcs[cells[at]])].ins
-            who = "several CTAs" if other[at] == MANY else f"CTA number {int(other[at]) - 1}"
-            raise Fault(
-                "race",
-                f"{'reads' if access.kind == 'read' else 'writes'} {address:#x} ({S.memory.describe(address)}) while the "
-                f"{what} by {who} at line {ins.line} ({ins.text}) is not ordered with it",
-                np.array([at // per]),
-                idx,
-            )
+    def _note(self, S: State, table: Table, index: Array, width: int, idx: Array | None) -> None:
+        race: SharedRace = S.race
+        warps = race.warps * race.size
+        times = np.ascontiguousarray(race.clock[:, :warps, :warps].diagonal(axis1=1, axis2=2))
+        race.lanes(None)
+        table.noted.append((race, race.by_lane, times, index, width, idx, S.pc))
+        table.noted_lanes += len(index)
+        if table.noted_lanes > NOTED_LANES:
+            self._track(S, table)
+
+    def _track(self, S: State, table: Table) -> None:
+        """From now on every access of the allocation is looked at, and those noted so far are."""
+        table.tracked = True
+        n = len(table.allocation.views[1]) // self.granule + 1
+        table.writer, table.written, table.reader, table.read = (np.zeros(n, np.int64) for _ in range(4))
+        noted, table.noted = table.noted, []
+        for race, by_lane, times, index, width, idx, pc in noted:
+            _, cluster, agent, row = by_lane if idx is None else (None, *(x.take(idx) for x in by_lane[1:]))
+            self._lanes(S, table, index, width, Side(
+                race, "read", 0, cluster + race.first_cluster, agent, row, times[cluster, agent], pc, 1, idx))
+
+    def _lanes(self, S: State, table: Table, index: Array, width: int, side: Side) -> None:
+        """An access of every lane to `width` bytes at the elements `index`."""
+        n = len(side.agent)
+        if len(index) != n:
+            index = np.broadcast_to(index, (n,))
+        size = self.granule
+        per = side.per = max(1, width // size)
+        if per > 1:
+            cells = (index[:, None] * per + np.arange(per)).reshape(-1)
+            side.cluster, side.agent, side.row, side.now = (np.repeat(x, per) for x in (side.cluster, side.agent, side.row, side.now))
+        else:
+            cells = index * width // size if width < size else index
+        self._apply(S, table, cells, side)
+
+    def _apply(self, S: State, table: Table, cells: Array, side: Side) -> None:
+        """Check and record an access."""
+        who = side.who
+        writers = table.writer.take(cells)
+        if np.count_nonzero(writers):
+            at = np.flatnonzero((writers != 0) & (writers != who))
+            if len(at):
+                self._against(S, table, cells, side, at, writers[at], table.written.take(cells[at]), "write")
+        readers = table.reader.take(cells)
+        if side.verb == "read":
+            if not side.kind:
+                self._read(table, cells, side, who, readers)
+            return
+        if np.count_nonzero(readers):
+            at = np.flatnonzero((readers > 0) & (readers != who))
+            if len(at):
+                self._against(S, table, cells, side, at, readers[at], table.read.take(cells[at]), "read")
+            at = np.flatnonzero(readers < 0)
+            if len(at):
+                self._against_several(S, table, cells, side, at, -readers[at] - 1)
+            table.reader[cells] = 0
+        table.writer[cells] = who
+        table.written[cells] = side.stamp
+        if not side.kind:
+            last = table.writer.take(cells)
+            lost = np.flatnonzero(last != who)
+            if len(lost):
+                at = int(lost[0])
+                self._report(S, table, cells, side, at, int(last[at]) - 1, side.pc, "write")
+
+    def _read(self, table: Table, cells: Array, side: Side, who: Array, readers: Array) -> None:
+        """A read takes the place of the last one that it knows of; else both are kept."""
+        others = np.flatnonzero((readers > 0) & (readers != who))
+        keep = np.zeros(len(cells), np.bool_)  # cells with an earlier reader that is not known
+        if len(others):
+            keep[others] = self._late(side, others, readers[others], table.read.take(cells[others]))
+        keep |= readers < 0
+        alone = ~keep
+        table.reader[cells[alone]] = who[alone]
+        table.read[cells[alone]] = side.stamp[alone]
+        # lanes of several warps may have met at one granule in this very instruction
+        now = table.reader.take(cells)
+        keep = now != who
+        if not np.count_nonzero(keep):
+            return
+        fresh = np.unique(cells[keep & (now > 0)])
+        if len(fresh):
+            self._share(table, fresh)
+        now = table.reader.take(cells)
+        at = np.flatnonzero(now < 0)
+        rows = -now[at] - 1
+        if side.race.agents > table.several.shape[1]:
+            table.several = np.pad(table.several, ((0, 0), (0, side.race.agents - table.several.shape[1])))
+        table.several[rows, side.agent[at]] = side.now[at]
+        table.several_pc[rows] = side.pc
+        table.several_of[rows[table.several_of[rows] != side.cluster[at]]] = -1
+
+    def _share(self, table: Table, cells: Array) -> None:
+        """Give these cells, which have one reader, rows for several."""
+        if table.rows + len(cells) > SHARED_ROWS:
+            table.reader[cells] = -1
+            return
+        first, table.rows = table.rows, table.rows + len(cells)
+        if table.rows > len(table.several):
+            more = 2 * table.rows - len(table.several)
+            table.several = np.pad(table.several, ((0, more), (0, 0)))
+            table.several_of = np.pad(table.several_of, (0, more))
+            table.several_pc = np.pad(table.several_pc, (0, more))
+        rows = first + np.arange(len(cells))
+        one, when = table.reader[cells] - 1, table.read[cells]
+        agent = one & (1 << AGENT_BITS) - 1
+        widest = int(agent.max()) + 1
+        if widest > table.several.shape[1]:
+            table.several = np.pad(table.several, ((0, 0), (0, widest - table.several.shape[1])))
+        table.several[rows, agent] = when & 0xFFFFFFFF
+        table.several_of[rows], table.several_pc[rows] = one >> AGENT_BITS, when >> 34
+        table.reader[cells] = -rows - 1
+
+    def _late(self, side: Side, at: Array, other: Array, stamps: Array) -> Array:
+        """Which of the accesses `stamps` of `other` are not ordered before this side's at `at`."""
+        clock = side.race.clock.reshape(-1)
+        cluster, agent = other - 1 >> AGENT_BITS, other - 1 & (1 << AGENT_BITS) - 1
+        kind = stamps >> 32 & 3
+        time = np.maximum((stamps & 0xFFFFFFFF) - (kind > 0), 1)  # an atomic belongs to the fence before it
+        row = side.row[at]
+        own = cluster == side.cluster[at]
+        late = time > clock.take(row + np.where(own, agent, 0))
+        foreign = np.flatnonzero(~own)
+        if len(foreign):
+            version = clock.take(row[foreign] + side.race.row - 1)
+            late[foreign] = self.since(cluster[foreign], agent[foreign], time[foreign]) > version
+        if side.kind:
+            late &= (kind == 0) | (~own & ((kind < 2) | (side.kind < 2)))
+        return late
+
+    def _against(self, S: State, table: Table, cells: Array, side: Side, at: Array, other: Array, stamps: Array, what: str) -> None:
+        late = self._late(side, at, other, stamps)
+        if np.count_nonzero(late):
+            k = int(np.flatnonzero(late)[0])
+            self._report(S, table, cells, side, int(at[k]), int(other[k]) - 1, int(stamps[k]) >> 34, what)
+        if side.proxied and what == "write" and side.race.is_proxied:
+            race = side.race
+            cluster, agent = other - 1 >> AGENT_BITS, other - 1 & (1 << AGENT_BITS) - 1
+            generic = (cluster == side.cluster[at]) & (agent < race.generic)
+            known = race.clock.reshape(-1).take(side.row[at] + race.agents + np.where(generic, agent, 0))
+            unfenced = np.flatnonzero(generic & ((stamps & 0xFFFFFFFF) > known))
+            if len(unfenced):
+                k = int(unfenced[0])
+                self._report(S, table, cells, side, int(at[k]), int(other[k]) - 1, int(stamps[k]) >> 34, "")
+
+    def _against_several(self, S: State, table: Table, cells: Array, side: Side, at: Array, rows: Array) -> None:
+        clock = side.race.clock.reshape(-1)
+        own = table.several_of[rows] == side.cluster[at]
+        mine = np.flatnonzero(own)
+        if len(mine):
+            agents = np.arange(min(table.several.shape[1], side.race.agents))
+            times = table.several[rows[mine]][:, : len(agents)]
+            late = (times > clock.take(side.row[at[mine], None] + agents)) & (agents != side.agent[at[mine], None])
+            if np.count_nonzero(late):
+                k, agent = (int(x[0]) for x in np.nonzero(late))
+                cluster = int(side.cluster[at[mine[k]]])
+                self._report(S, table, cells, side, int(at[mine[k]]), cluster << AGENT_BITS | agent, int(table.several_pc[rows[mine[k]]]), "read")
+        others = np.flatnonzero(~own)
+        if len(others):  # several clusters: whoever has learnt nothing of any cannot know of these
+            unknown = np.flatnonzero(clock.take(side.row[at[others]] + side.race.row - 1) == 0)
+            unknown = unknown[rows[others[unknown]] > 0]
+            if len(unknown):
+                k = others[unknown[0]]
+                self._report(S, table, cells, side, int(at[k]), None, int(table.several_pc[rows[k]]), "read")
+
+    # -- reports
+
+    def _report(self, S: State, table: Table, cells: Array, side: Side, at: int, other: int | None, pc: int, what: str) -> None:
+        """`other`: cluster << 11 | agent of the other side, None: several CTAs; `what`: its "read" or "write", "": its write lacks a proxy fence."""
+        race, address = side.race, table.allocation.origin + int(cells[at]) * self.granule
+        ins = S.program.ops[pc].ins
+        cluster = int(side.cluster[at])
+        if other is None:
+            who, missing = "several CTAs", BETWEEN_CTAS
+        else:
+            its, agent = other >> AGENT_BITS, other & (1 << AGENT_BITS) - 1
+            rank = agent % race.size
+            cta = S.launch.cta_name(its * race.size + rank)
+            who = f"{race.name(agent, False)} of CTA {cta}"
+            missing = race.missing(agent, int(side.agent[at])) if its == cluster else BETWEEN_CTAS
+        place = f"{VERBS[side.verb]} {address:#x} ({S.memory.describe(address)})"
+        by = f"by {who} at {S.program.where(ins.line)} ({ins.text})"
+        if what:
+            message = f"{place} while the {what} {by} is not ordered before it: {missing}"
+        else:
+            message = f"{place} through the async proxy without a fence.proxy.async after the write {by}"
+        raise Fault("race", message, np.array([at // side.per]), side.positions)
+
+
+BETWEEN_CTAS = ("between CTAs that takes a release (fence.acq_rel.gpu, then an atomic) by that one and an acquire (an atomic that sees it, "
+                "then the fence) by this one")

@@ -1,18 +1,22 @@
-"""Data races in shared memory, by vector clocks.
+"""Order and data races, by vector clocks: who knows of whose accesses, and which in shared memory nothing orders.
 
 Agents of a CTA: its warps, each warp's queue of cp.async copies and of bulk copies out of shared memory, each
-warpgroup's wgmma queue, and one per mbarrier (the copies that signal it). The agents of a cluster share one table:
-`clock[cluster, a, b]` is the latest time of agent b that a knows of. Per granule of shared memory stands the last write
-(pc, agent, time) and the time of each agent's last read. An access races with an earlier one of another agent whose
-time it does not know. Times advance at releases.
+warpgroup's wgmma queue, each warp's queue of bulk copies into global memory, and one per mbarrier (the copies that
+signal it). The agents of a cluster share one table: `clock[cluster, a, b]` is the latest time of agent b that a knows
+of. Per granule of shared memory stands the last write (pc, agent, time) and the time of each agent's last read. An
+access races with an earlier one of another agent whose time it does not know. Times advance at releases.
 
 bar.sync joins the clocks of its threads; a wait for copies or products acquires what the queue had done by the commit
 of the group; an arrival at an mbarrier releases, and a successful wait acquires what arrived in the phases complete and
 what the copies wrote. Atomics synchronise as the memory model has it: release = fence before (or .release), acquire =
-fence after (or .acquire); one location stands for all of a cluster. Races inside a warp are not seen.
+fence after (or .acquire); one location stands for all of a cluster. Races inside a warp are not seen, but for two lanes of one
+instruction that store different values at one address.
 
-TMA and wgmma see shared memory through the async proxy. The second half of a clock row is what the row's agent knows
-to be fenced (fence.proxy.async): generic writes that the async proxy may meet.
+A clock row has sections of one time per agent. The first is what the row's agent knows to have happened. TMA and wgmma
+see memory through the async proxy: the second section is what it knows to be fenced for that (fence.proxy.async), generic
+writes that the async proxy may meet. The third is what it knows to be covered by a fence of GPU scope, so that an atomic
+makes it known to other clusters. The row ends with two versions of what clusters have made known to all others
+(`GlobalRace`): the latest an atomic has seen, and the latest known, which a fence takes from the first.
 
 Most kernels read between barriers what was written before them. Reads are therefore only noted while nothing has been
 written since the last barrier of all threads, and forgotten at the next.
@@ -51,6 +55,12 @@ def shared_granule(program: Program) -> int:
     return min(widths)
 
 
+def fences_gpu(program: Program) -> bool:
+    """Whether the program has a fence that orders more than a cluster."""
+    return any(op.ins.opcode in ("fence", "membar") and "proxy" not in "".join(op.ins.modifiers)
+               and not {"gpu", "gl", "sys"}.isdisjoint(op.ins.modifiers) for op in program.ops)
+
+
 def reader_agents(program: Program, threads: int) -> int:
     """Agents per CTA that read: warps, and the queues that the program can use."""
     warps, groups = (threads + 31) // 32, (threads + 127) // 128
@@ -63,23 +73,27 @@ class SharedRace:
         program = S.program
         self.warps, self.size = S.warps_per_cta, S.cluster_size
         self.clusters = S.ctas // self.size
-        # local agents of a CTA, in this order: warps, copy queues, bulk queues, wgmma queues, mbarriers
+        self.first_cluster = S.first_cta // self.size  # of the batch, in the grid
+        # local agents of a CTA, in this order: warps, copy queues, bulk queues, wgmma queues, queues of bulk copies into
+        # global memory, mbarriers
         self.copy_queue = self.warps
         self.bulk_queue = self.copy_queue + self.warps * program.has_copies
         self.product_queue = self.bulk_queue + self.warps * program.has_bulk_groups
         self.readers_per_cta = reader_agents(program, S.T)
+        self.fixed_per_cta = self.readers_per_cta + self.warps * program.has_bulk_groups
         self.generic = self.bulk_queue * self.size  # agents below write through the generic proxy
         self.capacity = 0  # mbarriers per CTA
-        self.is_proxied = program.is_async
-        self.agents = self.readers_per_cta * self.size
-        self.row = self.agents * (1 + self.is_proxied)
+        self.is_proxied, self.is_published = program.is_async, fences_gpu(program)
+        self.sections = 1 + self.is_proxied + self.is_published
+        self.agents = self.fixed_per_cta * self.size
+        self.row = self.agents * self.sections + 2
         self.clock = np.zeros((self.clusters, self.agents, self.row), np.int32)
         each = np.arange(self.agents)
         self.clock[:, each, each] = 1
         self.granule = shared_granule(program)
         granules = S.ctas * S.shared.stride // self.granule
         self.writes = np.zeros(granules, np.int64)  # pc << 44 | atomic << 43 | agent << 32 | time
-        self.num_readers = self.agents
+        self.num_readers = self.readers_per_cta * self.size
         self.reads = np.zeros(granules * self.num_readers, np.int32)  # time of every agent's last read
         self.readers = np.zeros(granules, np.int32)  # pc << 10 | agent + 1, or MANY
         self.per_cta = max(1, S.shared.stride // self.granule)
@@ -88,6 +102,7 @@ class SharedRace:
         self.released: dict[Any, Array] = {}
         self.fenced: Array | None = None  # (clusters, agents, row): what the warp's last fence covered
         self.heard: Array | None = None  # the same: what the warp's atomics saw, acquired by a fence
+        self.by_lane: tuple[Array, ...] | None = None  # S.warp, and cluster, agent and clock row of its lanes
         self.location = np.zeros((self.clusters, self.row), np.int32)
         self.to_barrier = self.done = np.zeros((0, self.row), np.int32)  # by mbarrier: what arrivals brought; what waits get
         self.at_cluster = np.zeros((self.clusters, self.row), np.int32)
@@ -104,13 +119,15 @@ class SharedRace:
         """The table of mbarriers has grown from `old` to `new` per CTA."""
         self.flush()
         before, ctas = self.agents, self.S.ctas
-        self.agents = (self.readers_per_cta + new) * self.size
-        self.row = 2 * self.agents
+        self.agents = (self.fixed_per_cta + new) * self.size
+        self.row = self.agents * self.sections + 2
+        self.by_lane = None
 
         def widen(rows: Array) -> Array:
             wide = np.zeros((*rows.shape[:-1], self.row), np.int32)
-            wide[..., :before] = rows[..., :before]
-            wide[..., self.agents : self.agents + before] = rows[..., before:]
+            for section in range(self.sections):
+                wide[..., section * self.agents :][..., :before] = rows[..., section * before : (section + 1) * before]
+            wide[..., -2:] = rows[..., -2:]
             return wide
 
         def taller(rows: Array) -> Array:
@@ -133,6 +150,15 @@ class SharedRace:
         self.remote, self.remote_pc = (np.pad(x, ((0, 0), (0, self.agents - before))) for x in (self.remote, self.remote_pc))
         self.capacity = new
 
+    def lanes(self, positions: Array | None) -> tuple[Array, Array, Array]:
+        """(cluster, agent, where the agent's clock row begins) of every thread."""
+        known = self.by_lane
+        if known is None or known[0] is not self.S.warp:
+            cluster, agent = self._agent(self.S.warp)
+            known = self.by_lane = (self.S.warp, cluster, agent, (cluster * self.agents + agent) * self.row)
+        _, cluster, agent, row = known
+        return (cluster, agent, row) if positions is None else (cluster.take(positions), agent.take(positions), row.take(positions))
+
     def _warps(self, positions: Array | None) -> tuple[Array, Array, Array]:
         """(cluster, agent, number in the batch) of every warp among the threads."""
         S = self.S
@@ -148,10 +174,10 @@ class SharedRace:
         return cta // self.size, local * self.size + cta % self.size
 
     def _barrier(self, flat: Array) -> tuple[Array, Array]:
-        cta, local = flat // self.capacity, flat % self.capacity + self.readers_per_cta
+        cta, local = flat // self.capacity, flat % self.capacity + self.fixed_per_cta
         return cta // self.size, local * self.size + cta % self.size
 
-    def name(self, agent: int) -> str:
+    def name(self, agent: int, with_rank: bool = True) -> str:
         local, rank = agent // self.size, agent % self.size
         if local < self.copy_queue:
             text = f"warp {local}"
@@ -161,10 +187,36 @@ class SharedRace:
             text = f"a bulk copy of warp {local - self.bulk_queue}"
         elif local < self.readers_per_cta:
             text = f"a wgmma of warpgroup {local - self.product_queue}"
+        elif local < self.fixed_per_cta:
+            text = f"a bulk copy of warp {local - self.readers_per_cta}"
         else:
-            place = self.S.mbarriers.places[local - self.readers_per_cta] * 8 + SHARED_BASE
+            place = self.S.mbarriers.places[local - self.fixed_per_cta] * 8 + SHARED_BASE
             text = f"an asynchronous copy that signals mbarrier {place:#x}{self.S.shared_name(place)}"
-        return text + (f" of rank {rank}" if self.size > 1 else "")
+        return text + (f" of rank {rank}" if self.size > 1 and with_rank else "")
+
+    def missing(self, agent: int, here: int) -> str:
+        """What would have ordered an earlier access of `agent` before one of the agent `here`, of the same cluster."""
+        local = agent // self.size
+        if agent % self.size != here % self.size:
+            hand_over = "a barrier.cluster, or a release and an acquire of cluster scope"
+        else:
+            hand_over = "a bar.sync, or an arrival at an mbarrier and a wait for it"
+        if local < self.copy_queue:
+            return f"no {hand_over} lies between them"
+        if local < self.bulk_queue:
+            wait, owner = "cp.async.wait_group", local - self.copy_queue
+        elif local < self.product_queue:
+            wait, owner = "cp.async.bulk.wait_group.read", local - self.bulk_queue
+        elif local < self.readers_per_cta:
+            wait, owner = "wgmma.wait_group", local - self.product_queue
+        elif local < self.fixed_per_cta:
+            wait, owner = "cp.async.bulk.wait_group", local - self.readers_per_cta
+        else:
+            return "no wait for that mbarrier's phase lies between them"
+        warps = range(4 * owner, 4 * owner + 4) if wait[0] == "w" else (owner,)
+        if here // self.size in warps:
+            return f"no {wait} that covers it lies between them"
+        return f"no {wait} that covers it, then {hand_over}, lies between them"
 
     # -- order
 
@@ -222,15 +274,21 @@ class SharedRace:
         done = self.clock[cluster, queue, queue] if allowed is None else self.committed[warp] - allowed
         self.clock[cluster, agent, queue] = np.maximum(self.clock[cluster, agent, queue], done)
 
-    def fence(self, idx: Array | None) -> None:
-        """A fence covers all before it for later releases, and acquires what atomics before it saw."""
+    def fence(self, idx: Array | None, is_wide: bool = False) -> None:
+        """A fence covers all before it for later releases, and acquires what atomics before it saw. is_wide: of GPU scope."""
         self.flush()
         cluster, agent, _ = self._warps(idx)
         if self.fenced is None or self.heard is None:
             self.fenced = np.zeros((self.clusters, self.agents, self.row), np.int32)
             self.heard = np.zeros_like(self.fenced)
         self._learn(cluster, agent, self.heard[cluster, agent])
-        self.fenced[cluster, agent] = self.clock[cluster, agent]
+        known = self.clock[cluster, agent]
+        if is_wide:
+            known[:, -1] = np.maximum(known[:, -1], known[:, -2])
+            covered = known[:, -2 - self.agents : -2]
+            np.maximum(covered, known[:, : self.agents], out=covered)
+            self.clock[cluster, agent] = known
+        self.fenced[cluster, agent] = known
         self._tick(cluster, agent)
 
     def proxy_fence(self, idx: Array | None, is_release: bool = False) -> None:
@@ -240,23 +298,38 @@ class SharedRace:
         self.flush()
         cluster, agent, _ = self._warps(idx)
         known = self.clock[cluster, agent]
-        known[:, self.agents :] = np.maximum(known[:, self.agents :], known[:, : self.agents])
+        met = known[:, self.agents : 2 * self.agents]
+        np.maximum(met, known[:, : self.agents], out=met)
         self.clock[cluster, agent] = known
         self._tick(cluster, agent)
         if is_release:
             self.fence(idx)
 
-    def _synchronise(self, access: Access, positions: Array | None) -> None:
+    def synchronise(self, access: Access, positions: Array | None, in_global: bool) -> None:
+        """What a strong access releases and acquires; in global memory and of GPU scope, to and from other clusters, too."""
         cluster, agent, _ = self._warps(positions)
-        if "release" in access.order:
-            np.maximum.at(self.location, cluster, self.clock[cluster, agent])
-            self._tick(cluster, agent)
-        elif self.fenced is not None:
-            np.maximum.at(self.location, cluster, self.fenced[cluster, agent])
-        if "acquire" in access.order:
-            self._learn(cluster, agent, self.location[cluster])
-        elif self.heard is not None:
-            self.heard[cluster, agent] = np.maximum(self.heard[cluster, agent], self.location[cluster])
+        wide = self.S.global_race if in_global and "gpu" in access.order else None
+        if access.kind != "read":
+            if "release" in access.order:
+                np.maximum.at(self.location, cluster, self.clock[cluster, agent])
+                if wide is not None:
+                    wide.publish(self.first_cluster + cluster, self.clock[cluster, agent, : self.agents])
+                self._tick(cluster, agent)
+            elif self.fenced is not None:
+                np.maximum.at(self.location, cluster, self.fenced[cluster, agent])
+                if wide is not None and self.is_published:
+                    covered = self.clock[cluster, agent, -2 - self.agents : -2]
+                    np.maximum.at(self.location[:, : self.agents], cluster, covered)
+                    wide.publish(self.first_cluster + cluster, covered)
+        if access.kind != "write":
+            if wide is not None and wide.version:
+                self.clock[cluster, agent, -2] = wide.version
+            if "acquire" in access.order:
+                self._learn(cluster, agent, self.location[cluster])
+                if wide is not None:
+                    self.clock[cluster, agent, -1] = wide.version
+            elif self.heard is not None:
+                self.heard[cluster, agent] = np.maximum(self.heard[cluster, agent], self.location[cluster])
 
     # -- mbarriers and clusters
 
@@ -324,7 +397,8 @@ class SharedRace:
             if len(late):
                 ins = self.S.program.ops[int(self.remote_pc[cta, late[0]])].ins
                 raise Fault("race", f"CTA {self.S.cta_name(cta)} exits although its shared memory may still be used by "
-                                    f"{self.name(int(late[0]))} at line {ins.line} ({ins.text})")  # fmt: skip
+                                    f"{self.name(int(late[0]))} at {self.S.program.where(ins.line)} ({ins.text}): no barrier.cluster after "
+                                    "that access lies before the exit")  # fmt: skip
 
     def cluster_arrive(self, idx: Array | None, releases: bool) -> None:
         self.flush()
@@ -349,11 +423,22 @@ class SharedRace:
         *_, warp = self._warps(idx)
         self.bulk_committed[warp] += 1
 
-    def wait_bulk(self, idx: Array | None, allowed: int) -> None:
+    def wait_bulk(self, idx: Array | None, allowed: int, is_read: bool) -> None:
+        """is_read: only until the copies have read their source."""
         self.flush()
         cluster, agent, warp = self._warps(idx)
-        _, queue = self._agent(warp, self.bulk_queue)
-        self.clock[cluster, agent, queue] = np.maximum(self.clock[cluster, agent, queue], self.bulk_committed[warp] - allowed)
+        for first in (self.bulk_queue,) if is_read else (self.bulk_queue, self.readers_per_cta):
+            _, queue = self._agent(warp, first)
+            self.clock[cluster, agent, queue] = np.maximum(self.clock[cluster, agent, queue], self.bulk_committed[warp] - allowed)
+
+    def into_global(self, issue: Issue) -> tuple[int, int, int, int]:
+        """(cluster, agent, clock row of what it knows, time) of a bulk copy into global memory."""
+        cluster, agent = self._issuer(issue)
+        warp = int(self.S.warp[issue.position])
+        who = (self.readers_per_cta + warp % self.warps) * self.size + issue.cta % self.size
+        now = int(self.bulk_committed[warp]) + 1
+        self.clock[cluster, who, who] = now
+        return cluster, who, (cluster * self.agents + agent) * self.row, now
 
     def commit_products(self, warps: Array) -> None:
         self.products_committed[warps] += 1
@@ -474,33 +559,31 @@ class SharedRace:
 
     def _track(self, S: State, index: Array, access: Access, idx: Array | None, pc: int) -> None:
         positions = idx
-        warp = S.warp if idx is None else S.warp.take(idx)
-        if len(index) != len(warp):
-            index = np.broadcast_to(index, (len(warp),))
         if access.sync:
-            self._synchronise(access, positions)
-        cluster, agent = self._agent(warp)
-        cta_of = warp // self.warps
+            self.synchronise(access, positions, False)
+        _, agent, row = self.lanes(idx)
+        if len(index) != len(agent):
+            index = np.broadcast_to(index, (len(agent),))
         if access.kind == "async write":
             c, w, number = self._warps(idx)
             _, q = self._agent(number, self.copy_queue)
             own = self.clock[c, q, q]
             self.clock[c, q] = np.maximum(self.clock[c, q], self.clock[c, w])
             self.clock[c, q, q] = own
-            _, agent = self._agent(warp, self.copy_queue)
+            shift = self.copy_queue * self.size
+            agent, row = agent + shift, row + shift * self.row
         width, size = access.width, self.granule
-        row = (cluster * self.agents + agent) * self.row
+        now = self.clock.reshape(-1).take(row + agent)
+        if self.size > 1:
+            cta = (S.warp if idx is None else S.warp.take(idx)) // self.warps
+            self._touch_remote(cta, index * width // S.shared.stride, agent, now, pc)
         if width > size:
             per = width // size
             cells = (index[:, None] * per + np.arange(per)).reshape(-1)
-            agent, row = np.repeat(agent, per), np.repeat(row, per)
+            agent, row, now = np.repeat(agent, per), np.repeat(row, per), np.repeat(now, per)
         else:
             per = 1
             cells = index if width == size else index * width // size
-        now = self.clock.reshape(-1).take(row + agent)
-        if self.size > 1:
-            owner = index * width // S.shared.stride
-            self._touch_remote(np.repeat(cta_of, per), np.repeat(owner, per), agent, now, pc)
         atomic = access.kind == "atomic" or access.sync
         self._apply(S, access.kind, atomic, cells, agent, row, now, pc, positions, lambda at: at // per, False)
 
@@ -513,17 +596,22 @@ class SharedRace:
             return
         writer, time = last >> 32 & 0x7FF, last & 0xFFFFFFFF
         clock = self.clock.reshape(-1)
-        clash = (time > clock.take(row + writer)) & (last != 0)
+
+        def here(at: int) -> int:
+            return int((row if isinstance(row, int) else row[at]) // self.row % self.agents)
+
+        is_atomic = last >> 43 & 1
+        clash = (np.maximum(time - is_atomic, 1) > clock.take(row + writer)) & (last != 0)  # an atomic belongs to the fence before it
         if atomic:
-            clash &= (last >> 43 & 1) == 0
+            clash &= is_atomic == 0
         if np.count_nonzero(clash):
             at = int(np.flatnonzero(clash)[0])
-            self._report(S, kind, int(cells[at]), lane(at), int(last[at]) >> 44, int(writer[at]), "write", positions)
+            self._report(S, kind, int(cells[at]), lane(at), int(last[at]) >> 44, int(writer[at]), "write", positions, here(at))
         if proxy:
             unfenced = (writer < self.generic) & (last != 0) & (time > clock.take(row + self.agents + writer))
             if np.count_nonzero(unfenced):
                 at = int(np.flatnonzero(unfenced)[0])
-                self._report(S, kind, int(cells[at]), lane(at), int(last[at]) >> 44, int(writer[at]), "", positions)
+                self._report(S, kind, int(cells[at]), lane(at), int(last[at]) >> 44, int(writer[at]), "", positions, here(at))
 
     def _apply(
         self, S: State, kind: str, atomic: bool, cells: Array, agent: Any, row: Any, now: Any, pc: int, positions: Array | None,
@@ -532,8 +620,10 @@ class SharedRace:
         """Check and record accesses to `cells`. agent, its time `now`, and `row`, where the clock row of what it knows begins, are
         arrays over the cells or single numbers. lane(i): the executing lane of cell i. proxy: an access of the async proxy."""
         self._against_write(S, kind, atomic, cells, row, positions, lane, proxy)
+        if kind == "read" and atomic:
+            return
         clock = self.clock.reshape(-1)
-        if kind == "read" and not atomic:
+        if kind == "read":
             self.reads[cells * self.num_readers + agent] = now
             seen = self.readers.take(cells) & MANY
             state = np.where((seen == 0) | (seen == agent + 1), agent + 1, MANY)
@@ -555,7 +645,7 @@ class SharedRace:
                 if np.count_nonzero(late):
                     k = int(np.flatnonzero(late)[0])
                     at = int(one[k])
-                    self._report(S, kind, int(cells[at]), lane(at), int(self.readers[cells[at]]) >> 10, int(other[k]), "read", positions)
+                    self._report(S, kind, int(cells[at]), lane(at), int(self.readers[cells[at]]) >> 10, int(other[k]), "read", positions, int(agents[at]))
             many = np.flatnonzero(seen == MANY)
             if len(many):
                 each = np.arange(self.num_readers)
@@ -564,10 +654,8 @@ class SharedRace:
                 if np.count_nonzero(late2):
                     found, columns = np.nonzero(late2)
                     at, agent2 = int(many[found[0]]), int(columns[0])
-                    self._report(S, kind, int(cells[at]), lane(at), int(self.readers[cells[at]]) >> 10, agent2, "read", positions)
+                    self._report(S, kind, int(cells[at]), lane(at), int(self.readers[cells[at]]) >> 10, agent2, "read", positions, int(agents[at]))
             self.readers[cells] = 0
-        if kind == "read":
-            return
         mark64 = (np.int64(pc) << 44) | (np.int64(atomic) << 43) | (np.asarray(agent, np.int64) << 32) | now
         self.writes[cells] = mark64
         if not atomic:
@@ -575,16 +663,16 @@ class SharedRace:
             if np.count_nonzero(lost):
                 at = int(np.flatnonzero(lost)[0])
                 rival = int(self.writes[cells[at]]) >> 32 & 0x7FF
-                self._report(S, kind, int(cells[at]), lane(at), pc, rival, "write", positions)
+                self._report(S, kind, int(cells[at]), lane(at), pc, rival, "write", positions, int(np.broadcast_to(agent, cells.shape)[at]))
 
-    def _report(self, S: State, kind: str, cell: int, lane: int, pc: int, agent: int, what: str, positions: Array | None) -> None:
-        """`what`: the other side's "read" or "write" that is not ordered; "": its write lacks a proxy fence."""
+    def _report(self, S: State, kind: str, cell: int, lane: int, pc: int, agent: int, what: str, positions: Array | None, here: int) -> None:
+        """`what`: the other side's "read" or "write" that is not ordered; "": its write lacks a proxy fence. `here`: the agent of this side."""
         offset = cell % self.per_cta * self.granule + SHARED_BASE
         ins = S.program.ops[pc].ins
         place = f"{VERBS[kind]} shared address {offset:#x}{S.shared_name(offset)}"
-        other = f"by {self.name(agent)} at line {ins.line} ({ins.text})"
+        other = f"by {self.name(agent)} at {S.program.where(ins.line)} ({ins.text})"
         if what:
-            message = f"{place} while the {what} {other} is not ordered before it"
+            message = f"{place} while the {what} {other} is not ordered before it: {self.missing(agent, here)}"
         elif ins.opcode == "mbarrier":
             message = f"signals the mbarrier at {offset:#x}{S.shared_name(offset)} without a fence.mbarrier_init after the write {other}"
         else:
@@ -592,4 +680,6 @@ class SharedRace:
         raise Fault("race", message, np.array([lane]), positions)
 
     def finish(self) -> None:
-        """Nothing is left to check at the end of a batch."""
+        """The batch is done; what it read of global memory may be looked at later, what it did in shared memory not."""
+        self.writes = self.reads = self.readers = np.zeros(0, np.int32)
+        self.noted.clear()
