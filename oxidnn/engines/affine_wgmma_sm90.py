@@ -9,6 +9,7 @@ from functools import lru_cache
 from ..codegen.spec import Target as PtxTarget
 from ..codegen.spec import TensorMapSpec
 from ..device import DeviceInfo
+from ..dtypes import F64
 from . import affine_tiling as tiling
 from .affine import AffineMatmul, MatmulGroup
 from .affine_group import beyond, joint_boxes, joint_digits, members_of, with_products
@@ -39,6 +40,7 @@ MAX_STAGES = 8
 PANEL = 64  # rows and columns of D staged at a time by a warpgroup
 MAX_DIRECT_LINES = 2000  # of an epilogue applied to all accumulators of a thread; longer ones loop over staged panels
 PANEL_PITCH = 68  # f32 elements of a row of a general panel
+MAX_REGISTERS = {2: 168, 3: 128}  # of a thread, by multiplying warpgroups
 BARRIER_BYTES = 8
 MAX_PARAM_BYTES = 4096
 MAX_MEMBERS = 8  # of a group; a number of a member is one of as many instructions
@@ -190,11 +192,11 @@ def stored_map(am: AffineMatmul, d: tiling.Digits, has_blocks: bool = False) -> 
                                    corners=(still, still)), digits, True)
 
 
-def plan_epilogue(d: tiling.Digits, am: AffineMatmul, wide: bool, is_split: bool, accumulators: int) -> tiling.EpilogueConsts:
-    """The epilogue of a panel by one warpgroup: in short vectors, where the tile's other accumulators leave few registers."""
+def plan_epilogue(d: tiling.Digits, am: AffineMatmul, wide: bool, is_split: bool, spare_registers: int) -> tiling.EpilogueConsts:
+    """The epilogue of a panel by one warpgroup: in short vectors, where the tile's accumulators leave few registers."""
     epilogue = tiling.plan_epilogue(d, am, PANEL, PANEL, 128, wide, is_split)
     is_light = len(am.operands) < 2 and not any(any(t.m_strides) for t in am.operands)
-    vec = min(epilogue.vec, 4 if is_light else 2) if accumulators > 64 else epilogue.vec
+    vec = min(epilogue.vec, 4 if is_light else 2) if spare_registers < 96 else epilogue.vec
     targets = epilogue.targets if is_split else tuple(tiling._target_consts(i, t, d, epilogue.inner, vec) for i, t in enumerate(d.targets))
     inner_threads = PANEL // vec
     return replace(epilogue, pitch=PANEL_PITCH, vec=vec, inner_threads=inner_threads, outer_step=128 // inner_threads, unroll=1,
@@ -288,7 +290,8 @@ def _plan(am: AffineMatmul | MatmulGroup, config: EngineConfig) -> _Plan | str:
     is_split = grids[0].splits > 1
     wide = any(tiling.needs_wide(d) or grid.partial_elements > tiling.INT32_MAX for d, grid in zip(digits, grids, strict=True))
     accumulators = tile_m * tile_n // (consumers * 128)
-    epilogues = {plan_epilogue(d, part, wide, is_split, accumulators) for d, part in zip(digits, parts, strict=True)}
+    spare_registers = MAX_REGISTERS[warpgroups] - accumulators
+    epilogues = {plan_epilogue(d, part, wide, is_split, spare_registers) for d, part in zip(digits, parts, strict=True)}
     if len(epilogues) > 1:
         return "its parts are written in different ways"
     epilogue = epilogues.pop()
@@ -299,8 +302,9 @@ def _plan(am: AffineMatmul | MatmulGroup, config: EngineConfig) -> _Plan | str:
         stored = [None for _ in stored]
     if accumulators > 64 and not is_split and len(parts) > 1 and parts[0].operands:
         return "the numbers of a group and an epilogue's operands leave too few registers beside 96 accumulators a thread"
-    if accumulators > 96 and not is_split and any(part.operands and x is None for part, x in zip(parts, stored, strict=True)):
-        return "a staged epilogue with operands leaves too few registers beside 128 accumulators a thread"
+    if spare_registers < 64 and not is_split and any(t.dtype is F64 or x is None for part, x in zip(parts, stored, strict=True)
+                                                     for t in part.operands):
+        return "a staged epilogue, or one with f64, leaves too few registers beside the accumulators of this tile"
     if halo is not None and stored[0] is None:
         return "blocks of positions are stored by tensor copies of 16-bit panels only"
     stage_bytes = (tile_m if halo is None else 0) * SPAN_BYTES + tile_n * SPAN_BYTES
@@ -515,7 +519,7 @@ def _candidates(am: AffineMatmul | MatmulGroup, device: DeviceInfo) -> Iterator[
         if isinstance(plan, str):
             continue
         if tile_m * tile_n == 192 * 192 and (not plan.consts.is_direct or parts[0].epilogue is not None or len(parts) > 1):
-            continue  # 96 of the 128 registers that 512 threads have are accumulators
+            continue  # 32 registers beside the accumulators
         whole = plan.members[0].grid
         is_low = tile_m == 64 and parts[0].m.size <= 64  # a cooperating warpgroup would multiply nothing but padding
         if schedule == "coop" or is_low or plan.num_tiles > device.num_sms:  # else there is no next tile to multiply under an epilogue

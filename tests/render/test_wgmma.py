@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+import numpy as np
 import pytest
 
 from oxidnn import ptx
@@ -13,6 +14,7 @@ from oxidnn.engines.affine_wgmma_sm90 import WGMMA_SM90
 from oxidnn.engines.matmul import MatmulEngine, lower, lower_group
 from oxidnn.ops.case import parse_case
 from oxidnn.runtime.assembler import assemble, disassemble
+from oxidnn.testing.sample import SAMPLES
 
 DEVICE = known_device("sm_90a")
 # The assembler's notes that products are serialised or waits injected.
@@ -54,6 +56,27 @@ def test_every_tile_assembles(line: str) -> None:
                 if len(seen) == 1:
                     ptx.validate(ptx.parse(text))
     assert len(seen) >= 3
+
+
+@pytest.mark.parametrize("op", ["gemm", "conv_dgrad", "conv_transpose"])
+def test_wide_tiles_of_random_problems_fit_the_registers(op: str) -> None:
+    """Wide accumulators beside the epilogues, digits and layouts that samples draw: where registers are shortest."""
+    rng = np.random.default_rng([20261128, *op.encode()])
+    engine = MatmulEngine(op, WGMMA_SM90)
+    seen: set[object] = set()
+    for _ in range(1500):
+        problem = SAMPLES[op](rng, "small")
+        if len(seen) >= 8 or problem.is_empty or not any(o.name not in ("a", "b", "x", "w", "dy") for o in problem.inputs) \
+                or not engine.check_support(problem, DEVICE):
+            continue
+        wide = [c for c in engine.configs(problem, DEVICE) if c["tile_n"] >= 192 or c["tile_m"] * c["tile_n"] >= 192 * 128]
+        for config in wide[:2]:
+            for step in engine.build_steps(problem, config, DEVICE).steps:
+                if step.spec.template == "matmul/wgmma_sm90" and step.spec not in seen:
+                    seen.add(step.spec)
+                    result = assemble(render(step.spec), "sm_90a")
+                    assert result.spill_bytes == 0, f"{result.spill_bytes} bytes spilled: {config.name} of {problem}"
+    assert len(seen) >= 4
 
 
 @pytest.mark.parametrize("line", [LINES[0], LINES[6], LINES[-1]])
