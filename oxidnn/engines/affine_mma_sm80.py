@@ -1,4 +1,4 @@
-"""The tiled main loop on tensor cores through mma.sync: f16 and bf16, and f32 as tf32 by request; sm_80 and later."""
+"""The tiled main loop on tensor cores through mma.sync: f16 and bf16, and f32 as tf32 or in two parts by request; f16 from sm_75 on."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from functools import lru_cache
 
 from ..codegen.spec import Target as PtxTarget
 from ..device import DeviceInfo
+from ..dtypes import F32
 from . import affine_tiling as tiling
 from .affine import AffineMatmul
 from .base import Build, EngineConfig, Step, Support, refuse
@@ -43,8 +44,9 @@ SHAPES = (
 
 @dataclass(frozen=True, slots=True)
 class MmaConsts:
-    """Consts of matmul/tiled_mma_sm80. kind: operand type of the mma; k_steps: mma's k in a k tile (even); sync_step: the k step before
-    which the next stage is awaited."""
+    """Consts of matmul/tiled_mma_sm80. kind: "f16" | "bf16" | "tf32", or of f32 in two parts each "tf32x3" | "bf16x3"; lines: 32-byte
+    pieces of a line along k in one k step; k_steps: k steps in a k tile (even); sync_step: the one before which the next stage is
+    awaited; has_k16: the mma of 16-bit types takes 16 k's, not 8; promotes: k tiles are summed outside the tensor cores."""
 
     kind: str
     tile_m: int
@@ -54,9 +56,12 @@ class MmaConsts:
     warps_n: int
     stages: int
     stage_bytes: int
+    lines: int
     k_steps: int
     sync_step: int
     has_rn_tf32: bool
+    has_k16: bool
+    promotes: bool
     a: tiling.LoaderConsts
     b: tiling.LoaderConsts
     epilogue: tiling.EpilogueConsts
@@ -81,15 +86,33 @@ class MmaConsts:
     def has_async(self) -> bool:
         return self.a.is_async or self.b.is_async
 
-    def frag_a(self, buffer: int) -> list[str]:
-        """Registers of A's fragments, [m16 tile][4], of the buffer of one k step."""
-        count = self.warp_m // 16 * 4
-        return [f"%frag_a{buffer * count + i}" for i in range(count)]
+    @property
+    def has_parts(self) -> bool:
+        return self.kind.endswith("x3")
 
-    def frag_b(self, buffer: int) -> list[str]:
+    @property
+    def mma_kind(self) -> str:
+        return self.kind.removesuffix("x3")
+
+    def frag_a(self, buffer: int, line: int = 0) -> list[str]:
+        """Registers of A's fragments, [m16 tile][4], of a line of the k step in `buffer`."""
+        count = self.warp_m // 16 * 4
+        return [f"%frag_a{(buffer * self.lines + line) * count + i}" for i in range(count)]
+
+    def frag_b(self, buffer: int, line: int = 0) -> list[str]:
         """Registers of B's fragments, [n8 tile][2]."""
         count = self.warp_n // 8 * 2
-        return [f"%frag_b{buffer * count + i}" for i in range(count)]
+        return [f"%frag_b{(buffer * self.lines + line) * count + i}" for i in range(count)]
+
+    def part(self, name: str) -> list[str]:
+        """Registers of "big_a", "small_a", "big_b" or "small_b", in the order of fragments of one line."""
+        return [f"%{name}{i}" for i in range(self.warp_m // 4 if name.endswith("a") else self.warp_n // 4)]
+
+    def products(self, buffer: int) -> list[tuple[list[str], list[str]]]:
+        """The fragments of A and B to multiply, the smallest products first."""
+        if not self.has_parts:
+            return [(self.frag_a(buffer), self.frag_b(buffer))]
+        return [(self.part(a), self.part(b)) for a, b in (("small_a", "big_b"), ("big_a", "small_b"), ("big_a", "big_b"))]
 
     def acc(self, i: int, j: int) -> list[str]:
         first = (i * (self.warp_n // 8) + j) * 4
@@ -106,8 +129,12 @@ def swizzle_for(size: int, major: str, pitch: int) -> tuple[int, int, int]:
     return {32: (0, 2, 1), 64: (0, 1, 3)}.get(pitch, (0, 0, 7))
 
 
+def _kind(am: AffineMatmul) -> str:
+    return am.a.dtype.name if am.a.dtype is not F32 else "tf32" if am.math == "fast" else am.math
+
+
 @lru_cache(maxsize=256)
-def _plan(am: AffineMatmul, config: EngineConfig, has_rn_tf32: bool) -> tuple[MmaConsts, tiling.Digits, tiling.Grid]:
+def _plan(am: AffineMatmul, config: EngineConfig, capability: tuple[int, int]) -> tuple[MmaConsts, tiling.Digits, tiling.Grid]:
     d = tiling.merged_digits(am)
     wide = tiling.needs_wide(d)
     size = am.a.dtype.num_bytes
@@ -120,22 +147,26 @@ def _plan(am: AffineMatmul, config: EngineConfig, has_rn_tf32: bool) -> tuple[Mm
             vector = tiling.widest_vector(x, d.k, d.batch, "k")  # lines of less than 128 bytes cannot be swizzled by words
         pitch = (tile_k if vector.major == "k" else rows) * size
         swizzle = swizzle_for(size, vector.major, pitch)
-        loaders.append(tiling.plan_loader(name, x, d, vector, rows, tile_k, threads, offset, pitch, swizzle, True, wide))
+        loaders.append(tiling.plan_loader(name, x, d, vector, rows, tile_k, threads, offset, pitch, swizzle, capability >= (8, 0), wide))
         offset += rows * tile_k * size
     stage_bytes = -(-offset // 1024) * 1024
     grid = tiling.plan_grid(am, (tile_m, tile_n, tile_k), config["split_k"], tiling.inner_direction(d))
     epilogue = tiling.plan_epilogue(d, am, tile_m, tile_n, threads, wide, grid.splits > 1)
-    kind = "tf32" if size == 4 else am.a.dtype.name
-    k_steps = tile_k * size // 32
-    consts = MmaConsts(kind, tile_m, tile_n, tile_k, warps_m, warps_n, stages, stage_bytes, k_steps,
-                       k_steps - 1 if config["sync"] == "late" else 0, has_rn_tf32, loaders[0], loaders[1], epilogue,
+    kind = _kind(am)
+    lines = 2 if kind == "bf16x3" else 1
+    k_steps = tile_k * size // (32 * lines)
+    consts = MmaConsts(kind, tile_m, tile_n, tile_k, warps_m, warps_n, stages, stage_bytes, lines, k_steps,
+                       k_steps - 1 if config["sync"] == "late" else 0, capability >= (9, 0), capability >= (8, 0), kind == "tf32x3",
+                       loaders[0], loaders[1], epilogue,
                        has_slices=grid.slices > 1, is_split=grid.splits > 1, has_n_tiles=grid.n_tiles > 1)
     return consts, d, grid
 
 
 def registers_needed(c: MmaConsts) -> int:
     """About how many registers the kernel takes; the assembler spills where this exceeds what a thread may have."""
-    total = c.warp_m * c.warp_n // 32 + (c.warp_m + c.warp_n) // 2 + 24
+    acc, frag = c.warp_m * c.warp_n // 32, (c.warp_m + c.warp_n) // 4
+    # A step's fragments in two buffers; or as read, of the next step, beside the parts of this one.
+    total = acc * (2 if c.promotes else 1) + frag * (2 + c.lines if c.has_parts else 2) + 24
     for x in (c.a, c.b):
         offset = 2 if x.wide else 1
         per_row, per_k = offset + len(x.bounds), offset + len(x.bounds) + x.k_digits
@@ -149,20 +180,25 @@ def smem_bytes(consts: MmaConsts) -> int:
 
 
 class MmaSm80Matmul:
-    """f16 and bf16 matmuls, and f32 ones that may round their operands to tf32, with f32 accumulators."""
+    """f16 and bf16 matmuls, and f32 ones that may round their operands to tf32 or part them (x3), with f32 accumulators.
+
+    An infinite f32 operand gives NaN in the x3 forms: what infinity leaves over has no value.
+    """
 
     name = "mma_sm80"
     is_deterministic = True
 
     def check(self, am: AffineMatmul, device: DeviceInfo) -> Support:
-        """Both operands f16, both bf16, or both f32 with math "tf32" or "fast"; D and epilogue operands of any float type."""
-        if not device.at_least(8):
-            return refuse(f"mma_sm80 needs compute capability 8.0, the device has {device.capability[0]}.{device.capability[1]}")
+        """Both operands f16, both bf16, or both f32 with any math but "ieee"; D and epilogue operands of any float type. sm_75: f16."""
+        if not device.at_least(7, 5):
+            return refuse(f"mma_sm80 needs compute capability 7.5, the device has {device.capability[0]}.{device.capability[1]}")
         kinds = {am.a.dtype.name, am.b.dtype.name}
         if len(kinds) != 1 or not kinds <= {"f16", "bf16", "f32"} or am.acc.name != "f32":
             return refuse(f"mma_sm80 multiplies f16, bf16 or f32 pairs in f32, not {am.a.dtype} x {am.b.dtype} in {am.acc}")
-        if kinds == {"f32"} and am.math not in ("tf32", "fast"):
-            return refuse(f'mma_sm80 rounds f32 to tf32, which math="{am.math}" does not allow (math="tf32" or "fast" does)')
+        if kinds == {"f32"} and am.math == "ieee":
+            return refuse('mma_sm80 rounds the parts of f32, which math="ieee" does not allow (math="tf32", "tf32x3", "bf16x3" and "fast" do)')
+        if not device.at_least(8) and kinds != {"f16"}:
+            return refuse(f"mma_sm80 of {am.a.dtype} needs sm_80, the device is {device.arch}")
         return tiling.check_common(am, device)
 
     def configs(self, am: AffineMatmul, device: DeviceInfo) -> tuple[EngineConfig, ...]:
@@ -176,7 +212,8 @@ class MmaSm80Matmul:
         warp = (tile[0] // config["warps_m"], tile[1] // config["warps_n"])
         grid = tiling.plan_grid(am, tile, config["split_k"])
         # mma.sync issues at most 2720 of wgmma's 4096 flop per clock and SM on Hopper; elsewhere it is the full rate.
-        peak = device.tensor_tflops * (0.66 if device.capability[0] == 9 else 0.95) * (0.5 if size == 4 else 1.0)
+        peak = device.tensor_tflops * (0.66 if device.capability[0] == 9 else 0.95)
+        peak *= {"ieee": 1.0, "tf32x3": 1 / 6, "bf16x3": 1 / 3}.get(am.math, 0.5) if size == 4 else 1.0
         staged = config["stages"] * (tile[0] + tile[1]) * tile[2] * size
         smem = max(staged, tile[0] * (tile[1] + 8) * 4) + 1024
         registers = min(255, warp[0] * warp[1] // 32 + (warp[0] + warp[1]) // 2 + 48)
@@ -204,10 +241,9 @@ class MmaSm80Matmul:
         empty = tiling.empty_build(am)
         if empty is not None:
             return empty
-        has_rn_tf32 = device.at_least(9)
-        consts, d, grid = _plan(am, config, has_rn_tf32)
+        consts, d, grid = _plan(am, config, device.capability)
         wide = consts.a.wide
-        target = PtxTarget.for_arch(device.arch, (7, 8) if consts.kind == "tf32" and has_rn_tf32 else (7, 0))
+        target = PtxTarget.for_arch(device.arch, (7, 8) if consts.mma_kind == "tf32" and consts.has_rn_tf32 else (7, 0))
         args = tiling.tile_arguments(am, d, (consts.a, consts.b), consts.epilogue, grid, consts.tile_k, wide, workspace_offset)
         threads = 32 * consts.warps_m * consts.warps_n
         step = Step.of("matmul/tiled_mma_sm80", op, target, threads, args, consts, grid.ctas, dynamic_smem=smem_bytes(consts),
@@ -235,9 +271,8 @@ def _sorted_configs(am: AffineMatmul, device: DeviceInfo) -> tuple[EngineConfig,
 def _candidates(am: AffineMatmul, device: DeviceInfo) -> Iterator[tuple[EngineConfig, bool]]:
     """Configs that the device's shared memory takes, and whether their registers fit too."""
     size = am.a.dtype.num_bytes
-    has_rn_tf32 = device.at_least(9)
     # Largest needs that assemble without spills; rounding to tf32 takes temporaries, more where NaN has to be kept by hand.
-    limit = 260 if size == 2 else 250 if has_rn_tf32 else 232
+    limit = 260 if size == 2 or am.math == "bf16x3" else 250 if device.at_least(9) else 232
     for tile_m, tile_n, k_bytes, warps_m, warps_n, stages, sync in SHAPES:
         tile = (tile_m, tile_n, k_bytes // size)
         if device.is_emulated:
@@ -249,7 +284,7 @@ def _candidates(am: AffineMatmul, device: DeviceInfo) -> Iterator[tuple[EngineCo
             continue  # more than half of the tile would be empty
         knobs = {"tile_m": tile_m, "tile_n": tile_n, "tile_k": tile[2], "warps_m": warps_m, "warps_n": warps_n, "stages": stages,
                  "sync": sync}
-        consts, _, _ = _plan(am, EngineConfig.of(**knobs, split_k=1), has_rn_tf32)
+        consts, _, _ = _plan(am, EngineConfig.of(**knobs, split_k=1), device.capability)
         fits = registers_needed(consts) <= limit
         for split_k in tiling.split_choices(am, tile, 32 * warps_m * warps_n, device):
             yield EngineConfig.of(**knobs, split_k=split_k), fits

@@ -105,6 +105,37 @@ def test_mma_tf32(line: str, arch: str) -> None:
     run_tf32(backend, problem, engine, config)
 
 
+@pytest.mark.parametrize("line", [*GEMMS, *CONVS])
+@pytest.mark.parametrize(("math", "arch"), [("tf32x3", "sm_80"), ("tf32x3", "sm_90a"), ("bf16x3", "sm_80")])
+def test_mma_of_parts(line: str, math: str, arch: str) -> None:
+    run(line.format(t="f32") + f" math={math}", MMA_SM80, mma(64, 32, 16 if math == "tf32x3" else 32, 2, 1, 2, 1), arch)
+
+
+@pytest.mark.parametrize("math", ["tf32x3", "bf16x3"])
+def test_parts_are_as_exact_as_promised(math: str) -> None:
+    """On values that no part alone holds: relative error of sums without cancellation, beside that of tf32."""
+    import numpy as np
+
+    from oxidnn.testing.harness import execute
+
+    errors = {}
+    for policy in (math, "tf32"):
+        problem = parse_case(f"gemm a=f32[64,512] b=f32[512,32] math={policy}")
+        rng = np.random.default_rng(1)
+        inputs = {"a": rng.uniform(1, 2, (64, 512)).astype(np.float32), "b": rng.uniform(1, 2, (512, 32)).astype(np.float32)}
+        config = mma(64, 32, 32, 2, 1, 2, 1)
+        d = execute(EmulatedBackend("sm_90a"), problem, MatmulEngine("gemm", Only(MMA_SM80, config)), config, inputs)["d"]
+        want = inputs["a"].astype(np.float64) @ inputs["b"].astype(np.float64)
+        errors[policy] = float(np.abs(d / want - 1).max())
+    assert errors[math] < {"tf32x3": 1e-6, "bf16x3": 5e-6}[math] and errors["tf32"] > 10 * errors[math], errors
+
+
+@pytest.mark.parametrize("line", [GEMMS[0], GEMMS[4], CONVS[0], CONVS[1], CONVS[4], CONVS[8], CONVS[10]])
+@pytest.mark.parametrize("split_k", [1, 3])
+def test_mma_without_asynchronous_copies(line: str, split_k: int) -> None:
+    run(line.format(t="f16"), MMA_SM80, mma(64, 32, 32, 2, 1, 2 + split_k % 2, split_k, ("late", "early")[split_k == 1]), "sm_75")
+
+
 def run_tf32(backend, problem, engine, config) -> None:  # type: ignore[no-untyped-def]
     """As run_problem on inputs that tf32 holds exactly, so that f32's own tolerance applies."""
     import numpy as np
