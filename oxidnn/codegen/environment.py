@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import os
 import struct
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from .. import switches
 
@@ -29,6 +30,11 @@ def template_directories() -> list[Path]:
 
 @cache
 def environment() -> jinja2.Environment:
+    return make_environment()
+
+
+def make_environment(extensions: Sequence[Any] = ()) -> jinja2.Environment:
+    """A fresh environment; `extensions`: Jinja's, by class."""
     import jinja2
 
     env = jinja2.Environment(
@@ -36,7 +42,7 @@ def environment() -> jinja2.Environment:
         variable_start_string="${", variable_end_string="}", block_start_string="<%", block_end_string="%>",
         comment_start_string="<#", comment_end_string="#>", line_statement_prefix="//%", line_comment_prefix="//#",
         trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True, undefined=jinja2.StrictUndefined,
-        auto_reload=False, autoescape=False, cache_size=400,
+        auto_reload=False, autoescape=False, cache_size=400, extensions=list(extensions),
     )
     env.filters["f32"] = f32_literal
     env.filters["f64"] = f64_literal

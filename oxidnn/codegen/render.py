@@ -8,10 +8,14 @@ from dataclasses import dataclass
 from functools import cache, lru_cache
 from importlib.metadata import version
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from . import turing
 from .environment import environment, template_directories
 from .spec import KernelSpec
+
+if TYPE_CHECKING:
+    import jinja2
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +55,12 @@ def render(spec: KernelSpec) -> str:
     The template sees `spec`, `consts` (short `c`) and `unique(stem)`, which gives label names that differ within the kernel.
     Unknown names raise jinja2.UndefinedError.
     """
-    counter = itertools.count()
-    template = environment().get_template(spec.template + ".ptx.j2")
-    text = template.render(spec=spec, consts=spec.consts, c=spec.consts, unique=lambda stem: f"${stem}_{next(counter)}")
+    text = render_in(environment(), spec)
     return turing.lower(text) if spec.target.capability < (8, 0) else text
+
+
+def render_in(environment: jinja2.Environment, spec: KernelSpec) -> str:
+    """What the templates of an environment make of `spec`."""
+    counter = itertools.count()
+    template = environment.get_template(spec.template + ".ptx.j2")
+    return template.render(spec=spec, consts=spec.consts, c=spec.consts, unique=lambda stem: f"${stem}_{next(counter)}")

@@ -253,6 +253,9 @@ def write_at(S: State, allocation: Allocation, index: Array, values: Array, acce
     if S.bank is not None:
         S.bank.sectors(S, allocation.origin, index, width, idx)
     store(allocation.views[width], index, values)
+    if S.race is not None and not access.sync and (lane := overwritten(allocation.views[width], index, values)) >= 0:
+        address = allocation.origin + int(index[lane if len(index) > 1 else 0]) * width
+        raise Fault("race", f"{OVERWRITTEN} {address:#x} ({S.memory.describe(address)})", np.array([lane]))
     if allocation.shadow is not None:
         mark_ready(allocation.shadow, index, width)
 
@@ -321,6 +324,21 @@ def store(view: Array, index: Array, values: Array) -> None:
     if len(index) == 1 and len(values) > 1:
         values = values[-1:]  # all lanes write one address: the last wins
     view[index] = values
+
+
+OVERWRITTEN = "lanes of one store write different values to"
+
+
+def overwritten(view: Array, index: Array, values: Array) -> int:
+    """After a store: the first lane whose value another lane's has replaced, or -1."""
+    if len(values) == 1:
+        return -1
+    kept = view.take(index)
+    if kept.itemsize == 16:
+        lost = (kept.view(np.uint64).reshape(-1, 2) != values.view(np.uint64).reshape(-1, 2)).any(axis=1)
+    else:
+        lost = kept != values
+    return int(np.argmax(lost)) if np.count_nonzero(lost) else -1
 
 
 def mark_ready(shadow: dict[int, Array], index: Array, width: int) -> None:
@@ -404,6 +422,9 @@ def write_shared(S: State, index: Array, values: Array, access: Access, idx: Arr
         S.bank.access(S, index, access, idx)
     S.counters.shared_written += width * len(index)
     store(S.shared.views[width], index, values)
+    if S.race is not None and not access.sync and (lane := overwritten(S.shared.views[width], index, values)) >= 0:
+        offset = int(index[lane if len(index) > 1 else 0]) * width % S.shared.stride + SHARED_BASE
+        raise Fault("race", f"{OVERWRITTEN} shared address {offset:#x}{S.shared_name(offset)}", np.array([lane]))
     if S.shared.shadow is not None:
         mark_ready(S.shared.shadow, index, width)
 

@@ -43,7 +43,7 @@ class Waiting:
             positions = S.positions(slots)
             cta = int(slots[0]) // S.T
             texts.append(
-                f"{S.describe_threads(positions)} at line {ins.line} ({ins.text}), barrier {number} has "
+                f"{S.describe_threads(positions)} at {S.program.where(ins.line)} ({ins.text}), barrier {number} has "
                 f"{int(self.arrived[cta])} of {int(goal[cta])} threads"
             )
         return texts
@@ -155,8 +155,8 @@ def _check_divergence(S: State, number: int, waiting: Waiting, done: Array) -> N
         first, second = S.program.ops[int(pcs[at]) - 1].ins, S.program.ops[int(pcs[at + 1]) - 1].ins
         raise Fault(
             "barrier",
-            f"divergent barrier {number}: threads of one warp wait at line {first.line} ({first.text}) and at line "
-            f"{second.line} ({second.text})",
+            f"divergent barrier {number}: threads of one warp wait at {S.program.where(first.line)} ({first.text}) and at "
+            f"{S.program.where(second.line)} ({second.text})",
             np.array([0]),
             S.positions(where[at : at + 1]),
         )

@@ -619,11 +619,11 @@ class State:
         for pc, idx in sorted(self.parked.items()):
             ins, describe = self.program.ops[pc].ins, self.program.ops[pc].info.get("describe")
             why = f", {describe(self, idx)}" if describe else ""
-            lines.append(f"{self.describe_threads(idx)} at line {ins.line} ({ins.text}){why}")
+            lines.append(f"{self.describe_threads(idx)} at {self.program.where(ins.line)} ({ins.text}){why}")
         for pc, idx in sorted(self.sync_wait.items()):
             ins = self.program.ops[pc].ins
             where = self.describe_threads(idx)
-            lines.append(f"{where} at line {ins.line} ({ins.text}), for the other lanes that must take part")
+            lines.append(f"{where} at {self.program.where(ins.line)} ({ins.text}), for the other lanes that must take part")
         waiting_for = "; ".join(lines[:12]) or "nobody waits, yet nobody can run"
         pcs = [w.groups[0][0] - 1 for w in self.barriers.values() if w.groups] + list(self.parked) + list(self.sync_wait)
         self.pc = pcs[0] if pcs else self.pc

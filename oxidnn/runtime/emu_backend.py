@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from .. import emu, report, switches
+from ..codegen.origin import origin_of
 from ..codegen.render import Source
 from ..codegen.spec import KernelSpec, TensorMapSpec
 from ..device import emulated_device
@@ -182,6 +183,7 @@ class EmulatedBackend:
         program, is_hit = _program(text)
         if not is_hit:
             dump(text, None, spec.symbol)
+        program.source_map = partial(origin_of, spec, text)
         report.line("cache", spec.symbol, self.info.arch, "memory" if is_hit else "emulated")
         return EmulatedKernel(self, program, spec, "memory" if is_hit else "emulated")
 

@@ -115,7 +115,8 @@ class GlobalRace:
     # -- accesses
 
     def access(self, S: State, allocation: Allocation, index: Array, access: Access, idx: Array | None) -> None:
-        race: SharedRace = S.race
+        race = S.race
+        assert race is not None
         if access.sync:
             race.synchronise(access, idx, True)
         if not allocation.writable:
@@ -141,7 +142,8 @@ class GlobalRace:
         thread itself, or by its bulk or tensor copy."""
         if not allocation.writable:
             return
-        race: SharedRace = issue.S.race
+        race = issue.S.race
+        assert race is not None
         size = self.granule
         if count % size or np.count_nonzero(starts % size):
             cells = np.unique((starts[:, None] + np.arange(count)) // size)
@@ -168,7 +170,8 @@ class GlobalRace:
             issue.S.pc, len(cells), position[:1], proxied=not by_thread))
 
     def _note(self, S: State, table: Table, index: Array, width: int, idx: Array | None) -> None:
-        race: SharedRace = S.race
+        race = S.race
+        assert race is not None
         warps = race.warps * race.size
         times = np.ascontiguousarray(race.clock[:, :warps, :warps].diagonal(axis1=1, axis2=2))
         race.lanes(None)
@@ -229,8 +232,8 @@ class GlobalRace:
             last = table.writer.take(cells)
             lost = np.flatnonzero(last != who)
             if len(lost):
-                at = int(lost[0])
-                self._report(S, table, cells, side, at, int(last[at]) - 1, side.pc, "write")
+                first = int(lost[0])
+                self._report(S, table, cells, side, first, int(last[first]) - 1, side.pc, "write")
 
     def _read(self, table: Table, cells: Array, side: Side, who: Array, readers: Array) -> None:
         """A read takes the place of the last one that it knows of; else both are kept."""
@@ -322,8 +325,8 @@ class GlobalRace:
             late = (times > clock.take(side.row[at[mine], None] + agents)) & (agents != side.agent[at[mine], None])
             if np.count_nonzero(late):
                 k, agent = (int(x[0]) for x in np.nonzero(late))
-                cluster = int(side.cluster[at[mine[k]]])
-                self._report(S, table, cells, side, int(at[mine[k]]), cluster << AGENT_BITS | agent, int(table.several_pc[rows[mine[k]]]), "read")
+                cell, pc = int(at[mine[k]]), int(table.several_pc[rows[mine[k]]])
+                self._report(S, table, cells, side, cell, int(side.cluster[cell]) << AGENT_BITS | agent, pc, "read")
         others = np.flatnonzero(~own)
         if len(others):  # several clusters: whoever has learnt nothing of any cannot know of these
             unknown = np.flatnonzero(clock.take(side.row[at[others]] + side.race.row - 1) == 0)
@@ -335,7 +338,8 @@ class GlobalRace:
     # -- reports
 
     def _report(self, S: State, table: Table, cells: Array, side: Side, at: int, other: int | None, pc: int, what: str) -> None:
-        """`other`: cluster << 11 | agent of the other side, None: several CTAs; `what`: its "read" or "write", "": its write lacks a proxy fence."""
+        """`other`: cluster << 11 | agent of the other side, None: several CTAs. `what`: its "read" or "write"; "": its write lacks a
+        proxy fence."""
         race, address = side.race, table.allocation.origin + int(cells[at]) * self.granule
         ins = S.program.ops[pc].ins
         cluster = int(side.cluster[at])

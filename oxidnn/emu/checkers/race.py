@@ -645,7 +645,8 @@ class SharedRace:
                 if np.count_nonzero(late):
                     k = int(np.flatnonzero(late)[0])
                     at = int(one[k])
-                    self._report(S, kind, int(cells[at]), lane(at), int(self.readers[cells[at]]) >> 10, int(other[k]), "read", positions, int(agents[at]))
+                    pc = int(self.readers[cells[at]]) >> 10
+                    self._report(S, kind, int(cells[at]), lane(at), pc, int(other[k]), "read", positions, int(agents[at]))
             many = np.flatnonzero(seen == MANY)
             if len(many):
                 each = np.arange(self.num_readers)
@@ -654,7 +655,8 @@ class SharedRace:
                 if np.count_nonzero(late2):
                     found, columns = np.nonzero(late2)
                     at, agent2 = int(many[found[0]]), int(columns[0])
-                    self._report(S, kind, int(cells[at]), lane(at), int(self.readers[cells[at]]) >> 10, agent2, "read", positions, int(agents[at]))
+                    pc = int(self.readers[cells[at]]) >> 10
+                    self._report(S, kind, int(cells[at]), lane(at), pc, agent2, "read", positions, int(agents[at]))
             self.readers[cells] = 0
         mark64 = (np.int64(pc) << 44) | (np.int64(atomic) << 43) | (np.asarray(agent, np.int64) << 32) | now
         self.writes[cells] = mark64
@@ -665,8 +667,11 @@ class SharedRace:
                 rival = int(self.writes[cells[at]]) >> 32 & 0x7FF
                 self._report(S, kind, int(cells[at]), lane(at), pc, rival, "write", positions, int(np.broadcast_to(agent, cells.shape)[at]))
 
-    def _report(self, S: State, kind: str, cell: int, lane: int, pc: int, agent: int, what: str, positions: Array | None, here: int) -> None:
-        """`what`: the other side's "read" or "write" that is not ordered; "": its write lacks a proxy fence. `here`: the agent of this side."""
+    def _report(
+        self, S: State, kind: str, cell: int, lane: int, pc: int, agent: int, what: str, positions: Array | None, here: int
+    ) -> None:
+        """`what`: the other side's "read" or "write" that is not ordered; "": its write lacks a proxy fence. `here`: the agent of
+        this side."""
         offset = cell % self.per_cta * self.granule + SHARED_BASE
         ins = S.program.ops[pc].ins
         place = f"{VERBS[kind]} shared address {offset:#x}{S.shared_name(offset)}"
@@ -681,5 +686,5 @@ class SharedRace:
 
     def finish(self) -> None:
         """The batch is done; what it read of global memory may be looked at later, what it did in shared memory not."""
-        self.writes = self.reads = self.readers = np.zeros(0, np.int32)
+        self.writes, self.reads, self.readers = np.zeros(0, np.int64), np.zeros(0, np.int32), np.zeros(0, np.int32)
         self.noted.clear()
