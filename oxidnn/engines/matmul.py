@@ -21,6 +21,7 @@ from .affine import AffineMatmul, Bound, IndexSpace, MatmulGroup, Source, Target
 from .affine_direct import DIRECT
 from .affine_mma_sm80 import MMA_SM80
 from .affine_simt import SIMT
+from .affine_skinny import SKINNY_MMA
 from .affine_wgmma_sm90 import WGMMA_SM90
 from .base import SUPPORTED, Build, Engine, EngineConfig, Support, refuse
 from .collapse import collapse as collapse_digits
@@ -419,4 +420,5 @@ class MatmulEngine(Engine):
 
 
 ALGORITHMS: tuple[Algorithm, ...] = (WGMMA_SM90, MMA_SM80, SIMT, DIRECT)
-ENGINES: dict[str, tuple[Engine, ...]] = {op: tuple(MatmulEngine(op, algorithm) for algorithm in ALGORITHMS) for op in _LOWERINGS}
+ENGINES: dict[str, tuple[Engine, ...]] = {
+    op: tuple(MatmulEngine(op, algorithm) for algorithm in ((SKINNY_MMA, *ALGORITHMS) if op == "gemm" else ALGORITHMS)) for op in _LOWERINGS}

@@ -1,0 +1,156 @@
+"""GEMMs of few rows with big weights (decode) against cuBLAS: every config verified on poisoned outputs, then timed interleaved.
+
+    python benches/decode_gemm.py [--rows 1,16,64,128] [--layouts nk,kn] [--shapes N4096_K7168,...] [--kind bf16] [--configs N]
+                                  [--repeats 15] [--turned] [--all] [--seconds S] [--json out.json]
+
+Needs a CUDA device and torch. Weights lie as (n, k) (transpose_b, nn.Linear) or (k, n). A row a case: cuBLAS's time, our fastest config's
+and the untuned choice's, and the TB/s of weights. Times are medians in microseconds, L2 flushed before each run, work queued ahead.
+--turned also times the wgmma engine on the transposed problem, whose long side is the weights'.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import torch
+from conv_mma import FLUSH_BYTES, make_tensors, worst_error
+from matmul_wgmma import reference, torch_call
+from stamp import stamp
+
+from oxidnn.dispatch.registry import engines_for
+from oxidnn.ops.base import Problem
+from oxidnn.ops.case import parse_case
+from oxidnn.plan import Plan
+from oxidnn.runtime.cuda_backend import CudaBackend
+
+SHAPES = {"N4096_K7168": (4096, 7168), "N7168_K2048": (7168, 2048), "N24576_K1536": (24576, 1536), "N6144_K4096": (6144, 4096)}
+
+
+def cases(m: int, n: int, k: int, kind: str, layout: str) -> tuple[str, str]:
+    """The problem, and the same one turned: D^T = W X^T."""
+    weights = f"{kind}[{n},{k}]" if layout == "nk" else f"{kind}[{k},{n}]"
+    straight = f"gemm a={kind}[{m},{k}] b={weights}" + (" transpose_b=True" if layout == "nk" else "")
+    turned = f"gemm a={weights} b={kind}[{m},{k}] d={kind}[{n},{m}](1,{n}) transpose_b=True"
+    turned += "" if layout == "nk" else " transpose_a=True"
+    return straight, turned
+
+
+def prepare(backend: CudaBackend, problem: Problem, choices: list[tuple[Any, Any, str]], rows: list[dict[str, Any]],
+            calls: list[Callable[[], Any]]) -> Callable[[], Any]:
+    """Verifies the choices and appends their rows and calls; the library's call."""
+    tensors = make_tensors(problem, torch.Generator("cuda").manual_seed(1))  # type: ignore[arg-type]
+    output = tensors["d"]
+    want, magnitude = reference(problem, tensors)
+    pointers = [tensors[o.name].data_ptr() for o in problem.operands]
+    stream = backend.default_stream()
+    for engine, config, label in choices:
+        row: dict[str, Any] = {"engine": label + engine.algorithm.name, "config": config.name,
+                               "estimate_us": engine.estimate(problem, config, backend.info)}
+        try:
+            plan = Plan(problem, engine, config, engine.build_steps(problem, config, backend.info), backend)
+            scratch = torch.full((max(1, plan.workspace_bytes),), 0xFF, dtype=torch.uint8, device="cuda")
+            output.fill_(float("nan"))
+            torch.cuda.synchronize()
+
+            def call(plan: Plan = plan, scratch: torch.Tensor = scratch) -> None:
+                plan.execute(pointers, scratch.data_ptr(), stream)
+
+            call()
+            backend.synchronize(stream)
+            row["error"] = worst_error(output, want, magnitude, problem)  # type: ignore[arg-type]
+            row["call"] = len(calls)
+            calls.append(call)
+        except Exception as error:  # a config that cannot be assembled or launched is reported, not fatal
+            row["failure"] = f"{type(error).__name__}: {error}"[:400]
+        rows.append(row)
+    return torch_call(problem, tensors)
+
+
+def measure(backend: CudaBackend, m: int, shape: str, layout: str, options: argparse.Namespace) -> dict[str, Any]:
+    n, k = SHAPES[shape]
+    straight, turned = (parse_case(line) for line in cases(m, n, k, options.kind, layout))
+    choices = []
+    for engine in engines_for("gemm"):
+        if engine.algorithm.name in ("direct", "simt") or not engine.check_support(straight, backend.info):  # type: ignore[attr-defined]
+            continue
+        limit = options.configs if engine.algorithm.name.startswith("skinny") else min(options.configs or 4, 4)  # type: ignore[attr-defined]
+        choices += [(engine, c, "") for c in engine.configs(straight, backend.info)[: limit or None]]
+    rows: list[dict[str, Any]] = []
+    calls: list[Callable[[], Any]] = []
+    theirs = prepare(backend, straight, choices, rows, calls)
+    if options.turned:
+        engine = next(e for e in engines_for("gemm") if e.id == "gemm.wgmma_sm90")
+        prepare(backend, turned, [(engine, c, "turned_") for c in engine.configs(turned, backend.info)[:6]], rows, calls)
+    torch.cuda.synchronize()
+    times = backend.time_launches([*calls, theirs], backend.default_stream(), options.repeats, FLUSH_BYTES)
+    for row in rows:
+        if "call" in row:
+            row["us"] = statistics.median(times[row.pop("call")])
+    right = [r for r in rows if r.get("error", float("inf")) <= 1.0]
+    default = min((r for r in rows if "us" in r and not r["engine"].startswith("turned")), key=lambda r: r["estimate_us"], default={})
+    return {"case": f"M{m}_{shape}_{layout}", "weight_bytes": 2 * n * k, "library_us": statistics.median(times[-1]),
+            "best": min(right, key=lambda r: r["us"]) if right else None, "default": default, "rows": rows}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rows", default="1,16,64,128")
+    parser.add_argument("--layouts", default="nk,kn")
+    parser.add_argument("--shapes", default=",".join(SHAPES))
+    parser.add_argument("--kind", default="bf16", choices=("bf16", "f16"))
+    parser.add_argument("--configs", type=int, default=0, help="only the first N of an engine by estimate; 0 for all")
+    parser.add_argument("--repeats", type=int, default=15)
+    parser.add_argument("--turned", action="store_true")
+    parser.add_argument("--all", action="store_true", help="print every config")
+    parser.add_argument("--seconds", type=float, default=0, help="start no case after so many seconds; 0 for no limit")
+    parser.add_argument("--json", default="")
+    options = parser.parse_args()
+    begin = time.perf_counter()
+    backend = CudaBackend(0)
+    results = []
+    print(f"{'case':22} {'cuBLAS':>7} {'TB/s':>5} {'ours':>7} {'TB/s':>5} {'ratio':>5} {'default':>7}  config")
+    for layout in options.layouts.split(","):
+        for m in map(int, options.rows.split(",")):
+            for shape in options.shapes.split(","):
+                if options.seconds and time.perf_counter() - begin > options.seconds:
+                    print(f"M{m}_{shape}_{layout}: not run")
+                    continue
+                r = measure(backend, m, shape, layout, options)
+                torch.cuda.empty_cache()
+                results.append(r)
+                for row in r["rows"]:
+                    if row.get("error", 2.0) > 1.0:
+                        print(f"WRONG {r['case']} {row['engine']} {row['config']}: {row.get('failure', row.get('error'))}")
+                    elif options.all:
+                        print(f"    {row['engine']} {row['config']}: {row['us']:.1f} us, estimated {row['estimate_us']:.1f}")
+                best, tb = r["best"], r["weight_bytes"] / 1e6
+                if best is None:
+                    print(f"{r['case']:22} {r['library_us']:7.1f}  no right config")
+                    continue
+                print(f"{r['case']:22} {r['library_us']:7.1f} {tb / r['library_us']:5.2f} {best['us']:7.1f} {tb / best['us']:5.2f} "
+                      f"{r['library_us'] / best['us']:5.2f} {r['default'].get('us', float('nan')):7.1f}  {best['engine']} {best['config']}",
+                      flush=True)
+    done = [r for r in results if r["best"]]
+    if done:
+        ratio = math.exp(statistics.fmean(math.log(r["library_us"] / r["best"]["us"]) for r in done))
+        regret = math.exp(statistics.fmean(math.log(r["default"]["us"] / r["best"]["us"]) for r in done)) - 1
+        speed = math.exp(statistics.fmean(math.log(r["weight_bytes"] / r["best"]["us"] / 1e6) for r in done))
+        print(f"geometric means over {len(done)}: {ratio:.2f}x of cuBLAS, {speed:.2f} TB/s of weights, "
+              f"regret of the untuned choice {regret:.0%}")
+    if options.json:
+        record = {"stamp": stamp(), "device": backend.info.name, "options": vars(options), "results": results}
+        Path(options.json).write_text(json.dumps(record, indent=1))
+
+
+if __name__ == "__main__":
+    main()
