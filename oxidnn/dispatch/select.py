@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -17,7 +18,7 @@ from ..runtime.backend import Backend
 from .registry import engines_for
 
 if TYPE_CHECKING:
-    from .tuning_db import TuningDb
+    from .tuning_db import Row, TuningDb
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,12 +107,17 @@ def unsupported(problem: Problem, candidates: list[Candidate]) -> Unsupported:
 
 def choose(problem: Problem, info: DeviceInfo, db: TuningDb | None) -> tuple[Engine, EngineConfig, str]:
     """(engine, config, why): the fastest row of the tuning database that is still legal, else the smallest estimate. Raises Unsupported."""
-    candidates = candidates_for(problem, info, db, estimates_all=False)
+    return choose_by(problem, info, [] if db is None else db.rows(problem, info))
+
+
+def choose_by(problem: Problem, info: DeviceInfo, rows: Sequence[Row]) -> tuple[Engine, EngineConfig, str]:
+    """`choose` with the database's rows given, the best first: a pure function of its arguments and OXIDNN_ENGINES."""
+    candidates = candidates_for(problem, info, estimates_all=False)
     supported = [c for c in candidates if c.support]
     if not supported:
         raise unsupported(problem, candidates)
-    configs = {(c.engine.id, config.name): (c.engine, config) for c in supported for config, _ in c.configs}
-    for row in db.rows(problem, info) if db is not None else ():
+    configs = {(c.engine.id, config.name): (c.engine, config) for c in supported for config, _ in c.configs} if rows else {}
+    for row in rows:
         found = configs.get((row.engine, row.config))
         if found is not None:
             return *found, f"tuned: {row.us:.1f} us"

@@ -2,6 +2,9 @@
 
 A row's key is (GPU name, SM count, engine-set version, problem, policy); its value is one engine config with its time, or the reason
 why the candidate failed. The engine-set version hashes the ids of the op's engines, so a new engine makes its op's rows old.
+
+The user's file also keeps what was chosen (`recall`, `remember`): choosing is a pure function, and enumerating configs takes
+milliseconds that a second process need not spend.
 """
 
 from __future__ import annotations
@@ -26,15 +29,18 @@ from ..ops.case import format_case
 from ..runtime.cubin_store import cache_directories
 from .registry import ENGINES
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 FILE_NAME = "tuning.sqlite"
 SHIPPED_DIRECTORY = Path(__file__).resolve().parent.parent / "data" / "tuned"
 BUSY_TIMEOUT_S = 10.0
+CHOICES_KEPT_S = 30 * 86400.0  # those of another state of the code go after this time
 
 _CREATE = """CREATE TABLE IF NOT EXISTS measurement (
     gpu TEXT NOT NULL, num_sms INTEGER NOT NULL, engine_set TEXT NOT NULL, problem TEXT NOT NULL, policy TEXT NOT NULL,
     engine TEXT NOT NULL, config TEXT NOT NULL, us REAL, reason TEXT NOT NULL, version TEXT NOT NULL, measured_at REAL NOT NULL,
     PRIMARY KEY (gpu, num_sms, engine_set, problem, policy, engine, config)) WITHOUT ROWID"""
+_CREATE_CHOICE = """CREATE TABLE IF NOT EXISTS choice (
+    inputs TEXT PRIMARY KEY, code TEXT NOT NULL, choice TEXT NOT NULL, made_at REAL NOT NULL) WITHOUT ROWID"""
 _KEY = "gpu = ? AND num_sms = ? AND engine_set = ? AND problem = ? AND policy = ?"
 
 
@@ -116,6 +122,7 @@ def _connect(path: Path | None) -> sqlite3.Connection:
                 connection.execute("PRAGMA journal_mode = WAL")  # needs shared memory, which network file systems do not give
             connection.execute("BEGIN IMMEDIATE")  # two processes may create the file at once
             connection.execute(_CREATE)
+            connection.execute(_CREATE_CHOICE)
             connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
             connection.execute("COMMIT")
         connection.execute("SELECT 1 FROM measurement LIMIT 1").fetchone()
@@ -310,6 +317,23 @@ class TuningDb:
             rows = self._select(self._open()[0], "1 ORDER BY gpu, problem, policy, us IS NULL, us")
         return [r for r in rows if gpu in (None, r.gpu) and op in (None, r.problem.split(" ", 1)[0])]
 
+    # What was chosen
+
+    def recall(self, inputs: str) -> str | None:
+        """The choice remembered for these inputs (a digest of all that it depends on), or None."""
+        with self._lock_after_fork():
+            try:
+                found = self._open()[0].execute("SELECT choice FROM choice WHERE inputs = ?", (inputs,)).fetchone()
+            except sqlite3.Error:  # a damaged page: it is chosen anew
+                return None
+        return None if found is None else found[0]
+
+    def remember(self, inputs: str, code: str, choice: str) -> None:
+        """Keeps a choice made by the code of digest `code`; old ones of other code go."""
+        now = time.time()
+        self._write([("DELETE FROM choice WHERE code != ? AND made_at < ?", (code, now - CHOICES_KEPT_S)),
+                     ("INSERT OR REPLACE INTO choice VALUES (?, ?, ?, ?)", (inputs, code, choice, now))])
+
     # Writing
 
     def record(self, problem: Problem, info: DeviceInfo, results: Iterable[Measurement], *, replace: bool = True) -> None:
@@ -383,5 +407,6 @@ class TuningDb:
         return self._write([(delete, (*r.key, r.engine, r.config)) for r in stale])
 
     def clear(self) -> int:
-        """Deletes all of the user's rows. Rows deleted."""
+        """Deletes all of the user's rows, and what was chosen. Measurements deleted."""
+        self._write([("DELETE FROM choice", ())])
         return self._write([("DELETE FROM measurement", ())])

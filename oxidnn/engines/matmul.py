@@ -359,15 +359,25 @@ class Algorithm(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _Job:
-    """One of a problem's matmuls, the algorithm that executes it and the configs legal for both."""
+    """One of a problem's matmuls and the algorithm that executes it."""
 
     am: Any  # AffineMatmul, or MatmulGroup
     algorithm: Algorithm
-    configs: tuple[EngineConfig, ...]
+    device: DeviceInfo
+    is_largest: bool  # the one whose configs are the problem's
+
+    @property
+    def configs(self) -> tuple[EngineConfig, ...]:
+        return _configs(self.algorithm, self.am, self.device)
 
     def choose(self, config: EngineConfig) -> EngineConfig:
-        """The config where it is legal, else the most promising one."""
-        return config if config in self.configs else self.configs[0]
+        """The config where it is legal, else the most promising one. Enumerated only where that is in question: it takes milliseconds."""
+        return config if (self.is_largest and config.knobs) or config in self.configs else self.configs[0]
+
+
+@lru_cache(maxsize=256)
+def _configs(algorithm: Algorithm, am: Any, device: DeviceInfo) -> tuple[EngineConfig, ...]:
+    return algorithm.configs(am, device)
 
 
 @lru_cache(maxsize=256)
@@ -382,7 +392,7 @@ def _split(algorithm: Algorithm, problem: Problem, device: DeviceInfo) -> tuple[
 
 @lru_cache(maxsize=256)
 def _jobs(algorithm: Algorithm, problem: Problem, device: DeviceInfo) -> tuple[_Job, ...]:
-    return tuple(_Job(am, chosen, chosen.configs(am, device)) for am, chosen in _split(algorithm, problem, device))
+    return tuple(_Job(am, chosen, device, i == 0) for i, (am, chosen) in enumerate(_split(algorithm, problem, device)))
 
 
 class MatmulEngine(Engine):

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 import numpy as np
 import pytest
 
-from oxidnn.dispatch import search
-from oxidnn.dispatch.planning import plan_for
+from oxidnn.dispatch import planning, search, tuning_db
+from oxidnn.dispatch.planning import choice_for, plan_for
 from oxidnn.dispatch.search import contenders, stage_inputs, tune_problem
-from oxidnn.dispatch.tuning_db import TuningDb
+from oxidnn.dispatch.tuning_db import Measurement, TuningDb
 from oxidnn.errors import InvalidArgument, LaunchError, NumericsError, PtxError, Unsupported
 from oxidnn.ops.base import Policy, Problem
 from oxidnn.ops.case import parse_case
@@ -18,7 +18,7 @@ from oxidnn.testing.excerpt import excerpts, has_excerpts
 from oxidnn.testing.reference import REFERENCES, Expected
 from oxidnn.testing.stage import Stage
 
-from .fakes import FakeBackend, FakeEngine, double, double_op  # noqa: F401
+from .fakes import INFO, FakeBackend, FakeEngine, double, double_op  # noqa: F401
 
 # ruff: noqa: F811
 
@@ -312,3 +312,50 @@ def test_reference_is_called_with_values_of_the_storage_type(double_op, db, monk
     tune_problem(double(), FakeBackend(), db)
     (x,) = seen
     assert x.dtype == np.float64 and (x == x.astype(np.float32)).all()
+
+
+def test_a_choice_is_remembered_by_the_next_process_and_only_for_its_inputs(double_op, tmp_path, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    double_op(FakeEngine("double.slow", "right", us=9.0, estimates=(9.0,)), FakeEngine("double.quick", "right", estimates=(5.0, 2.0)))
+    path = tmp_path / "tuning.sqlite"
+    enumerated: list[str] = []
+    whole = FakeEngine.configs
+    monkeypatch.setattr(FakeEngine, "configs", lambda self, *a: enumerated.append(self.id) or whole(self, *a))
+
+    def chosen(problem: Problem = double(), tune: str = "db") -> tuple[str, str, str]:  # noqa: B008
+        enumerated.clear()
+        db = TuningDb(path, ())  # as a new process opens it
+        engine, config, why = choice_for(problem, INFO, tune, db)
+        db.close()
+        return engine.id, config.name, why
+
+    assert chosen() == ("double.quick", "variant1", "estimate") and enumerated
+    assert chosen() == ("double.quick", "variant1", "estimate") and not enumerated
+    for other in (double(65), double(policy=Policy(workspace_limit=9))):
+        assert chosen(other)[0] == "double.quick" and enumerated
+    monkeypatch.setenv("OXIDNN_ENGINES", "-*.quick")
+    assert chosen()[0] == "double.slow" and enumerated
+    monkeypatch.delenv("OXIDNN_ENGINES")
+
+    db = TuningDb(path, ())
+    db.record(double(), INFO, [Measurement("double.slow", "variant0", 1.0)])  # a measurement is another input
+    db.close()
+    assert chosen() == ("double.slow", "variant0", "tuned: 1.0 us") and enumerated
+    assert chosen() == ("double.slow", "variant0", "tuned: 1.0 us") and not enumerated
+    assert chosen(tune="off") == ("double.quick", "variant1", "estimate") and not enumerated
+
+    monkeypatch.setattr(planning, "code_digest", lambda: "other code")
+    assert chosen()[0] == "double.slow" and enumerated
+    monkeypatch.setenv("OXIDNN_VERBOSE", "dispatch")  # it shows who was refused, so it has to ask
+    assert chosen()[0] == "double.slow" and enumerated
+
+
+def test_old_choices_of_other_code_go(tmp_path, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    db = TuningDb(tmp_path / "tuning.sqlite", ())
+    db.remember("a", "old code", "1")
+    db.remember("b", "code", "2")
+    assert (db.recall("a"), db.recall("b"), db.recall("c")) == ("1", "2", None)
+    monkeypatch.setattr(tuning_db, "CHOICES_KEPT_S", -1.0)
+    db.remember("c", "code", "3")
+    assert (db.recall("a"), db.recall("b"), db.recall("c")) == (None, "2", "3")
+    db.clear()
+    assert db.recall("b") is None
