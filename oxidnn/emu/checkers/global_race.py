@@ -360,5 +360,4 @@ class GlobalRace:
         raise Fault("race", message, np.array([at // side.per]), side.positions)
 
 
-BETWEEN_CTAS = ("between CTAs that takes a release (fence.acq_rel.gpu, then an atomic) by that one and an acquire (an atomic that sees it, "
-                "then the fence) by this one")
+BETWEEN_CTAS = "missing is a release (fence.acq_rel.gpu, then an atomic) by that CTA, and an acquire (an atomic, then the fence) by this one"

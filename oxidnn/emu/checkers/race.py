@@ -202,7 +202,7 @@ class SharedRace:
         else:
             hand_over = "a bar.sync, or an arrival at an mbarrier and a wait for it"
         if local < self.copy_queue:
-            return f"no {hand_over} lies between them"
+            return f"missing is {hand_over} between them"
         if local < self.bulk_queue:
             wait, owner = "cp.async.wait_group", local - self.copy_queue
         elif local < self.product_queue:
@@ -212,11 +212,11 @@ class SharedRace:
         elif local < self.fixed_per_cta:
             wait, owner = "cp.async.bulk.wait_group", local - self.readers_per_cta
         else:
-            return "no wait for that mbarrier's phase lies between them"
+            return "missing is a wait for that mbarrier's phase between them"
         warps = range(4 * owner, 4 * owner + 4) if wait[0] == "w" else (owner,)
         if here // self.size in warps:
-            return f"no {wait} that covers it lies between them"
-        return f"no {wait} that covers it, then {hand_over}, lies between them"
+            return f"missing is a {wait} that covers it between them"
+        return f"missing is a {wait} that covers it, then {hand_over}, between them"
 
     # -- order
 
@@ -397,8 +397,8 @@ class SharedRace:
             if len(late):
                 ins = self.S.program.ops[int(self.remote_pc[cta, late[0]])].ins
                 raise Fault("race", f"CTA {self.S.cta_name(cta)} exits although its shared memory may still be used by "
-                                    f"{self.name(int(late[0]))} at {self.S.program.where(ins.line)} ({ins.text}): no barrier.cluster after "
-                                    "that access lies before the exit")  # fmt: skip
+                                    f"{self.name(int(late[0]))} at {self.S.program.where(ins.line)} ({ins.text}): missing is a "
+                                    "barrier.cluster between that access and the exit")  # fmt: skip
 
     def cluster_arrive(self, idx: Array | None, releases: bool) -> None:
         self.flush()
