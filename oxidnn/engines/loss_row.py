@@ -43,6 +43,7 @@ class SoftmaxBackwardEngine(RowEngine):
     """The gradient of softmax from its result."""
 
     id = "softmax_backward.row"
+    held_operands = ("dy", "y")
     held = 2
 
     def rows(self, problem: Problem) -> Rows:
@@ -70,6 +71,7 @@ class CrossEntropyConsts:
 
 
 class _CrossEntropyEngine(RowEngine):
+    held_operands: ClassVar[tuple[str, ...]] = ("logits",)
     row_operands: ClassVar[tuple[str, ...]] = ()  # besides logits: operands with a row of classes
     value_operands: ClassVar[tuple[str, ...]] = ()  # operands with a value a row
 

@@ -29,6 +29,8 @@ class NormEngine(RowEngine):
     """Forward. A row that fits in registers is read once."""
 
     id = "norm.row"
+    held_operands = ("x", "residual")
+    live_elements = 16
 
     def rows(self, problem: Problem) -> Rows:
         assert isinstance(problem, NormProblem)
@@ -56,6 +58,7 @@ class NormBackwardEngine(RowEngine):
     """dx by rows; dgamma and dbeta by columns in two stages, in a fixed order: sums over groups of rows, then over the groups."""
 
     id = "norm_backward.row"
+    held_operands = ("dy", "x")
     held = 2
 
     def rows(self, problem: Problem) -> Rows:
@@ -86,7 +89,7 @@ class NormBackwardEngine(RowEngine):
     def _parameter_steps(self, problem: NormProblem, config: EngineConfig, device: DeviceInfo, scratch: Scratch) -> list[Step]:
         statistics = {n: problem.desc(n) for n in ("mean", "rstd") if problem.has(n)}
         rows = Rows.of(problem.shape, problem.axes, {n: problem.desc(n) for n in ("dy", "x")}, statistics)
-        consts = NormConsts(self.row_consts(rows, config, 0), problem.is_rms)
+        consts = NormConsts(self.row_consts(rows, EngineConfig.of(home="memory", lanes=1, vec=config["vec"]), 0), problem.is_rms)
         r, digits, columns = consts.rows, rows.row_digits, rows.column_digits
         packs = columns.size // r.vector
         # Threads for every SM, but some rows for each to sum.

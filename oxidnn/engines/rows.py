@@ -14,6 +14,7 @@ from ..codegen.pointwise import Expression
 from ..codegen.spec import Target
 from ..device import DeviceInfo
 from ..dtypes import DType
+from ..dtypes import dtype as dtype_of
 from ..ops.base import Problem
 from ..tensor import TensorDesc
 from .base import SUPPORTED, Arg, ArgValue, Engine, EngineConfig, ScalarArg, Step, Support, TensorArg, refuse
@@ -22,6 +23,8 @@ from .digits import DigitConsts, Digits
 
 _LIMIT = 2**31
 _RESIDENT_BYTES = 128  # most a thread holds of rows in registers, in the compute type
+_SHARED_PACKS = 16  # most packs of a row a thread holds in shared memory
+_SHARED_BYTES = 64 << 10  # of a CTA: three on an SM
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +43,10 @@ class OperandConsts:
 class RowConsts:
     """What every row-wise template reads, as the field `rows` of its own consts.
 
-    digits, columns: those of the index of a row and of a column (one is the column itself). lanes: threads a row; chunks: packs of
-    `vector` columns a thread holds, 0 to reload the row. slots: reductions over a row. epilogue: of "acc" and operands to the outputs.
+    digits, columns: those of the index of a row and of a column (one is the column itself). lanes: threads a row, of `cluster` CTAs;
+    chunks: packs of `vector` columns a thread holds in registers; shared: packs it holds in shared memory, of each of `held`; both 0: the
+    row is read again for every pass. live: packs whose registers are in use at once. slots: reductions over a row. epilogue: of "acc" and
+    operands to the outputs.
     """
 
     operands: tuple[OperandConsts, ...]
@@ -54,6 +59,10 @@ class RowConsts:
     slots: int
     epilogue: Expression | None = None
     outputs: tuple[str, ...] = ()
+    shared: int = 0
+    held: tuple[str, ...] = ()
+    cluster: int = 1
+    live: int = 1
 
     inf: ClassVar[float] = inf
     nan: ClassVar[float] = nan
@@ -61,6 +70,20 @@ class RowConsts:
     @property
     def compute_bytes(self) -> int:
         return 8 if self.compute == "f64" else 4
+
+    @property
+    def is_held(self) -> bool:
+        """Whether passes over the row cost no memory traffic."""
+        return bool(self.chunks or self.shared)
+
+    @property
+    def pack_bytes(self) -> int:
+        """Of a pack in shared memory."""
+        return self.vector * dtype_of(self.dtype(self.held[0])).num_bytes
+
+    def slot_bytes(self, threads: int) -> int:
+        """One reduction's exchange: a value of each warp, then of each CTA."""
+        return (threads // 32 + (self.cluster if self.cluster > 1 else 0)) * self.compute_bytes
 
     def _operand(self, name: str) -> OperandConsts:
         return next(o for o in self.operands if o.name == name)
@@ -80,6 +103,17 @@ class RowConsts:
     def names(self, prefix: str, base: int) -> list[str]:
         """The registers of one pack."""
         return [f"{prefix}{base + i}" for i in range(self.vector)]
+
+    def block(self, prefix: str) -> list[str]:
+        """The registers of all packs that live at once."""
+        return [f"{prefix}{i}" for i in range(self.vector * self.live)]
+
+    def preset_word(self, operand: str, preset: str) -> str:
+        """Two halves of the type of `operand`, as a word: `preset` (literal of 0 or -inf). "" if it is not moved in words of two halves."""
+        kind = self.dtype(operand)
+        if kind not in ("f16", "bf16") or self.vector < 2 or not self.moves_packs(operand):
+            return ""
+        return {self.literal(0.0): "0", self.literal(-inf): "0xFC00FC00" if kind == "f16" else "0xFF80FF80"}.get(preset, "")
 
     def literal(self, value: float) -> str:
         return f64_literal(value) if self.compute == "f64" else f32_literal(value)
@@ -215,7 +249,9 @@ def _power_of_two(n: int) -> int:
 class RowEngine(Engine):
     """What the row-wise engines share: how threads are dealt to rows, and the arguments that follow."""
 
-    held: ClassVar[int] = 1  # row operands a thread holds in registers
+    held_operands: ClassVar[tuple[str, ...]] = ("x",)  # of a row, for all passes over it; those that the problem has
+    held: ClassVar[int] = 1  # of them in registers at once
+    live_elements: ClassVar[int] = 32  # of a row that is read again, loaded before the first is used
 
     def rows(self, problem: Problem) -> Rows:
         raise NotImplementedError
@@ -234,19 +270,42 @@ class RowEngine(Engine):
     def configs(self, problem: Problem, device: DeviceInfo) -> tuple[EngineConfig, ...]:
         """Threads side by side along the columns where those lie together, else along the rows."""
         rows = self.rows(problem)
-        columns = rows.column_digits
+        columns, count = rows.column_digits, rows.row_digits.size
         vector = rows.vector()
         packs = -(-columns.size // vector)
-        resident = self.resident(rows.dtype)
-        within_warp = EngineConfig.of(lanes=min(32, _power_of_two(packs)), vec=vector, threads=128)
+        chunks = max(1, self.resident(rows.dtype) // vector)
+        warp = EngineConfig.of(home="registers", lanes=min(32, _power_of_two(packs)), vec=vector, threads=128)
         step = columns.strides[rows.operands[0].name][-1]
-        if step != rows.dtype.num_bytes and columns.size > 1 and rows.row_digits.size >= 32:
-            return (EngineConfig.of(lanes=1, vec=1, threads=128), within_warp)
-        whole = [EngineConfig.of(lanes=t, vec=vector, threads=t) for t in (128, 256, 512)]
-        if columns.size <= 32 * min(resident, 16):
-            return (within_warp, whole[0])
-        fitting = [c for c in whole if columns.size <= c["lanes"] * resident] or [whole[2], whole[1]]
-        return (*fitting, within_warp)
+        if step != rows.dtype.num_bytes and columns.size > 1 and count >= 32:
+            return (EngineConfig.of(home="registers", lanes=1, vec=1, threads=128), warp)
+        found = []
+        if packs <= 32 * min(chunks, 4):  # several packs a thread: more loads under way, fewer steps to reduce
+            found += [EngineConfig.of(home="registers", lanes=_power_of_two(-(-packs // min(chunks, 4))), vec=vector, threads=128), warp]
+        if packs > 64:
+            threads = max(64, min(512, _power_of_two(-(-packs // chunks))))
+            if packs <= threads * chunks:
+                found.append(EngineConfig.of(home="registers", lanes=threads, vec=vector, threads=threads))
+        found += self._shared_configs(rows, vector, packs, device)
+        if packs > 512 * chunks:
+            cluster = 8 if device.at_least(9, 0) and count * 8 < _LIMIT and packs > 512 * 8 else 1
+            found += [EngineConfig.of(home="memory", lanes=512, vec=vector, threads=512, cluster=k) for k in dict.fromkeys((cluster, 1))]
+        return tuple(dict.fromkeys(found)) or (warp,)
+
+    def _shared_configs(self, rows: Rows, vector: int, packs: int, device: DeviceInfo) -> list[EngineConfig]:
+        """The row in shared memory, of several CTAs if it is long."""
+        held = [o for o in rows.operands if o.name in self.held_operands]
+        sizes = {o.dtype.num_bytes * vector for o in held}
+        if packs < 512 or len(sizes) != 1 or sizes.isdisjoint((4, 8, 16)) or not all(rows.moves_packs(o, vector) for o in held):
+            return []
+        clusters = (1, 2, 4, 8) if device.at_least(9, 0) and rows.row_digits.size * 8 < _LIMIT else (1,)
+        found = []
+        for threads in (512, 256):
+            for cluster in clusters:
+                each = -(-packs // (threads * cluster))
+                if each <= _SHARED_PACKS and each * threads * sum(sizes) * len(held) <= min(_SHARED_BYTES, device.smem_per_cta // 2):
+                    found.append(EngineConfig.of(home="shared", lanes=threads, vec=vector, threads=threads, cluster=cluster))
+                    break
+        return found
 
     def estimate(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> float:
         efficiency = 0.85 if config["vec"] * problem.operands[0].desc.dtype.num_bytes == 16 else 0.5
@@ -255,14 +314,19 @@ class RowEngine(Engine):
     def row_consts(self, rows: Rows, config: EngineConfig, slots: int, epilogue: Expression | None = None,
                    outputs: Sequence[str] = ()) -> RowConsts:
         """outputs: operands that the epilogue's values go to (without an epilogue: the one acc goes to), for templates that have one."""
-        lanes, vector = config["lanes"], config["vec"]
+        knobs = {"home": "registers", "cluster": 1} | dict(config.knobs)
+        cluster, vector = knobs["cluster"], knobs["vec"]
+        lanes = knobs["lanes"] * cluster
         columns, digits = rows.column_digits, rows.row_digits
         per_thread = -(-columns.size // (lanes * vector))
-        chunks = per_thread if per_thread * vector <= self.resident(rows.dtype) else 0
+        chunks = per_thread if knobs["home"] == "registers" and per_thread * vector <= self.resident(rows.dtype) else 0
+        shared = per_thread if knobs["home"] == "shared" else 0
+        names = tuple(o.name for o in rows.operands if o.name in self.held_operands)
+        live = chunks or min(shared, 1) or max(1, min(8, self.live_elements // (vector * max(1, len(names)))))
         operands = tuple(OperandConsts(o.name, o.dtype.name, o.has_rows, o.has_columns, rows.moves_packs(o, vector)) for o in rows.operands)
         wide = digits.consts().wide or columns.consts().wide
         return RowConsts(operands, compute_type(rows.dtype), digits.consts(wide), columns.consts(wide), lanes, vector, chunks, slots,
-                         epilogue, tuple(outputs))
+                         epilogue, tuple(outputs), shared, names if shared else (), cluster, live)
 
     def row_step(self, template: str, consts: TemplateConsts, op: str, rows: Rows, config: EngineConfig, device: DeviceInfo,
                  extra: Sequence[Arg] = ()) -> Step:
@@ -273,5 +337,8 @@ class RowEngine(Engine):
         args += [Arg("num_rows", "u32", digits.size), Arg("num_columns", "u32", columns.size)]
         args += [*digits.args(r.digits.wide), *columns.args(r.digits.wide)]
         args += [Arg(f"scalar_{name}", r.compute, ScalarArg(name)) for name in r.epilogue_scalars]
+        smem = r.shared * threads * r.pack_bytes * len(r.held) if r.shared else 0
+        home = f"s{r.shared}" if r.shared else f"c{r.chunks}"
         return Step.of(template, op, Target.for_arch(device.arch), threads, [*args, *extra], consts, -(-digits.size * r.lanes // threads),
-                       min_ctas_per_sm=max(1, 512 // threads), suffix=f"{rows.dtype.name}_l{r.lanes}_v{r.vector}_c{r.chunks}")
+                       min_ctas_per_sm=max(1, (768 if smem else 512) // threads), dynamic_smem=smem, cluster=r.cluster,
+                       suffix=f"{rows.dtype.name}_l{r.lanes}_v{r.vector}_{home}")
