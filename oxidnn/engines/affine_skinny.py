@@ -197,7 +197,7 @@ class SkinnyMmaMatmul:
             return empty
         plan = _plan(am, config)
         c = plan.consts
-        target = PtxTarget.for_arch(device.arch, (7, 8) if c.splits > 1 else (7, 0))
+        target = PtxTarget.for_arch(device.arch, (7, 8) if c.splits > 1 else (7, 4))
         suffix = f"{c.kind}_{c.major}_{c.rows}x{c.columns}"
         return Build((Step.of("matmul/skinny_mma", op, target, 32 * c.warps, _arguments(am, plan), c,
                               plan.row_tiles * am.batch.size * c.splits, dynamic_smem=c.smem_bytes, cluster=c.splits, suffix=suffix),),
