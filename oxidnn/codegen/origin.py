@@ -22,8 +22,8 @@ _MARK = re.compile("\x01([^:\x02]*):(\\d+)\x02")
 
 @lru_cache(maxsize=16)
 def origins(spec: KernelSpec) -> tuple[str, ...]:
-    """Of every line of `render(spec)`: "lib/mbarrier.ptx.j2:12 for matmul/wgmma_sm90.ptx.j2:240", the second half where the first is no line
-    of the kernel's own template. Empty if the templates treat marked text in another way than the text itself."""
+    """Of every line of `render(spec)`: "lib/mbarrier.ptx.j2:12 for matmul/wgmma_sm90.ptx.j2:240", the second half where the first is no
+    line of the kernel's own template. Empty if the templates treat marked text in another way than the text itself."""
     marked = render_in(_marking_environment(), spec)
     if _MARK.sub("", marked) != render_in(environment(), spec) or marked.count("\n") != render(spec).count("\n"):
         return ()

@@ -13,7 +13,8 @@ import pytest
 from oxidnn.emu import GlobalMemory, load
 from oxidnn.errors import EmulatorFault
 from oxidnn.ptx.parser import parse
-from tests.emu.running import HEADER, SCHEDULES, launch
+from tests.emu.mutation import SCHEDULES, Mutant, mutants
+from tests.emu.running import HEADER, launch
 
 
 @dataclass
@@ -185,7 +186,7 @@ def test_correct_kernels_raise_no_alarm(name: str, schedule: object) -> None:
 
 
 # kernel, what is broken, text, its replacement, what the report must say
-MUTANTS = [
+MUTANTS = mutants([
     ("scale", "no tail guard", "@%p bra END;", "", r"\[bounds\] 16 bytes.*past the end of 'x'"),
     ("scale", "tail guard off by one", "setp.ge.u32 %p", "setp.gt.u32 %p", r"\[bounds\] 16 bytes.* 0 bytes past the end of 'x'"),
     ("scale", "vector at a 4-byte address", "}, [%x];", "}, [%x+4];", r"\[align\] address .* not a multiple of 16"),
@@ -237,19 +238,14 @@ MUTANTS = [
     ("handover", "count too small", "bar.arrive 1, 128; // full", "bar.arrive 1, 96; // full", r"\[barrier\].*barrier 1 is used with count|\[barrier\]"),
     ("handover", "waits for the wrong barrier", "CONSUME:\nbar.sync 1, 128;", "CONSUME:\nbar.sync 3, 128;", r"\[barrier\].*(deadlock|arrive at barrier 1)"),
     ("handover", "endless loop", "add.u64 %x, %x, 256; add.u32 %k, %k, 1;", "", r"\[(deadlock|barrier|race)\]"),
-]  # fmt: skip
+])  # fmt: skip
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=str)
-@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda m: f"{m[0]}: {m[1]}")
-def test_mutants_are_diagnosed(mutant: tuple[str, ...], schedule: object) -> None:
-    name, _, before, after, report = mutant
-    kernel = KERNELS[name]
-    broken = kernel.text.replace(before, after)
-    assert broken != kernel.text
-    with pytest.raises(EmulatorFault, match=report) as caught:
-        kernel.run(broken, schedule)
-    assert f"kernel {load(parse(broken)).name}, PTX line" in str(caught.value) and "CTA (" in str(caught.value)
+@pytest.mark.parametrize("mutant", MUTANTS, ids=str)
+def test_mutants_are_diagnosed(mutant: Mutant, schedule: object) -> None:
+    kernel = KERNELS[mutant.kernel]
+    mutant.diagnose(lambda: (kernel.run(mutant.text(kernel.text), schedule), np.zeros(0)))
 
 
 def test_races_are_invisible_without_the_race_checker_but_results_show_them() -> None:

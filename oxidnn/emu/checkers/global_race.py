@@ -2,9 +2,9 @@
 
 Order is that of `SharedRace`, whose clocks a batch keeps: per granule stand the last write and the last read (cluster,
 agent, time, pc), and an access races with an earlier one of an agent of its cluster whose time it does not know. What one
-cluster knows of another goes through atomics alone. One location stands for all of them: each release by an atomic of GPU
-scope makes a new `version` of what clusters have published, a row of times each, and an acquire learns the version then
-current. A write is known where its time was published by the version known.
+cluster knows of another goes through atomics alone: each release by an atomic of GPU scope makes a new `version` of what
+clusters have published, a row of times each, and an acquire learns the version last released where it reads. A write is
+known where its time was published by the version known.
 
 Most allocations are only read. Their reads are noted, and looked at when somebody writes to the allocation.
 """
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 AGENT_BITS = 11
 NEVER = np.iinfo(np.int64).max
 NOTED_LANES = 1 << 22  # reads noted per allocation before they are looked at
+TIME = 0xFFFFFFFF
 SHARED_ROWS = 1 << 19  # granules per allocation whose several readers are kept apart
 VERBS = {"read": "reads", "write": "writes", "atomic": "updates"}
 
@@ -75,6 +76,25 @@ class Table:
     several_of: Array = field(default_factory=lambda: np.full(1, -1, np.int64))  # the cluster they belong to, -1: several clusters
     several_pc: Array = field(default_factory=lambda: np.zeros(1, np.int64))
     rows: int = 1  # row 0: not kept apart
+    released: Array = field(default_factory=lambda: np.zeros(0, np.int64))  # the version that a release here has made
+    updates: list[tuple[Array, ...]] = field(default_factory=list)  # cells, who, stamp of atomics; the first entry is sorted by cell
+    is_sorted: bool = True
+
+    def updates_of(self, cells: Array) -> tuple[Array, Array, Array]:
+        """(position among `cells`, who, stamp) of every atomic on these cells, of each agent the last."""
+        if not self.is_sorted:
+            where, who, stamp = (np.concatenate(parts) for parts in zip(*self.updates, strict=True))
+            order = np.lexsort((stamp & TIME, who, where))
+            where, who, stamp = where[order], who[order], stamp[order]
+            last = np.r_[(where[1:] != where[:-1]) | (who[1:] != who[:-1]), True]
+            self.updates = [(where[last], who[last], stamp[last])]
+            self.is_sorted = True
+        where, who, stamp = self.updates[0]
+        first, end = np.searchsorted(where, cells), np.searchsorted(where, cells, "right")
+        count = end - first
+        position = np.repeat(np.arange(len(cells)), count)
+        entry = np.repeat(first, count) + np.arange(len(position)) - np.repeat(np.cumsum(count) - count, count)
+        return position, who[entry], stamp[entry]
 
 
 class GlobalRace:
@@ -117,13 +137,13 @@ class GlobalRace:
     def access(self, S: State, allocation: Allocation, index: Array, access: Access, idx: Array | None) -> None:
         race = S.race
         assert race is not None
-        if access.sync:
-            race.synchronise(access, idx, True)
         if not allocation.writable:
             return
         table = self.tables.get(id(allocation))
         if table is None:
             table = self.tables[id(allocation)] = Table(allocation)
+        if access.sync:
+            self._synchronise(race, table, index * access.width // self.granule, access, idx)
         is_read = access.kind == "read"
         if is_read and not table.tracked:
             if not access.sync:
@@ -136,6 +156,16 @@ class GlobalRace:
         kind = (1 + ("gpu" in access.order)) if access.sync or access.kind == "atomic" else 0
         self._lanes(S, table, index, access.width, Side(
             race, access.kind, kind, cluster + race.first_cluster, agent, row, now, S.pc, 1, idx))
+
+    def _synchronise(self, race: SharedRace, table: Table, cells: Array, access: Access, idx: Array | None) -> None:
+        """Lanes take turns: what one of them releases, the others see."""
+        wide = "gpu" in access.order
+        if access.kind != "read" and race.release(access, idx, wide):
+            if not len(table.released):
+                table.released = np.zeros(len(table.allocation.views[1]) // self.granule + 1, np.int64)
+            table.released[cells] = self.version
+        if access.kind != "write":
+            race.acquire(access, idx, table.released.take(cells) if wide and len(table.released) else None)
 
     def copy(self, issue: Issue, allocation: Allocation, starts: Array, count: int, kind: str, by_thread: bool) -> None:
         """`count` bytes from each of the offsets `starts` from the allocation's origin are read, written, or updated ("atomic"): by the
@@ -213,6 +243,14 @@ class GlobalRace:
             at = np.flatnonzero((writers != 0) & (writers != who))
             if len(at):
                 self._against(S, table, cells, side, at, writers[at], table.written.take(cells[at]), "write")
+            if table.updates and not side.kind:  # the last of the atomics hides those before it
+                at = np.flatnonzero((writers != 0) & (table.written.take(cells) >> 32 & 3 > 0))
+                if len(at):
+                    position, others, stamps = table.updates_of(cells[at])
+                    at = at[position]
+                    foreign = others != who[at]
+                    if np.count_nonzero(foreign):
+                        self._against(S, table, cells, side, at[foreign], others[foreign], stamps[foreign], "write")
         readers = table.reader.take(cells)
         if side.verb == "read":
             if not side.kind:
@@ -228,9 +266,12 @@ class GlobalRace:
             table.reader[cells] = 0
         table.writer[cells] = who
         table.written[cells] = side.stamp
-        if not side.kind:
+        if side.kind:
+            table.updates.append((cells, who, side.stamp))
+            table.is_sorted = False
+        if side.kind < 2:
             last = table.writer.take(cells)
-            lost = np.flatnonzero(last != who)
+            lost = np.flatnonzero(last != who if not side.kind else (last - 1 >> AGENT_BITS) != side.cluster)
             if len(lost):
                 first = int(lost[0])
                 self._report(S, table, cells, side, first, int(last[first]) - 1, side.pc, "write")
@@ -279,7 +320,7 @@ class GlobalRace:
         widest = int(agent.max()) + 1
         if widest > table.several.shape[1]:
             table.several = np.pad(table.several, ((0, 0), (0, widest - table.several.shape[1])))
-        table.several[rows, agent] = when & 0xFFFFFFFF
+        table.several[rows, agent] = when & TIME
         table.several_of[rows], table.several_pc[rows] = one >> AGENT_BITS, when >> 34
         table.reader[cells] = -rows - 1
 
@@ -288,7 +329,7 @@ class GlobalRace:
         clock = side.race.clock.reshape(-1)
         cluster, agent = other - 1 >> AGENT_BITS, other - 1 & (1 << AGENT_BITS) - 1
         kind = stamps >> 32 & 3
-        time = np.maximum((stamps & 0xFFFFFFFF) - (kind > 0), 1)  # an atomic belongs to the fence before it
+        time = np.maximum((stamps & TIME) - (kind > 0), 1)  # an atomic belongs to the fence before it
         row = side.row[at]
         own = cluster == side.cluster[at]
         late = time > clock.take(row + np.where(own, agent, 0))
@@ -310,7 +351,7 @@ class GlobalRace:
             cluster, agent = other - 1 >> AGENT_BITS, other - 1 & (1 << AGENT_BITS) - 1
             generic = (cluster == side.cluster[at]) & (agent < race.generic)
             known = race.clock.reshape(-1).take(side.row[at] + race.agents + np.where(generic, agent, 0))
-            unfenced = np.flatnonzero(generic & ((stamps & 0xFFFFFFFF) > known))
+            unfenced = np.flatnonzero(generic & ((stamps & TIME) > known))
             if len(unfenced):
                 k = int(unfenced[0])
                 self._report(S, table, cells, side, int(at[k]), int(other[k]) - 1, int(stamps[k]) >> 34, "")
@@ -360,4 +401,5 @@ class GlobalRace:
         raise Fault("race", message, np.array([at // side.per]), side.positions)
 
 
-BETWEEN_CTAS = "missing is a release (fence.acq_rel.gpu, then an atomic) by that CTA, and an acquire (an atomic, then the fence) by this one"
+BETWEEN_CTAS = ("missing is a release (fence.acq_rel.gpu, then an atomic) by that CTA, and an acquire (an atomic, then the fence) "
+                "by this one")

@@ -96,6 +96,7 @@ class SharedRace:
         self.num_readers = self.readers_per_cta * self.size
         self.reads = np.zeros(granules * self.num_readers, np.int32)  # time of every agent's last read
         self.readers = np.zeros(granules, np.int32)  # pc << 10 | agent + 1, or MANY
+        self.updates = np.zeros(0, np.int32)  # as `reads`, of atomics; made when there is one
         self.per_cta = max(1, S.shared.stride // self.granule)
         total = S.ctas * self.warps
         self.committed, self.bulk_committed, self.products_committed = (np.zeros(total, np.int64) for _ in range(3))
@@ -305,31 +306,41 @@ class SharedRace:
         if is_release:
             self.fence(idx)
 
-    def synchronise(self, access: Access, positions: Array | None, in_global: bool) -> None:
-        """What a strong access releases and acquires; in global memory and of GPU scope, to and from other clusters, too."""
+    def release(self, access: Access, positions: Array | None, to_all: bool = False) -> bool:
+        """What a strong access releases to its cluster, and (to_all: one of GPU scope in global memory) to others. Whether it has
+        made that a new version."""
         cluster, agent, _ = self._warps(positions)
-        wide = self.S.global_race if in_global and "gpu" in access.order else None
-        if access.kind != "read":
-            if "release" in access.order:
-                np.maximum.at(self.location, cluster, self.clock[cluster, agent])
-                if wide is not None:
-                    wide.publish(self.first_cluster + cluster, self.clock[cluster, agent, : self.agents])
-                self._tick(cluster, agent)
-            elif self.fenced is not None:
-                np.maximum.at(self.location, cluster, self.fenced[cluster, agent])
-                if wide is not None and self.is_published:
-                    covered = self.clock[cluster, agent, -2 - self.agents : -2]
-                    np.maximum.at(self.location[:, : self.agents], cluster, covered)
-                    wide.publish(self.first_cluster + cluster, covered)
-        if access.kind != "write":
-            if wide is not None and wide.version:
-                self.clock[cluster, agent, -2] = wide.version
-            if "acquire" in access.order:
-                self._learn(cluster, agent, self.location[cluster])
-                if wide is not None:
-                    self.clock[cluster, agent, -1] = wide.version
-            elif self.heard is not None:
-                self.heard[cluster, agent] = np.maximum(self.heard[cluster, agent], self.location[cluster])
+        if "release" in access.order:
+            known = self.clock[cluster, agent]
+            np.maximum.at(self.location, cluster, known)
+            known = known[:, : self.agents]
+            self._tick(cluster, agent)
+        elif self.fenced is not None:
+            np.maximum.at(self.location, cluster, self.fenced[cluster, agent])
+            if not (to_all and self.is_published):
+                return False
+            known = self.clock[cluster, agent, -2 - self.agents : -2]
+            np.maximum.at(self.location[:, : self.agents], cluster, known)
+        else:
+            return False
+        if to_all and known.any():
+            self.S.global_race.publish(self.first_cluster + cluster, known)
+            return True
+        return False
+
+    def acquire(self, access: Access, positions: Array | None, seen: Array | None = None) -> None:
+        """What a strong access acquires. seen: the version that other clusters have released there, per thread."""
+        cluster, agent, warps = self._warps(positions)
+        version: Any = 0
+        if seen is not None and np.count_nonzero(seen):
+            of = self.S.warp if positions is None else self.S.warp.take(positions)
+            version = np.maximum.reduceat(np.broadcast_to(seen, of.shape), np.searchsorted(of, warps))
+            self.clock[cluster, agent, -2] = np.maximum(self.clock[cluster, agent, -2], version)
+        if "acquire" in access.order:
+            self._learn(cluster, agent, self.location[cluster])
+            self.clock[cluster, agent, -1] = np.maximum(self.clock[cluster, agent, -1], version)
+        elif self.heard is not None:
+            self.heard[cluster, agent] = np.maximum(self.heard[cluster, agent], self.location[cluster])
 
     # -- mbarriers and clusters
 
@@ -559,8 +570,10 @@ class SharedRace:
 
     def _track(self, S: State, index: Array, access: Access, idx: Array | None, pc: int) -> None:
         positions = idx
-        if access.sync:
-            self.synchronise(access, positions, False)
+        if access.sync and access.kind != "read":
+            self.release(access, positions)
+        if access.sync and access.kind != "write":
+            self.acquire(access, positions)
         _, agent, row = self.lanes(idx)
         if len(index) != len(agent):
             index = np.broadcast_to(index, (len(agent),))
@@ -607,6 +620,16 @@ class SharedRace:
         if np.count_nonzero(clash):
             at = int(np.flatnonzero(clash)[0])
             self._report(S, kind, int(cells[at]), lane(at), int(last[at]) >> 44, int(writer[at]), "write", positions, here(at))
+        if not atomic and np.count_nonzero(is_atomic):  # the last of the atomics hides those before it
+            some = np.flatnonzero(is_atomic)
+            each = np.arange(self.num_readers)
+            times = self.updates.take(cells[some, None] * self.num_readers + each)
+            rows = np.broadcast_to(row, cells.shape)[some, None]
+            late = (times > 0) & (np.maximum(times - 1, 1) > clock.take(rows + each)) & (each != (rows // self.row % self.agents))
+            if np.count_nonzero(late):
+                found, agents = np.nonzero(late)
+                at = int(some[found[0]])
+                self._report(S, kind, int(cells[at]), lane(at), int(last[at]) >> 44, int(agents[0]), "write", positions, here(at))
         if proxy:
             unfenced = (writer < self.generic) & (last != 0) & (time > clock.take(row + self.agents + writer))
             if np.count_nonzero(unfenced):
@@ -660,7 +683,11 @@ class SharedRace:
             self.readers[cells] = 0
         mark64 = (np.int64(pc) << 44) | (np.int64(atomic) << 43) | (np.asarray(agent, np.int64) << 32) | now
         self.writes[cells] = mark64
-        if not atomic:
+        if atomic:
+            if not len(self.updates):
+                self.updates = np.zeros_like(self.reads)
+            self.updates[cells * self.num_readers + agent] = now
+        else:
             lost = self.writes.take(cells) != mark64
             if np.count_nonzero(lost):
                 at = int(np.flatnonzero(lost)[0])
@@ -687,4 +714,5 @@ class SharedRace:
     def finish(self) -> None:
         """The batch is done; what it read of global memory may be looked at later, what it did in shared memory not."""
         self.writes, self.reads, self.readers = np.zeros(0, np.int64), np.zeros(0, np.int32), np.zeros(0, np.int32)
+        self.updates = self.readers
         self.noted.clear()
