@@ -12,7 +12,7 @@ from oxidnn.emu import alu, asynccopy, atomics, barrier, bulk, cluster, convert,
 from oxidnn.emu.checkers import expand
 from oxidnn.emu.decode import DTYPE, Core, Decoder, Op, Parameter, Scope, Slot, Variable, guarded
 from oxidnn.emu.machine import Launch
-from oxidnn.emu.memory import SHARED_BASE, Array, GlobalMemory, align_up
+from oxidnn.emu.memory import Array, GlobalMemory, align_up
 from oxidnn.emu.trace import Counters
 from oxidnn.errors import PtxError
 from oxidnn.ptx import nodes
@@ -55,7 +55,6 @@ class Program:
         self.variables: list[Variable] = []  # .global and .const
         self.shared_names: list[tuple[int, int, str]] = []  # offset, size, name
         self.static_shared = 0
-        self.dynamic_align = 16
         self.local_size = 0
         self._dynamic: list[nodes.VarDecl] = []
         self._bound_variables: dict[int, tuple[Any, dict[str, int]]] = {}
@@ -100,7 +99,6 @@ class Program:
         if decl.space == "shared":
             if decl.is_extern and decl.size_bytes == 0:
                 self._dynamic.append(decl)
-                self.dynamic_align = max(self.dynamic_align, decl.align)
                 scope.names[decl.name] = Variable("dynamic", decl.name, 0, decl)
                 return
             at = align_up(self.static_shared, max(1, decl.align))
@@ -141,8 +139,9 @@ class Program:
 
         top = self.decoder.scope
         walk(entry.body, top)
-        # The dynamic array follows the static ones. Alignment counts in the window, whose first kilobyte is taken.
-        self.dynamic_offset = align_up(SHARED_BASE + self.static_shared, self.dynamic_align) - SHARED_BASE
+        # The dynamic array follows the static ones at the next multiple of 16, whatever alignment it declares: so an H100 places it for
+        # what nvJitLink assembles. Only a kernel without static arrays gets the alignment of the window's first free kilobyte.
+        self.dynamic_offset = align_up(self.static_shared, 16)
         self._place_dynamic(top, entry.body)
         for pc, (ins, scope) in enumerate(flat):
             self.ops.append(self._build(pc, ins, scope, labels))

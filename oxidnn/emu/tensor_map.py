@@ -5,14 +5,17 @@
     word 3-6  strides of dims 1-4 over 16, low 32 bits; word 7: their high 4 bits as nibbles
     word 13   element strides - 1, 3 bits each; byte 55 box[0] - 1
     tiled     bytes 56-59 box[1..4] - 1
-    im2col    bytes 56-59 the corners, lower then upper, of 16, 8 or 5 bits per dimension; bytes 60-61 pixels per column - 1
-    word 18   128, 64, 32 or 16 byte span as 2^k / 8 in byte 73
+    im2col    bytes 56-59 the corners, of 16, 8 or 5 bits per dimension, lower from bit 0, upper from bit 16;
+              bytes 60-61 pixels per column - 1
+    word 16   bytes of a box: size * product of box[i] // element stride[i], of im2col without the strides
+    word 18   8 times the span of the swizzle, 0x10 without
 """
 
 from __future__ import annotations
 
 import struct
 from dataclasses import dataclass
+from math import prod
 
 import numpy as np
 
@@ -23,8 +26,7 @@ SIZES = dict(zip(TYPES, (1, 2, 4, 4, 8, 8, 2, 4, 4, 8, 2, 4), strict=True))
 SPANS = (0, 32, 64, 128)
 PROMOTIONS = (0, 64, 128, 256)
 CORNER_BITS = {3: 16, 4: 8, 5: 5}
-_SPAN_CODE = {0: 0, 32: 1, 64: 2, 128: 4}
-_IM2COL_MARK = 0x1000
+_SPAN_WORD = {0: 0x10, 32: 0x100, 64: 0x200, 128: 0x400}
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +50,13 @@ class TensorMap:
         """Bytes of an element."""
         return SIZES[self.dtype]
 
+    @property
+    def box_bytes(self) -> int:
+        """As the driver writes it. (What a copy brings differs: of stepped dimensions the quotient is rounded up, dim 0 has no steps.)"""
+        if self.corners is not None:
+            return self.size * self.box[0] * self.box[1]
+        return self.size * prod(b // s for b, s in zip(self.box, self.element_strides, strict=True))
+
     def encode(self) -> bytes:
         rank = len(self.dims)
         flags = (
@@ -66,10 +75,11 @@ class TensorMap:
                 out[56 + i] = extent - 1
         else:
             bits = CORNER_BITS[rank]
-            values = [*self.corners[0], *self.corners[1]]
-            packed = sum((v & ((1 << bits) - 1)) << bits * i for i, v in enumerate(values))
-            struct.pack_into("<IHHI", out, 56, packed, self.box[1] - 1, 0, _IM2COL_MARK)
-        struct.pack_into("<I", out, 72, _SPAN_CODE[self.swizzle] << 8)
+            lower, upper = (sum((v & ((1 << bits) - 1)) << bits * i for i, v in enumerate(corner)) for corner in self.corners)
+            packed = lower | upper << 16
+            struct.pack_into("<IH", out, 56, packed, self.box[1] - 1)
+        struct.pack_into("<I", out, 64, self.box_bytes)
+        struct.pack_into("<I", out, 72, _SPAN_WORD[self.swizzle])
         return bytes(out)
 
     @staticmethod
@@ -92,7 +102,7 @@ class TensorMap:
             low, width = bits[field]
             words[2] = int(words[2]) & ~((1 << width) - 1 << low) | value << low
             if field == "swizzle_mode":
-                words[18] = _SPAN_CODE[SPANS[value]] << 8
+                words[18] = _SPAN_WORD[SPANS[value]]
 
     @staticmethod
     def decode(raw: bytes) -> TensorMap:
@@ -100,15 +110,16 @@ class TensorMap:
         address, flags, *rest = struct.unpack_from("<QI4II5II", raw, 0)
         strides, high, dims, steps = rest[:4], rest[4], rest[5:10], rest[10]
         rank, type_, span = (flags >> 4 & 7) + 1, flags >> 7 & 15, flags >> 13 & 3
-        if rank > 5 or type_ >= len(TYPES) or address == 0 or struct.unpack_from("<I", raw, 72)[0] != _SPAN_CODE[SPANS[span]] << 8:
+        if rank > 5 or type_ >= len(TYPES) or address == 0 or struct.unpack_from("<I", raw, 72)[0] != _SPAN_WORD[SPANS[span]]:
             raise Fault("bounds", "the address of the tensor map points at bytes that are no tensor map")
         corners = None
         box: tuple[int, ...] = (raw[55] + 1, *(raw[56 + i] + 1 for i in range(rank - 1)))
         if flags & 1:
             bits = CORNER_BITS[rank]
             packed, pixels = struct.unpack_from("<IH", raw, 56)
-            signed = [((packed >> bits * i) + (1 << bits - 1)) % (1 << bits) - (1 << bits - 1) for i in range(2 * (rank - 2))]
-            corners = (tuple(signed[: rank - 2]), tuple(signed[rank - 2 :]))
+            half = 1 << bits - 1
+            lower, upper = (tuple(((packed >> bits * i + at) + half) % (2 * half) - half for i in range(rank - 2)) for at in (0, 16))
+            corners = (lower, upper)
             box = (raw[55] + 1, pixels + 1)
         return TensorMap(
             TYPES[type_], address, tuple(d + 1 for d in dims[:rank]),

@@ -7,19 +7,21 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 
 from oxidnn.codegen.spec import KernelSpec, Param, Target, TensorMapSpec
 
-# Their first run on an H100 (2026-11-28, driver 580) ended in CUDA_ERROR_MISALIGNED_ADDRESS, whose cause in these small kernels is not
-# found yet; a faulted context would take the tests after it along, so they do not run there. The library's own kernels do.
-GPU = pytest.param("cuda", marks=[pytest.mark.gpu, pytest.mark.xfail(reason="the test kernel faults on silicon: CUDA_ERROR_MISALIGNED_ADDRESS", run=False)])
+GPU = pytest.param("cuda", marks=pytest.mark.gpu)
 
 
 @dataclass(frozen=True)
 class Kernel:
-    """An entry: its parameters as "name:type", threads, dynamic shared memory, cluster, and the body between the braces."""
+    """An entry: its parameters as "name:type", threads, dynamic shared memory, cluster, and the body between the braces.
+
+    `smem` is aligned to 1024 only where the body declares no static arrays: dynamic memory begins right behind them.
+    """
 
     name: str
     params: tuple[str, ...]
@@ -41,7 +43,7 @@ class Kernel:
             f".reg .b64 %{p.name}; mov.b64 %{p.name}, {p.name}; cvta.param.u64 %{p.name}, %{p.name};\n" if p.type == "tensor_map"
             else f".reg .b{p.type[1:]} %{p.name}; ld.param.{p.type} %{p.name}, [{p.name}];\n" for p in spec.params)
         return (
-            f".version 8.3\n.target sm_90a\n.address_size 64\n.extern .shared .align 1024 .b8 smem[];\n.visible .entry {spec.symbol}("
+            f".version 8.4\n.target sm_90a\n.address_size 64\n.extern .shared .align 1024 .b8 smem[];\n.visible .entry {spec.symbol}("
             + ", ".join(p.declaration for p in spec.params)
             + f") .maxntid {self.threads}, 1, 1 .minnctapersm 1 {cluster}\n{{\n.reg .pred %done, %leader, %p<8>; .reg .b32 %thread, %warp, %lane, %smem, %r<16>; "
             f".reg .b64 %rd<8>; .reg .b16 %h<8>;\n{maps}mov.u32 %thread, %tid.x; mov.u32 %smem, smem; and.b32 %lane, %thread, 31;\n"
@@ -102,29 +104,29 @@ def image(rank: int, num_bytes: int, offsets: int = 0, poison: int = 0xCDCDCDCD,
     params = ("map:tensor_map", "out:u64", "bytes:u32", *(f"c{i}:s32" for i in range(rank)), *(f"o{i}:u32" for i in range(offsets)))
     mode = "im2col" if offsets else "tile"
     body = f"""
-.shared .align 8 .b64 full;
-mov.u32 %r1, %thread;
+.reg .b32 %full;
+add.u32 %full, %smem, {total}; mov.u32 %r1, %thread;
 FILL: setp.ge.u32 %p0, %r1, {total // 4}; @%p0 bra FILLED;
 shl.b32 %r2, %r1, 2; add.u32 %r2, %r2, %smem; st.shared.b32 [%r2], {poison}; add.u32 %r1, %r1, 128; bra FILL;
 FILLED:
 fence.proxy.async.shared::cta;
 setp.ne.u32 %p1, %thread, 0;
 @%p1 bra READY;
-mbarrier.init.shared::cta.b64 [full], 1;
+mbarrier.init.shared::cta.b64 [%full], 1;
 fence.mbarrier_init.release.cluster;
 READY: bar.sync 0;
 @%p1 bra WAIT;
 {' '.join(f'cvt.u16.u32 %h{i}, %o{i};' for i in range(offsets))}
 add.u32 %r3, %smem, {at};
-mbarrier.arrive.expect_tx.shared::cta.b64 _, [full], %bytes;
-cp.async.bulk.tensor.{rank}d.shared::cluster.global.{mode}.mbarrier::complete_tx::bytes [%r3], [%map, {{{coordinates}}}], [full]{extra};
-{wait('full', '0', 'WAIT')}
+mbarrier.arrive.expect_tx.shared::cta.b64 _, [%full], %bytes;
+cp.async.bulk.tensor.{rank}d.shared::cluster.global.{mode}.mbarrier::complete_tx::bytes [%r3], [%map, {{{coordinates}}}], [%full]{extra};
+{wait('%full', '0', 'WAIT')}
 mov.u32 %r1, %thread;
 COPY: setp.ge.u32 %p0, %r1, {total // 4}; @%p0 bra END;
 shl.b32 %r2, %r1, 2; add.u32 %r3, %r2, %smem; ld.shared.b32 %r4, [%r3]; cvt.u64.u32 %rd0, %r2; add.u64 %rd0, %out, %rd0; st.global.b32 [%rd0], %r4;
 add.u32 %r1, %r1, 128; bra COPY;
 END: ret;"""
-    return Kernel(f"image{rank}{mode}{total}", params, body, smem=total)
+    return Kernel(f"image{rank}{mode}{total}", params, body, smem=total + 8)
 
 
 def box_to_global(rank: int, num_bytes: int, operation: str = "") -> Kernel:
@@ -195,7 +197,7 @@ ret;"""
 def accumulator_rows(registers: np.ndarray, dtype: Any) -> np.ndarray:
     """[register][thread] of m64nN to the matrix (64, N): row 16 w + g + 8 (i / 2 % 2), column 8 (i / 4) + 2 q + i % 2."""
     packed = np.dtype(dtype) == np.float16
-    flat = registers.view(np.uint32).reshape(-1, 128)
+    flat: np.ndarray = registers.view(np.uint32).reshape(-1, 128)
     flat = flat.view(np.float16).reshape(len(flat), 128, 2).transpose(0, 2, 1).reshape(-1, 128) if packed else flat.view(dtype)
     out = np.empty((64, 2 * len(flat)), dtype)
     i, t = np.meshgrid(np.arange(len(flat)), np.arange(128), indexing="ij")
@@ -230,3 +232,55 @@ def swizzled(rows: np.ndarray, span: int) -> np.ndarray:
     where = (r * pitch + c) ^ ((r * pitch + c) // 8 & {0: 0, 32: 1, 64: 3, 128: 7}[span])
     out.reshape(-1, 16)[where] = raw[r, c]
     return out.reshape(-1)
+
+
+# -- one wgmma on whole matrices
+
+KIND: dict[str, Any] = {"bf16": ml_dtypes.bfloat16, "f16": np.float16, "tf32": np.float32, "e4m3": ml_dtypes.float8_e4m3fn, "e5m2": ml_dtypes.float8_e5m2,
+                        "s8": np.int8, "u8": np.uint8}
+K = {"bf16": 16, "f16": 16, "tf32": 8, "e4m3": 32, "e5m2": 32, "s8": 32, "u8": 32}
+SWIZZLE = {0: 0, 128: 1, 64: 2, 32: 3}
+RESULT: dict[str, Any] = {"f32": np.float32, "f16": np.float16, "s32": np.int32}
+
+
+def descriptor(span: int, leading: int, stride: int) -> int:
+    return SWIZZLE[span] << 62 | (stride >> 4) << 32 | (leading >> 4) << 16
+
+
+def k_major(x: np.ndarray, span: int) -> tuple[np.ndarray, int]:
+    """Rows of 32 bytes or, swizzled, of a span of which the first 32 bytes count: (image, descriptor)."""
+    if span:
+        return swizzled(x, span), descriptor(span, 16, 8 * span)
+    rows = x.view(np.uint8).reshape(len(x) // 8, 8, 2, 16)  # 8-row groups of two core matrices, 128 bytes each
+    return np.ascontiguousarray(rows.transpose(0, 2, 1, 3)).reshape(-1), descriptor(0, 128, 256)
+
+
+def mn_major(x: np.ndarray, span: int) -> tuple[np.ndarray, int]:
+    """(rows, 16) as 16 k rows of contiguous elements, in chunks of a span: (image, descriptor)."""
+    t = np.ascontiguousarray(x.T)  # (16, rows)
+    if span:
+        per = span // 2
+        chunks = [swizzled(t[:, c : c + per], span) for c in range(0, t.shape[1], per)]
+        return np.concatenate(chunks), descriptor(span, 16 * span, 8 * span)
+    blocks = t.view(np.uint8).reshape(2, 8, t.shape[1] // 8, 16)  # k group, k, chunk of 8 elements
+    image = np.ascontiguousarray(blocks.transpose(2, 0, 1, 3)).reshape(-1)  # chunk, k group, k: 128 bytes a core matrix
+    return image, descriptor(0, 128, 256)
+
+
+def multiply(backend: Any, a: np.ndarray, b: np.ndarray, types: tuple[str, str, str], spans: tuple[int, int] = (128, 128), mn: tuple[bool, bool] = (False, False),
+             signs: str = "1, 1", init: np.ndarray | None = None, in_registers: bool = False) -> np.ndarray:
+    result, a_type, b_type = types
+    a_image, da = (mn_major if mn[0] else k_major)(a, spans[0])
+    b_image, db = (mn_major if mn[1] else k_major)(b, spans[1])
+    trans = ""
+    if a_type in ("f16", "bf16"):
+        trans = f", {int(mn[1])}" if in_registers else f", {int(mn[0])}, {int(mn[1])}"
+    n = len(b)
+    out = np.full((n // (4 if result == "f16" else 2), 128), 0xFFFFFFFF, np.uint32)
+    kernel = product(n, K[a_type], types, len(a_image), len(b_image), trans=trans, signs=signs, registers_a=in_registers, accumulates=init is not None)
+    args: list[Any] = [a_image, b_image, out, da, db]
+    if init is not None:
+        args.append(accumulator_registers(init))
+    if in_registers:
+        args.append(registers_a(a.view(np.dtype(f"u{a.itemsize}"))))
+    return accumulator_rows(run(backend, kernel, 1, args, [out])[0], RESULT[result])

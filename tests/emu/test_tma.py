@@ -226,21 +226,22 @@ ret;""", threads=32, smem=512, cluster=2)
 
 def test_a_tile_goes_to_every_cta_of_the_mask(backend: Any) -> None:
     kernel = Kernel("spread", ("map:tensor_map", "out:u64"), f"""
-.shared .align 8 .b64 b; .reg .b32 %rank; .reg .b16 %mask;
+.reg .b32 %rank, %b; .reg .b16 %mask;
+add.u32 %b, %smem, 1024;
 mov.u32 %rank, %cluster_ctarank; setp.ne.u32 %p0, %thread, 0; setp.ne.u32 %p1, %rank, 2;
 @%p0 bra READY;
-mbarrier.init.shared::cta.b64 [b], 1; fence.mbarrier_init.release.cluster;
-mbarrier.arrive.expect_tx.shared::cta.b64 _, [b], 1024;
+mbarrier.init.shared::cta.b64 [%b], 1; fence.mbarrier_init.release.cluster;
+mbarrier.arrive.expect_tx.shared::cta.b64 _, [%b], 1024;
 READY: barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;
 @%p0 bra WAIT; @%p1 bra WAIT;
 mov.u16 %mask, 15;
-cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster [%smem], [%map, {{8, 1}}], [b], %mask;
-{wait('b', '0', 'WAIT')}
+cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster [%smem], [%map, {{8, 1}}], [%b], %mask;
+{wait('%b', '0', 'WAIT')}
 mov.u32 %r1, %ctaid.x; mad.lo.u32 %r1, %r1, 32, %thread; mul.wide.u32 %rd0, %r1, 32; add.u64 %rd0, %out, %rd0; mad.lo.u32 %r2, %thread, 32, %smem;
 ld.shared.v4.b32 {{%r4, %r5, %r6, %r7}}, [%r2]; st.global.v4.b32 [%rd0], {{%r4, %r5, %r6, %r7}};
 ld.shared.v4.b32 {{%r4, %r5, %r6, %r7}}, [%r2+16]; st.global.v4.b32 [%rd0+16], {{%r4, %r5, %r6, %r7}};
 barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;
-ret;""", threads=32, smem=1024, cluster=4)
+ret;""", threads=32, smem=1032, cluster=4)
     x = np.random.default_rng(4).integers(0, 60000, (20, 48)).astype(np.uint16)
     out = np.zeros((4, 16, 32), np.uint16)
     got = run(backend, kernel, 4, [Map(matrix_map(x, (32, 16)), x), out], [out])[0]

@@ -7,7 +7,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import pytest
 
@@ -15,14 +14,22 @@ from oxidnn.emu import GlobalMemory, load
 from oxidnn.errors import EmulatorFault
 from oxidnn.ptx.parser import parse
 from oxidnn.runtime.emu_backend import EmulatedBackend
-from tests.emu.hopper import GPU, Kernel, accumulator_registers, accumulator_rows, product, registers_a, run, swizzled
+from tests.emu.hopper import (
+    GPU,
+    KIND,
+    RESULT,
+    K,
+    Kernel,
+    accumulator_registers,
+    accumulator_rows,
+    k_major,
+    multiply,
+    product,
+    registers_a,
+    run,
+)  # fmt: skip
 
 VECTORS = Path(__file__).parent / "vectors"
-KIND: dict[str, Any] = {"bf16": ml_dtypes.bfloat16, "f16": np.float16, "tf32": np.float32, "e4m3": ml_dtypes.float8_e4m3fn, "e5m2": ml_dtypes.float8_e5m2,
-                        "s8": np.int8, "u8": np.uint8}
-K = {"bf16": 16, "f16": 16, "tf32": 8, "e4m3": 32, "e5m2": 32, "s8": 32, "u8": 32}
-SWIZZLE = {0: 0, 128: 1, 64: 2, 32: 3}
-RESULT: dict[str, Any] = {"f32": np.float32, "f16": np.float16, "s32": np.int32}
 
 
 @pytest.fixture(params=["lowest_pc", ("random", 3), GPU], ids=str)
@@ -32,53 +39,10 @@ def backend(request: pytest.FixtureRequest) -> Any:
     return EmulatedBackend("sm_90a", "all", request.param)
 
 
-def descriptor(span: int, leading: int, stride: int) -> int:
-    return SWIZZLE[span] << 62 | (stride >> 4) << 32 | (leading >> 4) << 16
-
-
 def values(rng: np.random.Generator, shape: tuple[int, ...], type_: str) -> np.ndarray:
     """Small numbers: sums of their products are exact in every accumulator."""
     low = 0 if type_ == "u8" else -4
     return rng.integers(low, 5, shape).astype(KIND[type_])
-
-
-def k_major(x: np.ndarray, span: int) -> tuple[np.ndarray, int]:
-    """Rows of 32 bytes or, swizzled, of a span of which the first 32 bytes count: (image, descriptor)."""
-    if span:
-        return swizzled(x, span), descriptor(span, 16, 8 * span)
-    rows = x.view(np.uint8).reshape(len(x) // 8, 8, 2, 16)  # 8-row groups of two core matrices, 128 bytes each
-    return np.ascontiguousarray(rows.transpose(0, 2, 1, 3)).reshape(-1), descriptor(0, 128, 256)
-
-
-def mn_major(x: np.ndarray, span: int) -> tuple[np.ndarray, int]:
-    """(rows, 16) as 16 k rows of contiguous elements, in chunks of a span: (image, descriptor)."""
-    t = np.ascontiguousarray(x.T)  # (16, rows)
-    if span:
-        per = span // 2
-        chunks = [swizzled(t[:, c : c + per], span) for c in range(0, t.shape[1], per)]
-        return np.concatenate(chunks), descriptor(span, 16 * span, 8 * span)
-    blocks = t.view(np.uint8).reshape(2, 8, t.shape[1] // 8, 16)  # k group, k, chunk of 8 elements
-    image = np.ascontiguousarray(blocks.transpose(2, 0, 1, 3)).reshape(-1)  # chunk, k group, k: 128 bytes a core matrix
-    return image, descriptor(0, 128, 256)
-
-
-def multiply(backend: Any, a: np.ndarray, b: np.ndarray, types: tuple[str, str, str], spans: tuple[int, int] = (128, 128), mn: tuple[bool, bool] = (False, False),
-             signs: str = "1, 1", init: np.ndarray | None = None, in_registers: bool = False) -> np.ndarray:
-    result, a_type, b_type = types
-    a_image, da = (mn_major if mn[0] else k_major)(a, spans[0])
-    b_image, db = (mn_major if mn[1] else k_major)(b, spans[1])
-    trans = ""
-    if a_type in ("f16", "bf16"):
-        trans = f", {int(mn[1])}" if in_registers else f", {int(mn[0])}, {int(mn[1])}"
-    n = len(b)
-    out = np.full((n // (4 if result == "f16" else 2), 128), 0xFFFFFFFF, np.uint32)
-    kernel = product(n, K[a_type], types, len(a_image), len(b_image), trans=trans, signs=signs, registers_a=in_registers, accumulates=init is not None)
-    args: list[Any] = [a_image, b_image, out, da, db]
-    if init is not None:
-        args.append(accumulator_registers(init))
-    if in_registers:
-        args.append(registers_a(a.view(np.dtype(f"u{a.itemsize}"))))
-    return accumulator_rows(run(backend, kernel, 1, args, [out])[0], RESULT[result])
 
 
 def exact(a: np.ndarray, b: np.ndarray) -> np.ndarray:
