@@ -40,7 +40,8 @@ TUNE = ("off", "db", "auto", "force")
 _WINDOW = (("stride", 1), ("padding", 0), ("dilation", 1), ("groups", 1))
 _POOL = (("window", None), ("stride", None), ("padding", 0), ("dilation", 1), ("ceil_mode", False))
 _AVERAGE = (*_POOL, ("count_include_pad", True), ("divisor_override", None))
-_GEMM_ATTRS = (("transpose_a", False), ("transpose_b", False), ("alpha", 1.0), ("beta", 0.0), ("epilogue", None))
+_GEMM_ATTRS = (("transpose_a", False), ("transpose_b", False), ("alpha", 1.0), ("beta", 0.0), ("epilogue", None), ("gate", None),
+               ("out_dtype", None))
 _NORM = (("eps", 1e-5), ("axes", -1), ("epilogue", None), ("return_stats", False), ("return_sum", False))
 _LOSS = (("reduction", "mean"), ("label_smoothing", 0.0), ("ignore_index", -100))
 
@@ -54,7 +55,7 @@ CALLS: dict[str, Call] = {
         Call("conv_transpose", ("x", "w", "bias"), (*_WINDOW, ("output_padding", 0), ("epilogue", None))),
         Call("conv_transpose_dgrad", ("dy", "w"), (("x_shape", None), *_WINDOW, ("output_padding", 0))),
         Call("conv_transpose_wgrad", ("x", "dy"), (("w_shape", None), *_WINDOW, ("output_padding", 0))),
-        Call("gemm", ("a", "b", "bias", "c"), _GEMM_ATTRS),
+        Call("gemm", ("a", "b", "bias", "c", "scale_a", "scale_b"), _GEMM_ATTRS),
         Call("max_pool", ("x",), (*_POOL, ("return_indices", False))),
         Call("max_pool_backward", ("dy", "indices", "x"), (("x_shape", None), *_POOL)),
         Call("avg_pool", ("x",), _AVERAGE),
@@ -234,11 +235,19 @@ class DnnHandle:
     # ---- matrix products ---------------------------------------------------------------------------------------------------------
 
     def gemm(self, a: Any, b: Any, bias: Any = None, *, transpose_a: bool = False, transpose_b: bool = False, alpha: float = 1.0,
-             beta: float = 0.0, c: Any = None, epilogue: Any = None, operands: Mapping[str, Any] | None = None,
-             scalars: Mapping[str, float] | None = None, out: Any = None, stream: Any = None) -> Any:
-        """epilogue(alpha * op(a) @ op(b) + beta * c), with leading batch dimensions broadcast; bias (N,) along the last dimension."""
-        attrs = (transpose_a, transpose_b, alpha, beta, epilogue)
-        return self._session.run(_GEMM, (a, b, bias, c), attrs, out, stream, scalars, operands)
+             beta: float = 0.0, c: Any = None, epilogue: Any = None, scale_a: Any = None, scale_b: Any = None, gate: str | None = None,
+             out_dtype: Any = None, operands: Mapping[str, Any] | None = None, scalars: Mapping[str, float] | None = None, out: Any = None,
+             stream: Any = None) -> Any:
+        """epilogue(alpha * op(a) @ op(b) + beta * c), with leading batch dimensions broadcast; bias (N,) along the last dimension.
+
+        a and b: f64, f32, f16 or bf16 alike; e4m3 and e5m2 in any mix (default result bf16); s8 and u8 in any mix (result s32, exact
+        modulo 2^32, unless something is done to it: then f32). scale_a, scale_b (f32) multiply a and b: one element, (M,) or (N,) of
+        rows of op(a) and columns of op(b), or of 8-bit types a matrix of blocks of 128: (M or M/128, K/128) of op(a), (K/128, N or
+        N/128) of op(b), rounded up. gate: "silu", "gelu", "sigmoid", ...: gate(z[..., :N/2]) * z[..., N/2:] of z = alpha * op(a) @ op(b)
+        + bias. out_dtype: the result's type. An epilogue of two outputs, e.g. "relu(t := acc + bias), t", gives both.
+        """
+        attrs = (transpose_a, transpose_b, alpha, beta, epilogue, gate, hashable(out_dtype))
+        return self._session.run(_GEMM, (a, b, bias, c, scale_a, scale_b), attrs, out, stream, scalars, operands)
 
     # ---- pooling -----------------------------------------------------------------------------------------------------------------
 

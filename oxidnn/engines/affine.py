@@ -61,7 +61,10 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """D, or an epilogue operand (bias: strides 0 but along n; residual: as D): strides in elements per digit of b, m and n."""
+    """D, or an epilogue operand (bias: strides 0 but along n; residual: as D): strides in elements per digit of b, m and n.
+
+    tensor: the operand's name, where `name`, by which the epilogue knows it, is another.
+    """
 
     name: str
     dtype: DType
@@ -70,12 +73,18 @@ class Target:
     batch_strides: tuple[int, ...] = ()
     base: int = 0
     align: int = 16
+    tensor: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class AffineMatmul:
     """One matmul over index spaces. `acc` is the accumulator's type; `epilogue` an Expression over "acc" and the operands' names,
-    None for a plain conversion. `math` is the policy's word for f32 inputs ("ieee", "tf32", "tf32x3", ...)."""
+    None for a plain conversion. `math` is the policy's word for f32 inputs ("ieee", "tf32", "tf32x3", ...).
+
+    What not every algorithm takes: scale_a and scale_b (f32, strides over the digits of A and B), with which each product is multiplied;
+    up, a second operand B, whose sum the epilogue knows as "up"; aux, where the epilogue's second output goes. Integers are summed in
+    s32 and turned into f32 for an epilogue or a D of floats.
+    """
 
     m: IndexSpace
     n: IndexSpace
@@ -88,10 +97,19 @@ class AffineMatmul:
     epilogue: Expression | None = None
     operands: tuple[Target, ...] = ()
     math: str = "ieee"
+    scale_a: Source | None = None
+    scale_b: Source | None = None
+    up: Source | None = None
+    aux: Target | None = None
 
     @property
     def flops(self) -> int:
-        return 2 * self.batch.size * self.m.size * self.n.size * self.k.size
+        return 2 * self.batch.size * self.m.size * self.n.size * self.k.size * (2 if self.up else 1)
+
+    @property
+    def is_plain(self) -> bool:
+        """One product, one sum, one output."""
+        return self.scale_a is None and self.scale_b is None and self.up is None and self.aux is None
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,9 @@ from typing import Any
 from ..codegen.fastdiv import magic
 from ..codegen.spec import Target as PtxTarget
 from ..device import DeviceInfo
+from ..dtypes import S32
 from ..ops.epilogue import TYPES
+from ..ops.gemm import FP8, INT8
 from .affine import AffineMatmul, Bound, IndexSpace, Source, Target
 from .base import SUPPORTED, Arg, Build, EngineConfig, ScalarArg, Step, Support, TensorArg, refuse
 
@@ -70,11 +72,28 @@ class DirectConsts:
     scalars: tuple[str, ...]
     bounds: tuple[Coordinate, ...]
     epilogue: Any = None
+    compute: str = "f32"  # of the epilogue
+    up: Walk | None = None  # a second operand B
+    scales: tuple[Walk | None, Walk | None] = (None, None)  # of A and of B, with which each product is multiplied
+    aux: Walk | None = None  # the epilogue's second output
+
+    @property
+    def walks(self) -> tuple[tuple[str, Walk], ...]:
+        """(name, walk) of what is read in the loops."""
+        named = (("a", self.a), ("b", self.b), ("up", self.up), ("scale_a", self.scales[0]), ("scale_b", self.scales[1]))
+        return tuple((name, walk) for name, walk in named if walk is not None)
+
+    @property
+    def sums(self) -> tuple[tuple[str, str], ...]:
+        """(sum, operand B) of each."""
+        return (("acc", "b"), ("acc_up", "up")) if self.up is not None else (("acc", "b"),)
 
     @property
     def registers(self) -> dict[str, str]:
         """Registers of the names in the epilogue."""
-        return ({"acc": "%acc"} | {name: f"%operand{i}" for i, name in enumerate(self.operand_names)}
+        converted = "" if self.acc == self.compute else "_value"
+        return ({"acc": f"%acc{converted}", "up": f"%acc_up{converted}"}
+                | {name: f"%operand{i}" for i, name in enumerate(self.operand_names)}
                 | {name: f"%scalar{i}" for i, name in enumerate(self.scalars)})
 
     def bounds_at(self, level: int) -> tuple[tuple[int, Coordinate], ...]:
@@ -116,9 +135,10 @@ def _deal(am: AffineMatmul, digit: int) -> AffineMatmul:
     extents = tuple(-(-e // _WARP) if i == digit else e for i, e in enumerate(am.k.extents))
     step = tuple(_WARP if i == digit else 0 for i in range(len(extents)))
     rest = (Bound((0,) * len(am.m.extents), step, 0, extent),) if extent % _WARP else ()
-    a, b = (replace(s, k_strides=scaled(s.k_strides), bounds=tuple(replace(x, k_coefs=scaled(x.k_coefs)) for x in s.bounds) + more)
-            for s, more in ((am.a, rest), (am.b, ())))
-    return replace(am, k=IndexSpace(extents), a=a, b=b)
+    sources = {name: replace(s, k_strides=scaled(s.k_strides), bounds=tuple(replace(x, k_coefs=scaled(x.k_coefs)) for x in s.bounds))
+               for name, s in (("a", am.a), ("b", am.b), ("up", am.up), ("scale_a", am.scale_a), ("scale_b", am.scale_b)) if s is not None}
+    sources["a"] = replace(sources["a"], bounds=sources["a"].bounds + rest)
+    return replace(am, k=IndexSpace(extents), **sources)
 
 
 def _consts(am: AffineMatmul, lanes: int) -> DirectConsts:
@@ -166,6 +186,13 @@ def _consts(am: AffineMatmul, lanes: int) -> DirectConsts:
             over = over_outputs(1, (), m_coefs, n_coefs, bound.k_coefs)
             bounds.append(Coordinate(bound.extent, bound.offset, over, over_loops(1, bound.k_coefs), unit, level))
     names = tuple(t.name for t in am.operands)
+
+    def walk_rows(source: Source | None, is_a: bool) -> Walk | None:
+        if source is None:
+            return None
+        m, n = (source.row_strides, ()) if is_a else ((), source.row_strides)
+        return walk_source(source, source.batch_strides, m, n)
+
     lanes = 1 if dealt is None else _WARP
     total = am.batch.size * am.m.size * am.n.size * lanes
     digits = [e for *_, e in spaces] + ([_WARP] if dealt is not None else [])
@@ -174,7 +201,14 @@ def _consts(am: AffineMatmul, lanes: int) -> DirectConsts:
         loops=tuple(counts[i] for i in looped), unroll=unroll,
         a=walk_source(am.a, am.a.batch_strides, am.a.row_strides, ()), b=walk_source(am.b, am.b.batch_strides, (), am.b.row_strides),
         d=walk_target(am.d), operands=tuple(walk_target(t) for t in am.operands), operand_names=names,
-        scalars=am.epilogue.scalars if am.epilogue is not None else (), bounds=tuple(bounds), epilogue=am.epilogue)
+        scalars=am.epilogue.scalars if am.epilogue is not None else (), bounds=tuple(bounds), epilogue=am.epilogue, compute=_compute(am),
+        up=walk_rows(am.up, False), scales=(walk_rows(am.scale_a, True), walk_rows(am.scale_b, False)),
+        aux=walk_target(am.aux) if am.aux is not None else None)
+
+
+def _compute(am: AffineMatmul) -> str:
+    """The type of the epilogue: that of the sum, f32 where a sum of integers has one or goes to floats."""
+    return "f32" if am.acc is S32 and (am.epilogue is not None or am.d.dtype.is_float) else am.acc.ptx
 
 
 def _bound_range(am: AffineMatmul) -> int:
@@ -196,8 +230,9 @@ class DirectAlgorithm:
     def check(self, am: AffineMatmul, device: DeviceInfo) -> Support:
         tensors: tuple[Source | Target, ...] = (am.a, am.b, am.d, *am.operands)
         for tensor in tensors:
-            if tensor.dtype not in TYPES:
-                return refuse(f"type of {tensor.name} is {tensor.dtype} (takes {', '.join(t.name for t in TYPES)})")
+            allowed = (*TYPES, *FP8, *INT8) if isinstance(tensor, Source) else (*TYPES, S32) if tensor is am.d else TYPES
+            if tensor.dtype not in allowed:
+                return refuse(f"type of {tensor.name} is {tensor.dtype} (takes {', '.join(t.name for t in allowed)})")
         if max((*am.batch.extents, *am.m.extents, *am.n.extents, *am.k.extents), default=1) >= 2**31:
             return refuse("an extent is 2^31 or more")
         if am.batch.size * am.m.size * am.n.size >= 2**31 * _THREADS:
@@ -224,7 +259,7 @@ class DirectAlgorithm:
         if device.is_emulated:  # an instruction costs about 4 us per batch of 16384 threads, and 2 ns per thread
             instructions = 10 * extra + terms * (5 + len(am.a.bounds) + len(am.b.bounds))
             return instructions * (4.0 * -(-threads // 16384) + 0.002 * threads)
-        slots = threads * (terms + extra) * (12 if am.acc.name == "f32" else 16)
+        slots = threads * (terms + extra) * (16 if am.acc.name == "f64" else 12)
         in_flight = device.num_sms * _THREADS * _CTAS_PER_SM
         return 2.0 + max(slots / (device.fma_tflops * 0.5e6), terms * 0.008 * -(-threads // in_flight))
 
@@ -233,11 +268,15 @@ class DirectAlgorithm:
 
         def pointer(name: str, tensor: Source | Target, is_read: bool = True) -> Arg:
             # An empty k reads neither A nor B, whose addresses may then be null.
-            return Arg(f"ptr_{name}", "u64", TensorArg(tensor.name, tensor.base * tensor.dtype.num_bytes if is_read else 0))
+            operand = tensor.tensor or tensor.name if isinstance(tensor, Target) else tensor.name
+            return Arg(f"ptr_{name}", "u64", TensorArg(operand, tensor.base * tensor.dtype.num_bytes if is_read else 0))
 
         args = [pointer("a", am.a, consts.unroll > 0), pointer("b", am.b, consts.unroll > 0), pointer("d", am.d)]
+        args += [pointer(name, s, consts.unroll > 0) for name, s in (("up", am.up), ("scale_a", am.scale_a), ("scale_b", am.scale_b))
+                 if s is not None]
         args += [pointer(f"operand{i}", t) for i, t in enumerate(am.operands)]
-        args += [Arg(f"scalar{i}", am.acc.ptx, ScalarArg(name)) for i, name in enumerate(consts.scalars)]
+        args += [pointer("aux", am.aux)] if am.aux is not None else []
+        args += [Arg(f"scalar{i}", consts.compute, ScalarArg(name)) for i, name in enumerate(consts.scalars)]
         grid = -(-consts.total // _THREADS)
         return Build((Step.of("matmul/direct", op, PtxTarget.for_arch(device.arch), _THREADS, args, consts, grid,
                               min_ctas_per_sm=_CTAS_PER_SM, max_registers=65536 // (_THREADS * _CTAS_PER_SM)),))

@@ -9,14 +9,13 @@ from itertools import product
 from math import gcd, prod
 from typing import Any, Protocol
 
-from ..codegen import pointwise as expr
 from ..codegen.pointwise import Expression
 from ..device import DeviceInfo
 from ..dtypes import F32, F64, DType
 from ..ops.base import Operand, Problem
 from ..ops.conv import ConvProblem
 from ..ops.epilogue import align_shape, align_strides
-from ..ops.gemm import GemmProblem
+from ..ops.gemm import BLOCK, GemmProblem, accumulator, scale_shape, scale_strides, value_of
 from .affine import AffineMatmul, Bound, IndexSpace, MatmulGroup, Source, Target
 from .affine_direct import DIRECT
 from .affine_mma_sm80 import MMA_SM80
@@ -50,23 +49,31 @@ def collapse(am: AffineMatmul) -> AffineMatmul:
         am = replace(am, k=IndexSpace((0,) * len(am.k.extents) or (0,)))
     a = replace(am.a, bounds=tuple(b for b in am.a.bounds if not _always_holds(b, am.m, am.k)))
     b = replace(am.b, bounds=tuple(b for b in am.b.bounds if not _always_holds(b, am.n, am.k)))
-    targets: tuple[Target, ...] = (am.d, *am.operands)
-    sources: tuple[Source, ...] = (a, b)
-    m, m_columns = _collapse_space(am.m.extents, [a.row_strides, *(x.row_coefs for x in a.bounds), *(t.m_strides for t in targets)])
-    n, n_columns = _collapse_space(am.n.extents, [b.row_strides, *(x.row_coefs for x in b.bounds), *(t.n_strides for t in targets)])
-    k, k_columns = _collapse_space(am.k.extents, [s for x in sources for s in (x.k_strides, *(y.k_coefs for y in x.bounds))])
-    batch, batch_columns = _collapse_space(am.batch.extents, [*(x.batch_strides for x in sources), *(t.batch_strides for t in targets)])
-    na, nb = len(a.bounds), len(b.bounds)
+    targets: tuple[Target, ...] = (am.d, *am.operands, *((am.aux,) if am.aux is not None else ()))
+    # Of every source: the side whose rows it has.
+    sources = {"a": ("m", a), "b": ("n", b)} | {name: (side, x) for name, side, x in (
+        ("scale_a", "m", am.scale_a), ("scale_b", "n", am.scale_b), ("up", "n", am.up)) if x is not None}
 
-    def source(old: Source, rows: Sequence[tuple[int, ...]], ks: Sequence[tuple[int, ...]], batches: tuple[int, ...]) -> Source:
-        bounds = tuple(replace(x, row_coefs=r, k_coefs=c) for x, r, c in zip(old.bounds, rows[1:], ks[1:], strict=True))
-        return replace(old, row_strides=rows[0], k_strides=ks[0], batch_strides=batches, bounds=bounds)
+    def rows_of(side: str) -> list[tuple[int, ...]]:
+        return [column for s, x in sources.values() if s == side for column in (x.row_strides, *(y.row_coefs for y in x.bounds))]
 
+    m, m_columns = _collapse_space(am.m.extents, [*(t.m_strides for t in targets), *rows_of("m")])
+    n, n_columns = _collapse_space(am.n.extents, [*(t.n_strides for t in targets), *rows_of("n")])
+    k, k_columns = _collapse_space(am.k.extents, [s for _, x in sources.values() for s in (x.k_strides, *(y.k_coefs for y in x.bounds))])
+    batch, batch_columns = _collapse_space(am.batch.extents, [*(t.batch_strides for t in targets),
+                                                              *(x.batch_strides for _, x in sources.values())])
+    rest = {"m": iter(m_columns[len(targets):]), "n": iter(n_columns[len(targets):])}
+    ks, batches = iter(k_columns), iter(batch_columns[len(targets):])
+    made: dict[str, Source] = {}
+    for name, (side, old) in sources.items():
+        row_strides, k_strides = next(rest[side]), next(ks)
+        bounds = tuple(replace(x, row_coefs=next(rest[side]), k_coefs=next(ks)) for x in old.bounds)
+        made[name] = replace(old, row_strides=row_strides, k_strides=k_strides, batch_strides=next(batches), bounds=bounds)
     new = [replace(t, m_strides=ms, n_strides=ns, batch_strides=bs) for t, ms, ns, bs in
-           zip(targets, m_columns[1 + na:], n_columns[1 + nb:], batch_columns[2:], strict=True)]
-    return replace(am, m=IndexSpace(m), n=IndexSpace(n), k=IndexSpace(k), batch=IndexSpace(batch),
-                   a=source(a, m_columns[:1 + na], k_columns[:1 + na], batch_columns[0]),
-                   b=source(b, n_columns[:1 + nb], k_columns[1 + na:], batch_columns[1]), d=new[0], operands=tuple(new[1:]))
+           zip(targets, m_columns, n_columns, batch_columns, strict=False)]
+    count = 1 + len(am.operands)
+    return replace(am, m=IndexSpace(m), n=IndexSpace(n), k=IndexSpace(k), batch=IndexSpace(batch), **made, d=new[0],
+                   operands=tuple(new[1:count]), aux=new[count] if am.aux is not None else None)
 
 
 # --- Convolution ---------------------------------------------------------------------------------------------------------------
@@ -282,19 +289,18 @@ def _dgrad_matmul(p: ConvProblem, axes: tuple[_Axis, ...], parts: tuple[_Part, .
 # --- GEMM ----------------------------------------------------------------------------------------------------------------------
 
 
-def _gemm_epilogue(p: GemmProblem) -> Expression | None:
-    """alpha * acc + beta * c, under the problem's epilogue; None if that is plain acc."""
-    value = expr.acc if p.alpha == 1.0 else expr.const(p.alpha) * expr.acc
-    if p.beta:
-        value = value + (expr.arg("c") if p.beta == 1.0 else expr.const(p.beta) * expr.arg("c"))
-    if p.epilogue is not None:
-        return p.epilogue.substitute({"acc": value})
-    return None if value == expr.acc else value
+def _pieces(size: int, is_blocked: bool) -> list[tuple[int, tuple[int, ...], tuple[int, ...], tuple[int, ...]]]:
+    """(first, extents, steps, blocks a step makes) of digits of rows among which rows of a block scale's block are alike."""
+    if not is_blocked:
+        return [(0, (size,), (1,), (0,))]
+    whole = size // BLOCK
+    pieces = [(0, (whole, BLOCK), (BLOCK, 1), (1, 0))] if whole else []
+    return pieces + ([(whole * BLOCK, (size - whole * BLOCK,), (1,), (0,))] if size % BLOCK else [])
 
 
 def _lower_gemm(p: GemmProblem) -> tuple[AffineMatmul, ...]:
     """Batch dimensions over which b does not change become digits of m (one tall matmul), those over which a does not become digits
-    of n (one wide one), others are the batch."""
+    of n (one wide one), others are the batch. Block scales make digits of blocks, and own matmuls of the rows and columns left over."""
     a, b, d = p.desc("a"), p.desc("b"), p.desc("d")
     batch = d.shape[:-2]
 
@@ -305,21 +311,78 @@ def _lower_gemm(p: GemmProblem) -> tuple[AffineMatmul, ...]:
     a_batch, b_batch = batch_strides(a.shape, a.strides), batch_strides(b.shape, b.strides)
     a_m, a_k = a.strides[-2:][::-1] if p.transpose_a else a.strides[-2:]
     b_k, b_n = b.strides[-2:][::-1] if p.transpose_b else b.strides[-2:]
-    in_m = [i for i, s in enumerate(b_batch) if s == 0]
-    in_n = [i for i, s in enumerate(b_batch) if s != 0 and a_batch[i] == 0]
-    in_batch = [i for i, s in enumerate(b_batch) if s != 0 and a_batch[i] != 0]
+    # A scale's strides: over the batch, of a block of rows, of a block of k.
+    scales = {}
+    for name, blocks in (("scale_a", p.blocks_a), ("scale_b", p.blocks_b)):
+        if blocks is not None:
+            desc, is_a = p.desc(name), name == "scale_a"
+            shape, strides = scale_shape(desc, is_a), scale_strides(desc, is_a)
+            scales[name] = (batch_strides(shape, strides), *(strides[-2:] if is_a else strides[-2:][::-1]))
+    # Whether a (b) or its scale changes over each batch dimension.
+    a_moves, b_moves = (tuple(bool(s or t) for s, t in zip(own, scales.get(name, (own, 0, 0))[0], strict=True))
+                        for name, own in (("scale_a", a_batch), ("scale_b", b_batch)))
+    in_m = [i for i, moving in enumerate(b_moves) if not moving]
+    in_n = [i for i, moving in enumerate(b_moves) if moving and not a_moves[i]]
+    in_batch = [i for i, moving in enumerate(b_moves) if moving and a_moves[i]]
 
     def pick(values: Sequence[int], where: list[int]) -> tuple[int, ...]:
         return tuple(values[i] for i in where)
 
-    epilogue = _gemm_epilogue(p)
-    targets = [Target(name, desc.dtype, (*pick(s, in_m), s[-2]), (*pick(s, in_n), s[-1]), pick(s, in_batch), 0, desc.align)
-               for name, desc, s in _targets(p, epilogue, p.outputs[0], -1)]
-    return (AffineMatmul(IndexSpace((*pick(batch, in_m), p.m)), IndexSpace((*pick(batch, in_n), p.n)), IndexSpace((p.k,)),
-                         Source("a", a.dtype, (*pick(a_batch, in_m), a_m), (a_k,), pick(a_batch, in_batch), align=a.align),
-                         Source("b", b.dtype, (*pick(b_batch, in_n), b_n), (b_k,), pick(b_batch, in_batch), align=b.align),
-                         targets[0], _accumulator(a.dtype), IndexSpace(pick(batch, in_batch)), epilogue, tuple(targets[1:]),
-                         p.policy.math),)
+    epilogue = value_of(p)
+    half = p.n // 2 if p.gate else 0
+    columns = p.n - half
+    rows: list[tuple[str, str, Any, tuple[int, ...], int]] = []  # (name, tensor, description, strides over the output's axes, base)
+    for name in ("d", *(x for x in (epilogue.args if epilogue is not None else ()) if x not in ("acc", "up"))):
+        tensor, base = name.removesuffix("_up") if p.gate else name, half if p.gate and name.endswith("_up") else 0
+        desc = p.desc(tensor)
+        if tensor in scales:
+            over_batch, step, _ = scales[tensor]
+            strides = (*over_batch, step, 0) if tensor == "scale_a" else (*over_batch, 0, step)
+        elif name == "d" or not p.gate:
+            strides = desc.strides if name == "d" else align_strides(
+                desc, align_shape(p.op, name, desc.shape, d.shape, -1, epilogue.axis(name) if epilogue is not None else None), -1)
+        else:
+            strides = (0,) * (len(d.shape) - 1) + desc.strides[-1:]
+        rows.append((name, tensor, desc, strides, base * strides[-1]))
+    if p.has("aux"):
+        rows.append(("aux", "aux", p.desc("aux"), p.desc("aux").strides, 0))
+    is_block_scaled = p.is_block_scaled
+    k_blocks = is_block_scaled and p.k > 0
+    k = IndexSpace((-(-p.k // BLOCK), min(p.k, BLOCK)) if k_blocks else (p.k,))
+    bounds = (Bound((0,) * (len(in_m) + 1), (BLOCK, 1), 0, p.k),) if k_blocks and p.k > BLOCK and p.k % BLOCK else ()
+
+    def k_strides(step: int) -> tuple[int, ...]:
+        return (BLOCK * step, step) if k_blocks else (step,)
+
+    matmuls = []
+    in_blocks = [blocks is not None and blocks.rows == BLOCK for blocks in (p.blocks_a, p.blocks_b)]
+    for first_m, extents_m, steps_m, blocks_m in _pieces(p.m, in_blocks[0]):
+        for first_n, extents_n, steps_n, blocks_n in _pieces(columns, in_blocks[1]):
+            sources: dict[str, Source] = {}
+            for name, blocks, first, steps, per_step, where in (("scale_a", p.blocks_a, first_m, steps_m, blocks_m, in_m),
+                                                                ("scale_b", p.blocks_b, first_n, steps_n, blocks_n, in_n)):
+                if blocks is None or blocks.is_plain:
+                    continue
+                over_batch, step, k_step = scales[name]
+                own = per_step if blocks.rows == BLOCK else steps
+                base = step * (first // BLOCK if blocks.rows == BLOCK else first if blocks.rows else 0)
+                sources[name] = Source(name, p.desc(name).dtype, (*pick(over_batch, where), *(w * step if blocks.rows else 0 for w in own)),
+                                       (k_step if blocks.k else 0, 0) if k_blocks else (0,), pick(over_batch, in_batch), base,
+                                       align=p.desc(name).align)
+            a_source = Source("a", a.dtype, (*pick(a_batch, in_m), *(w * a_m for w in steps_m)), k_strides(a_k), pick(a_batch, in_batch),
+                              first_m * a_m, tuple(replace(x, row_coefs=(0,) * (len(in_m) + len(steps_m))) for x in bounds), a.align)
+            b_source = Source("b", b.dtype, (*pick(b_batch, in_n), *(w * b_n for w in steps_n)), k_strides(b_k), pick(b_batch, in_batch),
+                              first_n * b_n, (), b.align)
+            targets = [Target(name, desc.dtype, (*pick(s, in_m), *(w * s[-2] for w in steps_m)),
+                              (*pick(s, in_n), *(w * s[-1] for w in steps_n)), pick(s, in_batch),
+                              base + first_m * s[-2] + first_n * s[-1], desc.align, tensor if tensor != name else "")
+                       for name, tensor, desc, s, base in rows]
+            aux = targets.pop() if p.has("aux") else None
+            m, n = IndexSpace((*pick(batch, in_m), *extents_m)), IndexSpace((*pick(batch, in_n), *extents_n))
+            matmuls.append(AffineMatmul(
+                m, n, k, a_source, b_source, targets[0], accumulator(p), IndexSpace(pick(batch, in_batch)), epilogue, tuple(targets[1:]),
+                p.policy.math, **sources, up=replace(b_source, base=half * b_n) if p.gate else None, aux=aux))
+    return tuple(matmuls)
 
 
 # --- Engines -------------------------------------------------------------------------------------------------------------------
@@ -409,6 +472,8 @@ class MatmulEngine(Engine):
         if not problem.is_empty and all(algorithm is not self.algorithm for _, algorithm in split):
             return refuse("there are no products to sum: the direct engine writes the epilogue of 0")
         for am, algorithm in split:
+            if algorithm is not DIRECT and isinstance(am, AffineMatmul) and not am.is_plain:
+                return refuse("block scales, gates and second outputs are for the direct engine")
             support = algorithm.check(am, device)
             if not support:
                 return support
@@ -431,4 +496,4 @@ class MatmulEngine(Engine):
 
 ALGORITHMS: tuple[Algorithm, ...] = (WGMMA_SM90, MMA_SM80, SIMT, DIRECT)
 ENGINES: dict[str, tuple[Engine, ...]] = {
-    op: tuple(MatmulEngine(op, algorithm) for algorithm in ((SKINNY_MMA, *ALGORITHMS) if op == "gemm" else ALGORITHMS)) for op in _LOWERINGS}
+    op: tuple(MatmulEngine(op, algorithm) for algorithm in ((SKINNY_MMA,) if op == "gemm" else ()) + ALGORITHMS) for op in _LOWERINGS}

@@ -25,15 +25,17 @@ def default_epilogue(given: Collection[str]) -> Expression | None:
     return None if expression == expr.acc else expression
 
 
-def resolve(op: str, epilogue: str | Expression | None, tensors: Mapping[str, TensorDesc], roles: Sequence[str]) -> Expression | None:
+def resolve(op: str, epilogue: str | Expression | None, tensors: Mapping[str, TensorDesc], roles: Sequence[str],
+            max_outputs: int = 1) -> Expression | None:
     """The Expression of the attribute `epilogue`, or the default; None for plain acc.
 
     Checks that its tensors are there and that none is left over. `roles` are the op's own tensors, which it cannot name.
     """
     given = [name for name in tensors if name not in roles]
     expression = default_epilogue(given) if epilogue is None else check_expression(op, "epilogue", epilogue)
-    if expression is not None and expression.num_outputs != 1:
-        raise expected(op, "epilogue", f"an expression of {expression.num_outputs} outputs", "one output", describe(tensors))
+    if expression is not None and expression.num_outputs > max_outputs:
+        allowed = "one output" if max_outputs == 1 else f"at most {max_outputs} outputs"
+        raise expected(op, "epilogue", f"an expression of {expression.num_outputs} outputs", allowed, describe(tensors))
     named = [name for name in expression.args if name != "acc"] if expression is not None else []
     for name in named:
         if name in roles:

@@ -14,7 +14,7 @@ import numpy as np
 from ..ops import OPS
 from ..ops.base import Problem
 from ..ops.conv import ConvProblem
-from ..ops.gemm import GemmProblem
+from ..ops.gemm import SCALES, GemmProblem
 from ..tensor import TensorDesc
 
 Indices = tuple[np.ndarray, ...]  # per axis, the positions taken
@@ -33,7 +33,9 @@ class Excerpt:
 
 
 def has_excerpts(problem: Problem) -> bool:
-    return isinstance(problem, ConvProblem | GemmProblem)
+    if isinstance(problem, GemmProblem):
+        return problem.gate is None and not any(problem.has(name) for name in SCALES)
+    return isinstance(problem, ConvProblem)
 
 
 def excerpts(problem: Problem, rng: np.random.Generator, max_flops: float, count: int = 3) -> Iterator[Excerpt]:

@@ -25,8 +25,8 @@ def product_error(problem: Problem) -> float:
 
 
 def finish(problem: Problem, epilogue: Any, acc: np.ndarray, magnitude: np.ndarray, slack: np.ndarray | None, terms: int,
-           inputs: Mapping[str, np.ndarray], scalars: Mapping[str, float], channel_axis: int) -> Expected:
-    """The expected output: epilogue(acc, operands).
+           inputs: Mapping[str, np.ndarray], scalars: Mapping[str, float], channel_axis: int, index: int = 0) -> Expected:
+    """The expected output: epilogue(acc, operands), its output number `index`.
 
     Its slack: what the epilogue makes of acc at both ends of acc's own tolerance (functions of acc are taken to be monotonic that
     closely), and the bound of the epilogue's own arithmetic.
@@ -38,12 +38,12 @@ def finish(problem: Problem, epilogue: Any, acc: np.ndarray, magnitude: np.ndarr
               for name in epilogue.args if name != "acc"}
 
     def apply(values: np.ndarray) -> np.ndarray:
-        return np.broadcast_to(epilogue.evaluate({"acc": values, **arrays}, scalars)[0], acc.shape)
+        return np.broadcast_to(epilogue.evaluate({"acc": values, **arrays}, scalars)[index], acc.shape)
 
     with np.errstate(all="ignore"):
         reach = accumulated_error(accumulate, max(terms, 1)) * magnitude + (0.0 if slack is None else slack)
         want = apply(acc)
         moved = np.fmax(np.abs(apply(acc + reach) - want), np.abs(apply(acc - reach) - want))
-        own = error_bound(epilogue, {"acc": acc, **arrays}, scalars, accumulate.name)[0]
+        own = error_bound(epilogue, {"acc": acc, **arrays}, scalars, accumulate.name)[index]
         total = np.nan_to_num(moved, nan=0.0) + 2 * own
     return Expected(want, None, 0, accumulate, slack=total)
