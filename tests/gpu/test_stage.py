@@ -62,4 +62,4 @@ def test_a_byte_written_beside_an_array_is_seen(cuda: Backend, name: str, side: 
             stage.run(plan(spill))
         assert (stage.run(plan(right))["y"] == 2 * x).all()
         with pytest.raises(NumericsError, match="elements of x"):
-            stage.run(plan(lambda pointers, workspace, stream: cuda.fill(pointers[0] + 100, 0, 1, stream)))
+            stage.run(plan(lambda pointers, workspace, stream: cuda.fill(pointers[0] + 100, 0x5A, 1, stream)))
