@@ -8,18 +8,21 @@ share is read from memory once.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
+from math import prod
 
 from ..codegen.spec import Target as PtxTarget
 from ..codegen.spec import TensorMapSpec
 from ..device import DeviceInfo
 from . import affine_tiling as tiling
-from .affine import AffineMatmul, Bound, MatmulGroup
+from .affine import AffineMatmul, Bound, MatmulGroup, Source
 from .affine_wgmma_sm90 import BARRIER_BYTES, MAX_REGISTERS, PANEL, SMEM_BYTES, RingConsts, epilogue_lines, plan_epilogue
 from .base import Arg, Build, EngineConfig, Step, Support, TensorArg, TensorMapArg, refuse
 
 HALF = 8  # k elements of a half of wgmma's 16, each half in one row of the image
+MAX_UNIT = 64
 SPAN_K = 64  # k elements of a panel of the filter: 128 bytes
 MAX_TILE_N = 128
 MAX_POSITIONS = 512  # of a tile
@@ -86,50 +89,66 @@ class StripConsts:
 
 
 @dataclass(frozen=True, slots=True)
-class _Plan:
-    consts: StripConsts
-    digits: tiling.Digits
-    strips: TensorMapSpec
+class Strips:
+    """How windows lie in an image: positions (image, row, column), runs of neighbouring elements in `tap_rows` rows.
+
+    map: the image by (unit elements, units of a row, row, image), but for its box. Strips begin at row first_row + tile row *
+    step_rows and at unit first_unit; the run of position 0 begins `lead` elements into it, those of further positions `step` apart.
+    """
+
+    map: TensorMapSpec
     byte_offset: int
-    stored: TensorMapSpec
-    row_tiles: int  # of an image
     images: int
-    row_positions: int
-    first_row: int  # of the strip of the first tile
-    first_chunk: int
+    rows: int
+    columns: int
+    tap_rows: int
+    run: int
+    step: int
+    step_rows: int
+    first_row: int
+    first_unit: int
+    lead: int
 
     @property
-    def num_tiles(self) -> int:
-        return self.images * self.row_tiles
+    def unit(self) -> int:
+        return self.map.dims[0]
+
+    def units(self, elements: int) -> int:
+        """Units of a strip's row, of which a position takes `elements` from where its run begins."""
+        return -(-(self.lead + (self.columns - 1) * self.step + elements) // self.unit)
+
+    def strip_rows(self, tile_rows: int) -> int:
+        return (tile_rows - 1) * self.step_rows + self.tap_rows
+
+    def boxed(self, units: int, tile_rows: int) -> TensorMapSpec:
+        return replace(self.map, box=(self.unit, units, self.strip_rows(tile_rows), 1))
 
 
-def _bound_of(bounds: tuple[Bound, ...], digit: int) -> Bound | None:
-    return next((b for b in bounds if b.row_coefs[digit]), None)
+def plan_strips(x: Source, positions: tuple[int, ...], position_strides: tuple[int, ...], taps: tuple[int, ...],
+                tap_strides: tuple[int, ...], bounds: Sequence[Bound]) -> Strips | str:
+    """Strips of a two-dimensional convolution whose taps along a row and channels are neighbours, or why there are none.
 
-
-@lru_cache(maxsize=256)
-def _plan(am: AffineMatmul) -> _Plan | str:
-    """The strips of a two-dimensional convolution whose taps along a row and channels are neighbours, or why there are none."""
-    size, d = am.a.dtype.num_bytes, am.d
-    if len(am.m.extents) not in (2, 3) or len(am.k.extents) not in (2, 3) or len(am.n.extents) != 1 or am.batch.size != 1:
-        return "strips are of (image, row, column) along m, (tap row, run) or (tap row, tap column, channel) along k, no groups"
-    missing = 3 - len(am.m.extents)
-    images, rows, columns = (1,) * missing + am.m.extents
-    image_stride, row_stride, step = (0,) * missing + am.a.row_strides
-    bounds = tuple(Bound((0,) * missing + b.row_coefs, b.k_coefs, b.offset, b.extent) for b in am.a.bounds)
-    tap_rows, channels = am.k.extents[0], am.k.extents[-1] if len(am.k.extents) == 3 else 1
-    run = am.k.size // tap_rows
-    for x in (am.a, am.b):
-        if x.k_strides[-1] != 1 or (len(am.k.extents) == 3 and x.k_strides[1] != channels):
-            return f"{x.name}: taps along a row and channels are no run of neighbours"
-    pitch = am.a.k_strides[0]
-    if pitch <= 0 or row_stride <= 0 or row_stride % pitch or step <= 0 or step % 2 or (missing and image_stride):
-        return "rows of positions are no whole rows apart, or positions not an even number of elements"
-    across, along = _bound_of(bounds, 1), _bound_of(bounds, 2)
+    bounds: with row_coefs of the positions and k_coefs of the taps.
+    """
+    size = x.dtype.num_bytes
+    if len(positions) not in (2, 3) or len(taps) not in (2, 3):
+        return "strips are of positions (image, row, column) and taps (row, run) or (row, column, channel)"
+    missing = 3 - len(positions)
+    images, rows, columns = (1,) * missing + positions
+    image_stride, row_stride, step = (0,) * missing + position_strides
+    bounds = [replace(b, row_coefs=(0,) * missing + b.row_coefs) for b in bounds]
+    tap_rows, channels = taps[0], taps[-1] if len(taps) == 3 else 1
+    run = prod(taps[1:])
+    if tap_strides[-1] != 1 or (len(taps) == 3 and tap_strides[1] != channels):
+        return "taps along a row and channels are no run of neighbours"
+    pitch = tap_strides[0]
+    if pitch <= 0 or row_stride <= 0 or row_stride % pitch or step <= 0:
+        return "rows of positions are no whole rows apart"
+    across, along = (next((b for b in bounds if b.row_coefs[digit]), None) for digit in (1, 2))
     if any(b not in (across, along) for b in bounds) or across is along is not None:
         return "a bound ties more than one position to one tap"
     step_rows = row_stride // pitch
-    if across and (across.row_coefs != (0, step_rows, 0) or across.k_coefs != (1,) + (0,) * (len(am.k.extents) - 1)):
+    if across and (across.row_coefs != (0, step_rows, 0) or across.k_coefs != (1,) + (0,) * (len(taps) - 1)):
         return "rows of taps are not neighbours"
     if along and (along.row_coefs[:2] != (0, 0) or along.row_coefs[2] * channels != step or along.k_coefs not in ((0, 1), (0, 1, 0))):
         return "taps along a row are not neighbours"
@@ -137,63 +156,105 @@ def _plan(am: AffineMatmul) -> _Plan | str:
     first = along.offset * channels if along else 0
     height = across.extent if across else (rows - 1) * step_rows + tap_rows
     width = along.extent * channels if along else (columns - 1) * step + run
-    base = am.a.base - first_row * pitch - first
-    unit = 64
+    base = x.base - first_row * pitch - first
+    unit = MAX_UNIT
     while unit > HALF and width % unit:
         unit //= 2
-    if width % unit or pitch * size % 16 or image_stride * size % 16 or base * size % 16 or base < 0 or am.a.align % 16:
+    if width % unit or pitch * size % 16 or image_stride * size % 16 or base * size % 16 or base < 0 or x.align % 16:
         return f"image rows of {width} elements, {pitch} apart, are no multiples of 16 bytes"
-    if (d.m_strides[-1] != am.n.size or d.n_strides not in ((1,), (0,)) or any(any(t.m_strides) for t in am.operands)
-            or (*((rows * columns * am.n.size,) * (1 - missing)), columns * am.n.size, am.n.size) != d.m_strides):
+    if columns > 2**15 or (missing and image_stride):
+        return "its rows are too long"
+    map_ = TensorMapSpec(x.dtype.name, (unit, width // unit, height, images),
+                         (unit * size, pitch * size, image_stride * size if images > 1 else 16), ())
+    return Strips(map_, base * size, images, rows, columns, tap_rows, run, step, step_rows, first_row, first // unit, first % unit)
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    consts: StripConsts
+    digits: tiling.Digits
+    strips: Strips
+    tile_rows: int
+    map: TensorMapSpec
+    stored: TensorMapSpec
+
+    @property
+    def row_tiles(self) -> int:
+        return self.strips.rows // self.tile_rows
+
+    @property
+    def num_tiles(self) -> int:
+        return self.strips.images * self.row_tiles
+
+
+@lru_cache(maxsize=256)
+def _plan(am: AffineMatmul) -> _Plan | str:
+    """Strips for m's positions, or why there are none."""
+    size, d = am.a.dtype.num_bytes, am.d
+    if len(am.n.extents) != 1 or am.batch.size != 1:
+        return "there are groups, or several digits of n"
+    s = plan_strips(am.a, am.m.extents, am.a.row_strides, am.k.extents, am.a.k_strides, am.a.bounds)
+    if isinstance(s, str):
+        return f"{am.a.name}: {s}"
+    if am.b.k_strides[1:] != am.a.k_strides[1:]:
+        return f"{am.b.name}: taps along a row and channels are no run of neighbours"
+    if s.step % 2:
+        return "positions are not an even number of elements apart"
+    packed = (s.rows * s.columns * am.n.size, s.columns * am.n.size, am.n.size)
+    if d.m_strides != packed[3 - len(am.m.extents):] or d.n_strides not in ((1,), (0,)) or any(any(t.m_strides) for t in am.operands):
         return "D is not packed, channels last, or an operand of the epilogue changes along m"
     if am.n.size * size % 16 or d.base * size % 16 or d.align % 16 or d.dtype.num_bytes != 2 or am.n.size > MAX_TILE_N:
         return f"D is of up to {MAX_TILE_N} channels of 16 bits, their bytes a multiple of 16"
 
     tile_n = PANEL if am.n.size <= PANEL else MAX_TILE_N
     warpgroups = 3 if tile_n == PANEL else 2
-    first_chunk = first // unit
-    lead = first - first_chunk * unit
-    shift = lead % 2
-    row_halves = -(-(run + shift) // HALF)
-    chunks = -(-(lead - shift + (columns - 1) * step + row_halves * HALF) // unit)
-    steps = -(-tap_rows * row_halves // 2)
+    shift = s.lead % 2
+    row_halves = -(-(s.run + shift) // HALF)
+    units = s.units(row_halves * HALF - shift)
+    row_bytes = units * s.unit * size
+    steps = -(-s.tap_rows * row_halves // 2)
     filter_bytes = -(-steps * 2 * HALF // SPAN_K) * tile_n * 128
     staging_bytes = warpgroups * STAGING_PANELS * PANEL * PANEL * 2
     free = SMEM_BYTES - filter_bytes - staging_bytes - 2 * BARRIER_BYTES * 4 * warpgroups
-
-    def strip(tile_rows: int) -> tuple[int, int]:
-        copied = ((tile_rows - 1) * step_rows + tap_rows) * chunks * unit * size
-        return copied, -(-copied // 128) * 128
-
-    def is_possible(tile_rows: int) -> bool:
-        return (rows % tile_rows == 0 and tile_rows * columns <= max(MAX_POSITIONS, columns) and free // strip(tile_rows)[1] >= warpgroups
-                and (tile_rows - 1) * step_rows + tap_rows <= MAX_BOX)
-
-    choices = [r for r in range(1, rows + 1) if r * columns <= max(MAX_POSITIONS, columns) and is_possible(r)]
-    if not choices or chunks > MAX_BOX or columns > 2**15:
-        return "a strip does not fit shared memory or a box"
     # Least padding of blocks, then the fewest rows read again.
-    tile_rows = min(choices, key=lambda r: (round(-(-r * columns // PANEL) * PANEL / (r * columns), 2), -r))
-    copied, stage_bytes = strip(tile_rows)
+    choices = [r for r in range(1, s.rows + 1) if s.rows % r == 0 and r * s.columns <= max(MAX_POSITIONS, s.columns)
+               and s.strip_rows(r) <= MAX_BOX and free // _aligned(s.strip_rows(r) * row_bytes, 128) >= warpgroups]
+    if not choices or units > MAX_BOX:
+        return "a strip does not fit shared memory or a box"
+    tile_rows = min(choices, key=lambda r: (round(_aligned(r * s.columns, PANEL) / (r * s.columns), 2), -r))
+    copied = s.strip_rows(tile_rows) * row_bytes
+    stage_bytes = _aligned(copied, 128)
     stages = warpgroups * min(4, free // stage_bytes // warpgroups)
-    stages_bytes = -(-stages * stage_bytes // 1024) * 1024
     merged = tiling.merged_digits(am)
     accumulators = tile_n // 2 + 4 * min(steps, STEPS_AT_ONCE)
     epilogue = plan_epilogue(merged, am, tiling.needs_wide(merged), False, MAX_REGISTERS[warpgroups] - accumulators)
     if epilogue_lines(am) * tile_n // 2 > MAX_LINES:
         return "its epilogue is too long to apply to all accumulators of a thread"
-    filter_at, staging_at = stages_bytes, stages_bytes + filter_bytes
+    filter_at = _aligned(stages * stage_bytes, 1024)
+    staging_at = filter_at + filter_bytes
+    positions = tile_rows * s.columns
     ring = RingConsts(stages, stage_bytes, staging_at + staging_bytes, 1)
-    consts = StripConsts(ring, am.a.dtype.name, tile_n, warpgroups, tile_rows * columns, -(-tile_rows * columns // PANEL), tap_rows, run,
-                         shift, row_halves, chunks * unit * size, (lead - shift) * size, step * size, step_rows, copied, filter_at,
-                         staging_at, epilogue)
-    strips = TensorMapSpec(am.a.dtype.name, (unit, width // unit, height, images),
-                           (unit * size, pitch * size, image_stride * size if images > 1 else 16),
-                           (unit, chunks, (tile_rows - 1) * step_rows + tap_rows, 1))
-    row_tiles = rows // tile_rows
-    stored = TensorMapSpec(d.dtype.name, (am.n.size, tile_rows * columns, images * row_tiles),
-                           (am.n.size * size, tile_rows * columns * am.n.size * size), (PANEL, PANEL, 1), swizzle=128)
-    return _Plan(consts, merged, strips, base * size, stored, row_tiles, images, columns, first_row, first_chunk)
+    consts = StripConsts(ring, am.a.dtype.name, tile_n, warpgroups, positions, -(-positions // PANEL), s.tap_rows, s.run, shift, row_halves,
+                         row_bytes, (s.lead - shift) * size, s.step * size, s.step_rows, copied, filter_at, staging_at, epilogue)
+    stored = TensorMapSpec(d.dtype.name, (am.n.size, positions, s.images * (s.rows // tile_rows)),
+                           (am.n.size * size, positions * am.n.size * size), (PANEL, PANEL, 1), swizzle=128)
+    return _Plan(consts, merged, s, tile_rows, s.boxed(units, tile_rows), stored)
+
+
+def _aligned(num_bytes: int, unit: int) -> int:
+    return -(-num_bytes // unit) * unit
+
+
+def _tile_arguments(t: tiling.Arguments, s: Strips, tile_rows: int, num_ctas: int) -> None:
+    """What finds a tile (whole rows of positions) and its strip."""
+    row_tiles = s.rows // tile_rows
+    t.add("num_tiles", "u32", s.images * row_tiles)
+    t.add("num_ctas", "u32", num_ctas)
+    t.add("row_tiles", "u32", row_tiles)
+    t.divisor("row_tiles", row_tiles)
+    t.add("strip_rows", "u32", tile_rows * s.step_rows)
+    t.add("first_row", "s32", s.first_row)
+    t.add("first_unit", "s32", s.first_unit)
 
 
 class StripSm90Matmul:
@@ -242,24 +303,182 @@ class StripSm90Matmul:
         c = plan.consts
         num_ctas = min(plan.num_tiles, device.num_sms)
         t = tiling.Arguments(c.epilogue.wide)
-        t.add("num_tiles", "u32", plan.num_tiles)
-        t.add("num_ctas", "u32", num_ctas)
-        t.add("row_tiles", "u32", plan.row_tiles)
-        t.divisor("row_tiles", plan.row_tiles)
-        t.add("columns", "u32", plan.row_positions)
-        t.divisor("columns", plan.row_positions)
-        t.add("strip_rows", "u32", c.positions // plan.row_positions * c.step_rows)
-        t.add("first_row", "s32", plan.first_row)
-        t.add("first_chunk", "s32", plan.first_chunk)
+        _tile_arguments(t, plan.strips, plan.tile_rows, num_ctas)
+        t.add("columns", "u32", plan.strips.columns)
+        t.divisor("columns", plan.strips.columns)
         t.add("ptr_b", "u64", TensorArg(am.b.name, am.b.base * am.b.dtype.num_bytes))
         t.add("b_n", "s32", am.b.row_strides[0])
         t.add("b_row", "s32", am.b.k_strides[0])
         tiling._target_arguments(t, am, plan.digits, c.epilogue)
-        maps = [Arg("map_a", "tensor_map", TensorMapArg(am.a.name, plan.strips, plan.byte_offset)),
+        maps = [Arg("map_a", "tensor_map", TensorMapArg(am.a.name, plan.map, plan.strips.byte_offset)),
                 Arg("map_d", "tensor_map", TensorMapArg(am.d.name, plan.stored, am.d.base * am.d.dtype.num_bytes))]
         smem = c.ring.barriers_at + 2 * BARRIER_BYTES * c.ring.stages
         return Build((Step.of("matmul/strip_sm90", op, PtxTarget.for_arch(device.arch, (8, 0)), 128 * (1 + c.warpgroups), maps + t.args, c,
                               num_ctas, dynamic_smem=smem, suffix=f"{c.kind}_{c.tap_rows}x{c.run}x{c.tile_n}"),))
 
 
+# ---- The filter's gradient ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class StripGradientConsts:
+    """Consts of matmul/strip_gradient_sm90. A stage: tile_n / 64 panels of the result's gradient, [row][padded column][64 filters] each,
+    then the strip. Warpgroup w multiplies elements 64 w and up of (tap rows, run); bytes of a strip as in StripConsts."""
+
+    ring: RingConsts
+    kind: str
+    tile_n: int
+    tile_rows: int
+    columns: int
+    taps: int
+    run: int
+    row_bytes: int
+    first_byte: int
+    step_bytes: int
+    step_rows: int
+    copied_bytes: int
+
+    @property
+    def padded_columns(self) -> int:
+        """Columns in whole products; the gradients of those beyond the last are zero."""
+        return _aligned(self.columns, 16)
+
+    @property
+    def panel_bytes(self) -> int:
+        return self.tile_rows * self.padded_columns * PANEL * 2
+
+    def outside(self, half: int) -> list[int]:
+        """For each of the four pairs of a half of a row's last product the bits of positions beyond the last column."""
+        first = self.columns - self.padded_columns + 16 - 8 * half  # of them, within the half
+        return [sum(0xFFFF << 16 * e for e in range(2) if 2 * pair + e >= first) for pair in range(4)]
+
+    @property
+    def panels(self) -> int:
+        return self.tile_n // PANEL
+
+    @property
+    def batches(self) -> list[list[int]]:
+        """Products of 16 positions of a row whose operands are in registers at a time."""
+        steps = self.padded_columns // 16
+        return [list(range(first, min(first + STEPS_AT_ONCE, steps))) for first in range(0, steps, STEPS_AT_ONCE)]
+
+
+@dataclass(frozen=True, slots=True)
+class _GradientPlan:
+    consts: StripGradientConsts
+    digits: tiling.Digits
+    epilogue: tiling.EpilogueConsts
+    strips: Strips
+    map: TensorMapSpec
+    gradients: TensorMapSpec
+
+    @property
+    def num_tiles(self) -> int:
+        return self.strips.images * (self.strips.rows // self.consts.tile_rows)
+
+    def grid(self, am: AffineMatmul, splits: int) -> tiling.Grid:
+        sizes = {"m": am.m.size, "n": am.n.size}
+        return tiling.Grid(1, 1, 1, splits, 1, 1, 1, _aligned(sizes[self.epilogue.inner], 4), sizes[self.epilogue.outer])
+
+
+@lru_cache(maxsize=256)
+def _gradient_plan(am: AffineMatmul) -> _GradientPlan | str:
+    """Strips for k's positions: m are filters, n taps and channels; or why there are none."""
+    size, y = am.a.dtype.num_bytes, am.a
+    if len(am.m.extents) != 1 or am.batch.size != 1:
+        return "there are groups, or several digits of m"
+    swapped = [Bound(b.k_coefs, b.row_coefs, b.offset, b.extent) for b in am.b.bounds]
+    s = plan_strips(am.b, am.k.extents, am.b.k_strides, am.n.extents, am.b.row_strides, swapped)
+    if isinstance(s, str):
+        return f"{am.b.name}: {s}"
+    filters, taps = am.m.size, am.n.size
+    packed = (s.rows * s.columns * filters, s.columns * filters, filters)
+    if y.bounds or y.row_strides not in ((1,), (0,)) or y.k_strides != packed[3 - len(am.k.extents):]:
+        return f"{y.name} is not packed, channels last"
+    if filters * size % 16 or y.base * size % 16 or y.align % 16 or filters > MAX_TILE_N or taps > 3 * PANEL:
+        return f"{filters} filters of {taps} elements are no multiple of 8 up to {MAX_TILE_N}, of up to {3 * PANEL} elements"
+    tile_n = PANEL if filters <= PANEL else MAX_TILE_N
+    padded_columns = _aligned(s.columns, 16)
+    units = s.units((padded_columns - s.columns) * s.step + s.run)
+    row_bytes = units * s.unit * size
+
+    def stage(tile_rows: int) -> int:
+        return _aligned(s.strip_rows(tile_rows) * row_bytes + tile_rows * padded_columns * tile_n * size, 1024)
+
+    free = SMEM_BYTES - 2 * BARRIER_BYTES * 8
+    choices = [r for r in range(1, s.rows + 1) if s.rows % r == 0 and s.strip_rows(r) <= MAX_BOX and free // stage(r) >= 2]
+    if not choices or max(units, padded_columns) > MAX_BOX:
+        return "a strip does not fit shared memory or a box"
+    tile_rows = max(choices, key=lambda r: (min(3, free // stage(r)), r))
+    stages = min(8, free // stage(tile_rows))
+    ring = RingConsts(stages, stage(tile_rows), stages * stage(tile_rows), -(-taps // PANEL))
+    merged = tiling.merged_digits(am)
+    epilogue = tiling.plan_epilogue(merged, am, PANEL, PANEL, 128, tiling.needs_wide(merged), True)
+    consts = StripGradientConsts(ring, y.dtype.name, tile_n, tile_rows, s.columns, taps, s.run, row_bytes, s.lead * size, s.step * size,
+                                 s.step_rows, s.strip_rows(tile_rows) * row_bytes)
+    gradients = TensorMapSpec(y.dtype.name, (filters, s.columns, s.rows, s.images), tuple(size * stride for stride in reversed(packed)),
+                              (PANEL, padded_columns, tile_rows, 1), swizzle=128)
+    return _GradientPlan(consts, merged, epilogue, s, s.boxed(units, tile_rows), gradients)
+
+
+class StripGradientSm90Matmul:
+    """The filter's gradient of 16-bit convolutions of few channels: every CTA sums its own tiles, a second launch sums the CTAs."""
+
+    name = "strip_gradient_sm90"
+    is_deterministic = True
+
+    def check(self, am: AffineMatmul | MatmulGroup, device: DeviceInfo) -> Support:
+        """sm_90a; f16 or bf16; windows whose taps along a row and channels are neighbours (see _gradient_plan)."""
+        if device.arch != "sm_90a":
+            return refuse(f"strip_gradient_sm90 needs sm_90a, the device is {device.arch}")
+        if isinstance(am, MatmulGroup) or not am.a.dtype.name == am.b.dtype.name in ("f16", "bf16") or am.acc.name != "f32":
+            return refuse("strip_gradient_sm90 multiplies f16 or bf16 pairs in f32")
+        common = tiling.check_common(am, device)
+        if not common or tiling.empty_build(am) is not None:
+            return common
+        if am.k.size == 0:
+            return refuse("strip_gradient_sm90 needs a sum of at least one term")
+        plan = _gradient_plan(am)
+        return refuse(f"strip_gradient_sm90: {plan}") if isinstance(plan, str) else common
+
+    def configs(self, am: AffineMatmul, device: DeviceInfo) -> tuple[EngineConfig, ...]:
+        return (EngineConfig(),)
+
+    def estimate(self, am: AffineMatmul, config: EngineConfig, device: DeviceInfo) -> float:
+        """Products of 16 positions at the time their operands' way through shared memory takes, over the traffic, and the sum."""
+        plan = _gradient_plan(am)
+        assert not isinstance(plan, str), plan
+        c = plan.consts
+        clocks = c.tile_rows * c.padded_columns / 16 * c.ring.consumers * max(1.3 * (32 + c.tile_n / 4), 150 / c.ring.consumers)
+        compute_us = -(-plan.num_tiles * clocks // device.num_sms) / 1620
+        num_bytes = 2 * (tiling.source_elements(am.a, am.m, am.k, am.batch) + tiling.source_elements(am.b, am.n, am.k, am.batch))
+        memory_us = num_bytes / (device.bandwidth_gbs * 1e3)
+        if device.is_emulated:
+            return 1000.0 * plan.num_tiles * c.tile_rows * c.padded_columns / 16
+        return max(compute_us, memory_us) + 0.33 * min(compute_us, memory_us) + 12
+
+    def build(self, op: str, am: AffineMatmul, config: EngineConfig, device: DeviceInfo, workspace_offset: int = 0) -> Build:
+        """One persistent CTA per SM, then the sum of their parts in a fixed order."""
+        empty = tiling.empty_build(am)
+        if empty is not None:
+            return empty
+        plan = _gradient_plan(am)
+        assert not isinstance(plan, str), plan
+        c = plan.consts
+        num_ctas = min(plan.num_tiles, device.num_sms)
+        grid = plan.grid(am, num_ctas)
+        t = tiling.Arguments(False)
+        _tile_arguments(t, plan.strips, c.tile_rows, num_ctas)
+        tiling._partial_arguments(t, grid, am, plan.epilogue, workspace_offset)
+        maps = [Arg("map_a", "tensor_map", TensorMapArg(am.b.name, plan.map, plan.strips.byte_offset)),
+                Arg("map_b", "tensor_map", TensorMapArg(am.a.name, plan.gradients, am.a.base * am.a.dtype.num_bytes))]
+        target = PtxTarget.for_arch(device.arch, (8, 0))
+        smem = c.ring.barriers_at + 2 * BARRIER_BYTES * c.ring.stages
+        step = Step.of("matmul/strip_gradient_sm90", op, target, 128 * (1 + c.ring.consumers), maps + t.args, c, num_ctas, dynamic_smem=smem,
+                       suffix=f"{c.kind}_{c.taps}x{c.tile_n}")
+        reduce = tiling.reduce_step(op, am, plan.digits, grid, plan.epilogue, target, plan.epilogue.wide, workspace_offset)
+        return Build((step, reduce), workspace_offset + num_ctas * grid.outer_size * grid.padded_inner * am.acc.num_bytes)
+
+
 STRIP_SM90 = StripSm90Matmul()
+STRIP_GRADIENT_SM90 = StripGradientSm90Matmul()

@@ -10,7 +10,7 @@ import pytest
 
 from oxidnn.codegen.render import render
 from oxidnn.device import known_device
-from oxidnn.engines.affine_strip_sm90 import STRIP_SM90
+from oxidnn.engines.affine_strip_sm90 import STRIP_GRADIENT_SM90, STRIP_SM90
 from oxidnn.engines.matmul import MatmulEngine
 from oxidnn.ops.case import parse_case
 from oxidnn.runtime.assembler import assemble, disassemble
@@ -26,7 +26,17 @@ LINES = (
     "conv_fprop x=bf16[2,1,33,40]nhwc w=bf16[8,1,5,5]nhwc y=bf16[2,8,17,20]nhwc padding=2 stride=2",
     "conv_fprop x=bf16[9,3,30,32]nhwc w=bf16[64,3,7,7]nhwc padding=3 stride=2",
     "conv_transpose_dgrad dy=bf16[2,3,16,16]nhwc w=bf16[16,3,4,4]nhwc x_shape=(2,16,8,8) padding=1 stride=2",
+    "conv_wgrad x=bf16[2,3,32,32]nhwc dy=bf16[2,64,16,16]nhwc w_shape=(64,3,7,7) padding=3 stride=2",
+    "conv_wgrad x=f16[3,3,24,56]nhwc dy=f16[3,24,12,28]nhwc w_shape=(24,3,3,3) padding=1 stride=2",
+    "conv_wgrad x=bf16[2,3,16,64]nhwc dy=bf16[2,96,4,16]nhwc w_shape=(96,3,4,4) stride=4",
+    "conv_wgrad x=bf16[2,8,9,11]nhwc dy=bf16[2,72,9,11]nhwc w_shape=(72,8,3,3) padding=1",
+    "conv_wgrad x=bf16[2,1,9,24]nhwc dy=bf16[2,8,9,21]nhwc w_shape=(8,1,3,4) padding='((1,1),(0,0))'",
+    "conv_transpose_wgrad x=bf16[2,16,8,8]nhwc dy=bf16[2,3,16,16]nhwc w_shape=(16,3,4,4) padding=1 stride=2",
 )
+
+
+def _engine(op: str) -> MatmulEngine:
+    return MatmulEngine(op, STRIP_GRADIENT_SM90 if op.endswith("wgrad") else STRIP_SM90)
 
 
 @pytest.mark.parametrize("line", LINES)
@@ -34,7 +44,7 @@ def test_against_the_reference(line: str) -> None:
     backend = EmulatedBackend("sm_90a", checkers="all")
     backend.info = replace(backend.info, num_sms=2)
     problem = parse_case(line)
-    engine = MatmulEngine(problem.op, STRIP_SM90)
+    engine = _engine(problem.op)
     support = engine.check_support(problem, backend.info)
     assert support, support.reason
     for config in engine.configs(problem, backend.info):
