@@ -30,6 +30,8 @@ THREADS = 256
 _LIMIT = 2**30
 _HELD_BYTES = 128  # of values a thread loads before it uses the first, in the compute type
 _MASK_PACK = 8  # bits of a byte
+_CTAS = 3  # on each SM at once, where statistics are taken
+_DEPTH = 2  # times a thread loads before it is done, where nothing is summed
 
 
 @dataclass(frozen=True, slots=True)
@@ -310,7 +312,11 @@ class ChannelNormEngine(Engine):
             if lanes < min(8, packs):
                 lanes = min(32, _power_of_two(packs))
             unroll = max(1, min(8, _HELD_BYTES // compute_of(problem).num_bytes // vector))
-            found += [EngineConfig.of(along=along, vec=vector, lanes=lanes, unroll=u) for u in dict.fromkeys((unroll, max(1, unroll // 2)))]
+            usual = {"along": along, "vec": vector, "lanes": lanes, "unroll": unroll, "ctas": _CTAS, "depth": _DEPTH}
+            found.append(EngineConfig.of(**usual))
+            if along == first:
+                others = ({"ctas": 2}, {"ctas": 6}, {"depth": 1}, {"depth": 4}, {"unroll": max(1, unroll // 2)})
+                found += [c for change in others if (c := EngineConfig.of(**usual | change)) not in found]
         return tuple(found)
 
     def estimate(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> float:
@@ -409,11 +415,11 @@ class ChannelNormEngine(Engine):
 
     def streaming(self, problem: ChannelNormProblem, config: EngineConfig) -> Cut:
         """Short chunks, for launches that carry nothing from row to row."""
-        return self.cut(problem, config, _LIMIT, 2 * config["unroll"])
+        return self.cut(problem, config, _LIMIT, config["depth"] * config["unroll"])
 
     def resident(self, problem: ChannelNormProblem, config: EngineConfig, device: DeviceInfo) -> Cut:
         """As many chunks as the device runs at once."""
-        return self.cut(problem, config, 3 * device.num_sms, config["unroll"])
+        return self.cut(problem, config, config["ctas"] * device.num_sms, config["unroll"])
 
 
 class ChannelNorm(ChannelNormEngine):
