@@ -5,7 +5,7 @@
 
 Needs a CUDA device and torch. Shapes: benches/cases/shapes/memory_bound.json; --long adds rows of 2^20 elements. A row a case: our
 untuned choice (with --configs also the best config), TB/s by the bytes that must move (row-wise: 1 read + 1 write forward, 2 + 1
-backward; pooling: in + out), its ratio to a copy at 3.03 TB/s and to the copy measured here of as many bytes, and how often it is as fast as
+backward; pooling: in + out), its ratio to a copy at 3.03 TB/s and to the copy measured here of as many bytes, and how many times as fast as
 eager and compiled PyTorch. Times are medians in microseconds, L2 flushed before each run. --seconds: start no case after so long.
 """
 

@@ -12,11 +12,12 @@ from ..ops.base import Problem
 from ..ops.epilogue import align_shape, align_strides
 from ..ops.norm import NormProblem
 from ..tensor import TensorDesc
-from .base import Arg, Build, Engine, EngineConfig, Scratch, Step, Support, TensorArg, refuse
+from .base import Arg, Build, Engine, EngineConfig, Scratch, Step, Support, TensorArg, WorkspaceArg, refuse
 from .reduce_tree import reduction_steps
-from .rows import RowConsts, RowEngine, Rows
+from .rows import LIMIT, RowConsts, RowEngine, Rows, power_of_two
 
 _THREADS = 128
+_RING_PACKS = 4  # of a row a thread has at most, whose sums are held in registers
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +55,15 @@ class NormEngine(RowEngine):
         return Build((self.row_step("rowwise/norm", consts, problem.op, rows, config, device, [eps]),))
 
 
+@dataclass(frozen=True, slots=True)
+class RingConsts:
+    """stages: of the ring, at least 2."""
+
+    rows: RowConsts
+    is_rms: bool
+    stages: int
+
+
 class NormBackwardEngine(RowEngine):
     """dx by rows; dgamma and dbeta by columns in two stages, in a fixed order: sums over groups of rows, then over the groups."""
 
@@ -74,17 +84,88 @@ class NormBackwardEngine(RowEngine):
             return refuse(f"{problem.columns} columns (at most {2**30 - 1})")
         return support
 
+    def configs(self, problem: Problem, device: DeviceInfo) -> tuple[EngineConfig, ...]:
+        assert isinstance(problem, NormProblem)
+        return (*self._ring_configs(problem, device), *super().configs(problem, device))
+
+    def _ring_configs(self, problem: NormProblem, device: DeviceInfo) -> list[EngineConfig]:
+        """dx and the sums in one pass over the rows: each thread has at most _RING_PACKS packs of a row."""
+        rows = self.rows(problem)
+        if not problem.has("gamma") or problem.desc("dx").numel == 0:
+            return []
+        vector = rows.vector()
+        held = [o for o in rows.operands if o.name in self.held_operands]
+        pack = rows.dtype.num_bytes * vector
+        if pack not in (4, 8, 16) or len(rows.column_digits.extents) > 1 or not all(rows.moves_packs(o, vector) for o in held):
+            return []
+        packs, count = -(-rows.column_digits.size // vector), rows.row_digits.size
+        most = _RING_PACKS if problem.desc("gamma").dtype.num_bytes <= rows.dtype.num_bytes else _RING_PACKS // 2  # by its registers
+        found = []
+        if packs <= 32 * most:
+            lanes = power_of_two(-(-packs // most))
+            found = [EngineConfig.of(home="ring", lanes=n, vec=vector, threads=256, cluster=1)
+                     for n in dict.fromkeys((lanes, min(32, 2 * lanes)))]
+        if packs > 32:
+            for threads in (256, 512):
+                for cluster in (1, 2, 4, 8) if device.at_least(9, 0) and count * 8 < LIMIT else (1,):
+                    if -(-packs // (threads * cluster)) <= most and packs >= threads * cluster // 2:
+                        found.append(EngineConfig.of(home="ring", lanes=threads, vec=vector, threads=threads, cluster=cluster))
+                        break
+        return [c for c in found if self._stages(rows, c, device) >= 2]
+
+    @staticmethod
+    def _stages(rows: Rows, config: EngineConfig, device: DeviceInfo) -> int:
+        """Of a ring that leaves room for 512 threads on an SM."""
+        lanes, threads, vector = config["lanes"] * config["cluster"], config["threads"], config["vec"]
+        stage = -(-rows.column_digits.size // (lanes * vector)) * threads * vector * rows.dtype.num_bytes * 2
+        return min(3, (device.smem_per_cta - 8192) * threads // 512 // stage)
+
     def build_steps(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> Build:
         assert isinstance(problem, NormProblem)
         if problem.is_empty:
             return Build(())
         rows, scratch = self.rows(problem), Scratch()
+        if dict(config.knobs).get("home") == "ring":
+            steps = self._ring_steps(problem, rows, config, device, scratch)
+            return Build(tuple(steps), scratch.num_bytes)
         # dx last: it may lie where dy or x does
         steps = self._parameter_steps(problem, config, device, scratch) if problem.has("gamma") else []
         if problem.desc("dx").numel:
             consts = NormConsts(self.row_consts(rows, config, 2), problem.is_rms)
             steps.append(self.row_step("rowwise/norm_backward", consts, problem.op, rows, config, device))
         return Build(tuple(steps), scratch.num_bytes)
+
+    def _ring_steps(self, problem: NormProblem, rows: Rows, config: EngineConfig, device: DeviceInfo, scratch: Scratch) -> list[Step]:
+        threads, cluster, stages = config["threads"], config["cluster"], self._stages(rows, config, device)
+        held = EngineConfig.of(**{**dict(config.knobs), "home": "shared"})
+        consts = RingConsts(self.row_consts(rows, held, 2), problem.is_rms, stages)
+        r, digits, columns = consts.rows, rows.row_digits, rows.column_digits
+        together = max(1, threads // config["lanes"])  # rows a CTA has in hand
+        # One CTA of 512 threads on an SM, or two of 256; clusters of more than two do not fill every SM.
+        sms = device.num_sms if cluster <= 2 else device.num_sms * 10 // 11
+        groups = max(1, min(sms * (512 // threads) // cluster, -(-digits.size // (4 * together))))  # few rows each would make the sums dear
+        kind = F64 if r.compute == "f64" else F32
+        sums = {o.name: scratch.take(groups * columns.size * kind.num_bytes) for o in problem.outputs if o.name != "dx"}
+        args = [Arg(f"ptr_{o.name}", "u64", o.value) for o in rows.operands]
+        args += [Arg(f"ptr_{name}", "u64", value) for name, value in sums.items()]
+        args += [Arg("num_rows", "u32", digits.size), Arg("num_columns", "u32", columns.size), Arg("row_step", "u32", groups * together)]
+        args += [*digits.args(r.digits.wide), *columns.args(r.digits.wide)]
+        smem = stages * r.shared * 2 * threads * r.pack_bytes
+        first = Step.of("rowwise/norm_backward_ring", problem.op, Target.for_arch(device.arch), threads, args, consts, groups * cluster,
+                        min_ctas_per_sm=512 // threads, dynamic_smem=smem, cluster=cluster,
+                        suffix=f"{rows.dtype.name}_l{r.lanes}_v{r.vector}_s{r.shared}")
+        return [first, self._sum_step(problem, sums, groups, device)]
+
+    def _sum_step(self, problem: NormProblem, sums: dict[str, WorkspaceArg], groups: int, device: DeviceInfo) -> Step:
+        """The second stage: sums over the groups, for each column."""
+        rows = Rows.of(problem.shape, problem.axes, {"dy": problem.desc("dy")}, {}, {n: problem.desc(n) for n in sums})
+        consts = NormConsts(self.row_consts(rows, EngineConfig.of(home="memory", lanes=1, vec=1), 0), problem.is_rms)
+        r, columns = consts.rows, rows.column_digits
+        args = [Arg(f"ptr_{name}_sums", "u64", value) for name, value in sums.items()]
+        args += [Arg(f"ptr_{name}", "u64", TensorArg(name)) for name in sums]
+        args += [Arg("num_columns", "u32", columns.size), Arg("num_groups", "u32", groups), *columns.args(r.digits.wide)]
+        return Step.of("rowwise/norm_parameter_sums", problem.op, Target.for_arch(device.arch), 512, args, consts,
+                       (-(-columns.size // 32), len(sums), 1), suffix=r.dtype("dgamma"))
 
     def _parameter_steps(self, problem: NormProblem, config: EngineConfig, device: DeviceInfo, scratch: Scratch) -> list[Step]:
         statistics = {n: problem.desc(n) for n in ("mean", "rstd") if problem.has(n)}

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import inf, nan
-from typing import ClassVar, Protocol
+from typing import Any, ClassVar, Protocol
 
 from ..codegen import elementary
 from ..codegen.environment import f32_literal, f64_literal
@@ -21,7 +21,7 @@ from .base import SUPPORTED, Arg, ArgValue, Engine, EngineConfig, ScalarArg, Ste
 from .collapse import by_stride
 from .digits import DigitConsts, Digits
 
-_LIMIT = 2**31
+LIMIT = 2**31
 _RESIDENT_BYTES = 128  # most a thread holds of rows in registers, in the compute type
 _SHARED_PACKS = 16  # most packs of a row a thread holds in shared memory
 _SHARED_BYTES = 64 << 10  # of a CTA: three on an SM
@@ -242,7 +242,7 @@ def compute_type(kind: DType) -> str:
     return "f64" if kind.name == "f64" else "f32"
 
 
-def _power_of_two(n: int) -> int:
+def power_of_two(n: int) -> int:
     return 1 << max(n - 1, 0).bit_length()
 
 
@@ -263,8 +263,8 @@ class RowEngine(Engine):
     def check_support(self, problem: Problem, device: DeviceInfo) -> Support:
         rows = self.rows(problem)
         count, columns = rows.row_digits.size, rows.column_digits.size
-        if count >= _LIMIT or columns >= _LIMIT:
-            return refuse(f"{count} rows of {columns} columns (at most {_LIMIT - 1} of each)")
+        if count >= LIMIT or columns >= LIMIT:
+            return refuse(f"{count} rows of {columns} columns (at most {LIMIT - 1} of each)")
         return SUPPORTED
 
     def configs(self, problem: Problem, device: DeviceInfo) -> tuple[EngineConfig, ...]:
@@ -274,20 +274,20 @@ class RowEngine(Engine):
         vector = rows.vector()
         packs = -(-columns.size // vector)
         chunks = max(1, self.resident(rows.dtype) // vector)
-        warp = EngineConfig.of(home="registers", lanes=min(32, _power_of_two(packs)), vec=vector, threads=128)
+        warp = EngineConfig.of(home="registers", lanes=min(32, power_of_two(packs)), vec=vector, threads=128)
         step = columns.strides[rows.operands[0].name][-1]
         if step != rows.dtype.num_bytes and columns.size > 1 and count >= 32:
             return (EngineConfig.of(home="registers", lanes=1, vec=1, threads=128), warp)
         found = []
         if packs <= 32 * min(chunks, 4):  # several packs a thread: more loads under way, fewer steps to reduce
-            found += [EngineConfig.of(home="registers", lanes=_power_of_two(-(-packs // min(chunks, 4))), vec=vector, threads=128), warp]
+            found += [EngineConfig.of(home="registers", lanes=power_of_two(-(-packs // min(chunks, 4))), vec=vector, threads=128), warp]
         if packs > 64:
-            threads = max(64, min(512, _power_of_two(-(-packs // chunks))))
+            threads = max(64, min(512, power_of_two(-(-packs // chunks))))
             if packs <= threads * chunks:
                 found.append(EngineConfig.of(home="registers", lanes=threads, vec=vector, threads=threads))
         found += self._shared_configs(rows, vector, packs, device)
         if packs > 512 * chunks:
-            cluster = 8 if device.at_least(9, 0) and count * 8 < _LIMIT and packs > 512 * 8 else 1
+            cluster = 8 if device.at_least(9, 0) and count * 8 < LIMIT and packs > 512 * 8 else 1
             found += [EngineConfig.of(home="memory", lanes=512, vec=vector, threads=512, cluster=k) for k in dict.fromkeys((cluster, 1))]
         return tuple(dict.fromkeys(found)) or (warp,)
 
@@ -297,7 +297,7 @@ class RowEngine(Engine):
         sizes = {o.dtype.num_bytes * vector for o in held}
         if packs < 512 or len(sizes) != 1 or sizes.isdisjoint((4, 8, 16)) or not all(rows.moves_packs(o, vector) for o in held):
             return []
-        clusters = (1, 2, 4, 8) if device.at_least(9, 0) and rows.row_digits.size * 8 < _LIMIT else (1,)
+        clusters = (1, 2, 4, 8) if device.at_least(9, 0) and rows.row_digits.size * 8 < LIMIT else (1,)
         found = []
         for threads in (512, 256):
             for cluster in clusters:
@@ -314,7 +314,7 @@ class RowEngine(Engine):
     def row_consts(self, rows: Rows, config: EngineConfig, slots: int, epilogue: Expression | None = None,
                    outputs: Sequence[str] = ()) -> RowConsts:
         """outputs: operands that the epilogue's values go to (without an epilogue: the one acc goes to), for templates that have one."""
-        knobs = {"home": "registers", "cluster": 1} | dict(config.knobs)
+        knobs: dict[str, Any] = {"home": "registers", "cluster": 1} | dict(config.knobs)
         cluster, vector = knobs["cluster"], knobs["vec"]
         lanes = knobs["lanes"] * cluster
         columns, digits = rows.column_digits, rows.row_digits

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -137,3 +139,21 @@ def test_kernels_assemble_without_spills(op: str, arch: str) -> None:
     for text, spec in texts.items():
         assembled = assemble(text, arch)
         assert assembled.spill_bytes == 0 and assembled.registers <= 128, spec.describe()
+
+
+@pytest.mark.parametrize("line", [
+    "layer_norm_backward dy=bf16[150,40] x=bf16[150,40] mean=f32[150] rstd=f32[150] gamma=f32[40]",
+    "rms_norm_backward dy=f32[13,900] x=f32[13,900] rstd=f32[13] gamma=bf16[900]",
+    "layer_norm_backward dy=f16[11,9000] x=f16[11,9000] mean=f32[11] rstd=f32[11] gamma=f16[9000]",
+    "layer_norm_backward dy=bf16[16,17000] x=bf16[16,17000] mean=f32[16] rstd=f32[16] gamma=f32[17000]",
+])
+def test_a_ring_of_rows_wraps(line: str) -> None:
+    """On one SM, or a few for clusters: a CTA walks more rows than its ring has stages."""
+    problem = parse_case(line)
+    for arch, schedule in (("sm_80", "lowest_pc"), ("sm_90a", ("random", 5))):
+        backend = EmulatedBackend(arch, checkers="all", schedule=schedule)
+        backend.info = replace(backend.info, num_sms=1 if problem.columns < 10000 else 3)
+        configs = [c for c in ENGINES[problem.op][0].configs(problem, backend.info) if c["home"] == "ring"]
+        assert configs or (arch, problem.columns) == ("sm_80", 17000)
+        for config in configs:
+            run_problem(backend, problem, ENGINES[problem.op][0], config)
