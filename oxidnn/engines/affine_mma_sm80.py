@@ -22,6 +22,8 @@ SHAPES = (
     (128, 128, 128, 2, 2, 3, "late"),
     (128, 256, 64, 2, 4, 4, "late"),
     (128, 256, 64, 2, 4, 4, "early"),
+    (128, 256, 128, 2, 4, 3, "late"),
+    (256, 128, 128, 4, 2, 3, "late"),
     (256, 128, 64, 4, 2, 4, "late"),
     (256, 128, 64, 4, 2, 4, "early"),
     (128, 64, 64, 2, 2, 4, "late"),
@@ -155,6 +157,7 @@ def _plan(am: AffineMatmul, config: EngineConfig, capability: tuple[int, int]) -
     kind = _kind(am)
     lines = 2 if kind == "bf16x3" else 1
     k_steps = tile_k * size // (32 * lines)
+    assert k_steps % 2 == 0, f"{k_steps} k steps in a tile: fragments take turns between two buffers"
     consts = MmaConsts(kind, tile_m, tile_n, tile_k, warps_m, warps_n, stages, stage_bytes, lines, k_steps,
                        k_steps - 1 if config["sync"] == "late" else 0, capability >= (9, 0), capability >= (8, 0), kind == "tf32x3",
                        loaders[0], loaders[1], epilogue,
@@ -196,7 +199,7 @@ class MmaSm80Matmul:
         if len(kinds) != 1 or not kinds <= {"f16", "bf16", "f32"} or am.acc.name != "f32":
             return refuse(f"mma_sm80 multiplies f16, bf16 or f32 pairs in f32, not {am.a.dtype} x {am.b.dtype} in {am.acc}")
         if kinds == {"f32"} and am.math == "ieee":
-            return refuse('mma_sm80 rounds the parts of f32, which math="ieee" does not allow (math="tf32", "tf32x3", "bf16x3" and "fast" do)')
+            return refuse('mma_sm80 rounds parts of f32, which math="ieee" does not allow ("tf32", "tf32x3", "bf16x3" and "fast" do)')
         if not device.at_least(8) and kinds != {"f16"}:
             return refuse(f"mma_sm80 of {am.a.dtype} needs sm_80, the device is {device.arch}")
         return tiling.check_common(am, device)
@@ -274,6 +277,8 @@ def _candidates(am: AffineMatmul, device: DeviceInfo) -> Iterator[tuple[EngineCo
     # Largest needs that assemble without spills; rounding to tf32 takes temporaries, more where NaN has to be kept by hand.
     limit = 260 if size == 2 or am.math == "bf16x3" else 250 if device.at_least(9) else 232
     for tile_m, tile_n, k_bytes, warps_m, warps_n, stages, sync in SHAPES:
+        if am.math == "bf16x3" and size == 4 and k_bytes == 64:
+            continue  # a single k step, and fragments take turns between two buffers
         tile = (tile_m, tile_n, k_bytes // size)
         if device.is_emulated:
             stages, sync = 2, "late"  # a long ring hides nothing there and costs its filling
