@@ -349,7 +349,9 @@ def _lower_gemm(p: GemmProblem) -> tuple[AffineMatmul, ...]:
     is_block_scaled = p.is_block_scaled
     k_blocks = is_block_scaled and p.k > 0
     k = IndexSpace((-(-p.k // BLOCK), min(p.k, BLOCK)) if k_blocks else (p.k,))
-    bounds = (Bound((0,) * (len(in_m) + 1), (BLOCK, 1), 0, p.k),) if k_blocks and p.k > BLOCK and p.k % BLOCK else ()
+
+    def bounds(digits: int) -> tuple[Bound, ...]:
+        return (Bound((0,) * digits, (BLOCK, 1), 0, p.k),) if k_blocks and p.k > BLOCK and p.k % BLOCK else ()
 
     def k_strides(step: int) -> tuple[int, ...]:
         return (BLOCK * step, step) if k_blocks else (step,)
@@ -370,9 +372,9 @@ def _lower_gemm(p: GemmProblem) -> tuple[AffineMatmul, ...]:
                                        (k_step if blocks.k else 0, 0) if k_blocks else (0,), pick(over_batch, in_batch), base,
                                        align=p.desc(name).align)
             a_source = Source("a", a.dtype, (*pick(a_batch, in_m), *(w * a_m for w in steps_m)), k_strides(a_k), pick(a_batch, in_batch),
-                              first_m * a_m, tuple(replace(x, row_coefs=(0,) * (len(in_m) + len(steps_m))) for x in bounds), a.align)
+                              first_m * a_m, bounds(len(in_m) + len(steps_m)), a.align)
             b_source = Source("b", b.dtype, (*pick(b_batch, in_n), *(w * b_n for w in steps_n)), k_strides(b_k), pick(b_batch, in_batch),
-                              first_n * b_n, (), b.align)
+                              first_n * b_n, bounds(len(in_n) + len(steps_n)), b.align)
             targets = [Target(name, desc.dtype, (*pick(s, in_m), *(w * s[-2] for w in steps_m)),
                               (*pick(s, in_n), *(w * s[-1] for w in steps_n)), pick(s, in_batch),
                               base + first_m * s[-2] + first_n * s[-1], desc.align, tensor if tensor != name else "")

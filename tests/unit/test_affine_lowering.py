@@ -63,18 +63,24 @@ def places(target: Target, m: np.ndarray, n: np.ndarray, batch: np.ndarray) -> n
         + dot(n, target.n_strides)[None, None, :]
 
 
-def interpret(am: AffineMatmul, memories: dict[str, Memory], written: np.ndarray) -> None:
+def interpret(am: AffineMatmul, memories: dict[str, Memory], written: dict[str, np.ndarray]) -> None:
     m, n, k, batch = (digits(space.extents) for space in (am.m, am.n, am.k, am.batch))
-    acc = matrix(am.a, memories[am.a.name], m, k, batch) @ matrix(am.b, memories[am.b.name], n, k, batch).swapaxes(1, 2)
-    arrays = {"acc": acc}
+    a, b = matrix(am.a, memories[am.a.name], m, k, batch), matrix(am.b, memories[am.b.name], n, k, batch)
+    if am.scale_a is not None:
+        a = a * matrix(am.scale_a, memories[am.scale_a.name], m, k, batch)
+    if am.scale_b is not None:
+        b = b * matrix(am.scale_b, memories[am.scale_b.name], n, k, batch)
+    arrays = {"acc": a @ b.swapaxes(1, 2)}
+    if am.up is not None:
+        arrays["up"] = a @ matrix(am.up, memories[am.up.name], n, k, batch).swapaxes(1, 2)
     for operand in am.operands:
-        memory = memories[operand.name]
+        memory = memories[operand.tensor or operand.name]
         arrays[operand.name] = memory.flat[places(operand, m, n, batch) - memory.low]
-    if am.epilogue is not None:
-        acc = np.broadcast_to(am.epilogue.evaluate(arrays, SCALARS)[0], acc.shape)
-    where = places(am.d, m, n, batch) - memories[am.d.name].low
-    memories[am.d.name].flat[where] = acc
-    np.add.at(written, where, 1)
+    results = (arrays["acc"],) if am.epilogue is None else am.epilogue.evaluate(arrays, SCALARS)
+    for target, result in zip((am.d, am.aux) if am.aux is not None else (am.d,), results, strict=True):
+        where = places(target, m, n, batch) - memories[target.name].low
+        memories[target.name].flat[where] = np.broadcast_to(result, where.shape)
+        np.add.at(written[target.name], where, 1)
 
 
 def check(problem: Problem, seed: int) -> None:
@@ -83,20 +89,23 @@ def check(problem: Problem, seed: int) -> None:
     memories = {o.name: Memory(Buffer(o.desc)) for o in problem.operands}
     for name, values in exact.items():
         memories[name].fill(values)
-    output = problem.outputs[0]
-    written = np.zeros(len(memories[output.name].flat), np.int64)
+    written = {o.name: np.zeros(len(memories[o.name].flat), np.int64) for o in problem.outputs}
     for am in lower(problem):
         interpret(am, memories, written)
-    # Every element exactly once, nothing in between.
-    want_written = Memory(Buffer(output.desc)).fill(np.ones(output.desc.shape))
-    assert np.array_equal(written, np.nan_to_num(want_written.flat)), format_case(problem)
-    got = np.zeros(output.desc.shape)
-    memory = memories[output.name]
-    for index in np.ndindex(*got.shape):
-        got[index] = memory.flat[sum(i * s for i, s in zip(index, output.desc.strides, strict=True)) - memory.low]
     want = REFERENCES[problem.op](problem, exact, SCALARS)
-    np.testing.assert_allclose(got, want[output.name].want, rtol=1e-9, atol=1e-9, err_msg=format_case(problem))
-    compare(problem, {output.name: got}, want)
+    found = {}
+    for output in problem.outputs:
+        # Every element exactly once, nothing in between.
+        want_written = Memory(Buffer(output.desc)).fill(np.ones(output.desc.shape))
+        assert np.array_equal(written[output.name], np.nan_to_num(want_written.flat)), format_case(problem)
+        got = found[output.name] = np.zeros(output.desc.shape)
+        memory = memories[output.name]
+        for index in np.ndindex(*got.shape):
+            got[index] = memory.flat[sum(i * s for i, s in zip(index, output.desc.strides, strict=True)) - memory.low]
+        np.testing.assert_allclose(got, want[output.name].want, rtol=1e-9, atol=1e-9, err_msg=format_case(problem))
+        if not output.desc.dtype.is_float:
+            found[output.name] = got.astype(output.desc.dtype.numpy)
+    compare(problem, found, want)
 
 
 @pytest.mark.parametrize("op", OPS)
