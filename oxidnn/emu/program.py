@@ -16,6 +16,7 @@ from oxidnn.emu.memory import Array, GlobalMemory, align_up
 from oxidnn.emu.trace import Counters
 from oxidnn.errors import PtxError
 from oxidnn.ptx import nodes
+from oxidnn.ptx.isa import lookup
 
 BUILDERS: dict[str, Callable[[Decoder, nodes.Instruction], Core]] = {
     **alu.BUILDERS, **moves.BUILDERS, **convert.BUILDERS, **ldst.BUILDERS, **shuffle.BUILDERS, **mma.BUILDERS,
@@ -160,6 +161,7 @@ class Program:
             scope.names[name] = variable
 
     def _build(self, pc: int, ins: nodes.Instruction, scope: Scope, labels: dict[int, int]) -> Op:
+        lookup(ins)  # refuses what is no PTX; the builders refuse what is not emulated
         d = self.decoder
         d.scope = scope
         op = d.op = Op(ins, pc)
