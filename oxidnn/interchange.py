@@ -8,7 +8,7 @@ waits either; jax, which has no stream to join, is waited for, and so is a strea
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from operator import attrgetter
@@ -41,10 +41,14 @@ def framework_of(kind: type) -> str:
     return "other"
 
 
+# Alignment by the low four bits of an address, as keys hold it: a look-up costs the warm path less than arithmetic on large integers.
+_ALIGN = (16, 1, 2, 1, 4, 1, 2, 1, 8, 1, 2, 1, 4, 1, 2, 1)
+
+
 def _raw_torch(tensor: Any) -> Raw:
     try:
         pointer = tensor.data_ptr()
-        key = (tensor.dtype, tensor.shape, tensor.stride(), pointer & -pointer & 15, tensor.get_device(), tensor.is_neg())
+        key = (tensor.dtype, tensor.shape, tensor.stride(), _ALIGN[pointer & 15], tensor.get_device(), tensor.is_neg())
     except RuntimeError:  # a sparse or otherwise opaque tensor
         raise _opaque(tensor) from None
     return pointer, key
@@ -54,12 +58,12 @@ def _raw_numpy(array: Any) -> Raw:
     if not isinstance(array, np.ndarray):
         raise _no_array(array)
     pointer = array.__array_interface__["data"][0]
-    return pointer, (array.dtype, array.shape, array.strides, pointer & -pointer & 15, array.flags.writeable)
+    return pointer, (array.dtype, array.shape, array.strides, _ALIGN[pointer & 15], array.flags.writeable)
 
 
 def _raw_cupy(array: Any) -> Raw:
     pointer = array.data.ptr
-    return pointer, (array.dtype, array.shape, array.strides, pointer & -pointer & 15, array.device.id)
+    return pointer, (array.dtype, array.shape, array.strides, _ALIGN[pointer & 15], array.device.id)
 
 
 def _raw_device_array(array: Any) -> Raw:
@@ -88,7 +92,7 @@ def raw(array: Any) -> Raw:
 
 def alignment(pointer: int) -> int:
     """The largest power of two, at most 16, that divides an address."""
-    return (pointer & -pointer & 15) or 16
+    return _ALIGN[pointer & 15]
 
 
 def as_view(array: Any, stream: int = 0) -> TensorView:
@@ -212,6 +216,9 @@ class Frame:
     address: Callable[[Any], int]
     finish: Callable[[Any], Any] | None = None  # e.g. DeviceArray -> jax array
     takes_stream: bool = True
+    # guard(arrays) -> check, or None: check(*others) is true only for as many arrays of the same class, type, device, layout, shape and
+    # strides each, told by one call. It says nothing of addresses.
+    guard: Callable[[Sequence[Any]], Callable[..., bool] | None] | None = None
     # Results were allocated in the order of the frame's own stream: makes them safe to write on another one.
     adopt: Callable[[tuple[Any, ...], int], None] | None = None
 
@@ -244,6 +251,46 @@ def _dense(empty: Callable[..., Any], desc: TensorDesc, kind: Any) -> Any:
     return array if order == tuple(range(desc.rank)) else array.transpose(tuple(order.index(d) for d in range(desc.rank)))
 
 
+# torch's compiler calls into two functions below the dispatcher, for the same reason as a warm call does: torch.empty_strided takes
+# twice the time of the allocation, reading a tensor's properties one by one three times that of comparing them all. They are private:
+# each is tried on a case whose answer is known, and done without where it is missing or answers otherwise.
+
+
+def _torch_private(torch: Any, name: str) -> Any:
+    return getattr(getattr(getattr(torch._C, "_dynamo", None), "guards", None), name, None)
+
+
+def _torch_allocator(torch: Any, device: Any, desc: TensorDesc) -> Callable[[], Any]:
+    kind = getattr(torch, desc.dtype.long_name)
+    plain = partial(torch.empty_strided, desc.shape, desc.strides, dtype=kind, device=device)
+    direct = _torch_private(torch, f"_empty_strided_{device.type}")
+    try:
+        made = direct((0, 3), (5, 1), kind)
+        if (made.shape, made.stride(), made.dtype, made.device.type) != ((0, 3), (5, 1), kind, device.type):
+            return plain
+    except Exception:
+        return plain
+    if device.type != "cuda" or torch.cuda.device_count() == 1:
+        return partial(direct, desc.shape, desc.strides, kind)
+    current, index = getattr(torch._C, "_cuda_getDevice", torch.cuda.current_device), device.index
+
+    def allocate() -> Any:  # direct() allocates on the current device
+        return direct(desc.shape, desc.strides, kind) if current() == index else plain()
+
+    return allocate
+
+
+def _torch_guard(guards: Any, tensor: type, arrays: Sequence[Any]) -> Callable[..., bool] | None:
+    if guards is None or not all(isinstance(a, tensor) for a in arrays):
+        return None
+    try:
+        sizes, strides = [list(a.shape) for a in arrays], [list(a.stride()) for a in arrays]
+        check = guards(*arrays, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides).check
+        return check if check(*arrays) is True and not check(*(a[None] for a in arrays)) else None
+    except Exception:
+        return None
+
+
 def frame_of(example: Any, backend: Backend, stream: int) -> Frame:
     """The Frame of the framework `example` comes from; `stream` is the handle's own, for frameworks that have none."""
     framework = framework_of(type(example))
@@ -251,12 +298,10 @@ def frame_of(example: Any, backend: Backend, stream: int) -> Frame:
         torch = sys.modules["torch"]
         device = example.device  # the frame outlives the call: it may not keep the example alive
 
-        def allocate(desc: TensorDesc) -> Callable[[], Any]:
-            kind = getattr(torch, desc.dtype.long_name)
-            return partial(torch.empty_strided, desc.shape, desc.strides, dtype=kind, device=device)
-
+        allocate = partial(_torch_allocator, torch, device)
+        guard = partial(_torch_guard, _torch_private(torch, "TensorGuards"), torch.Tensor)
         if not example.is_cuda:
-            return Frame("torch", allocate, lambda: stream, torch.Tensor.data_ptr)
+            return Frame("torch", allocate, lambda: stream, torch.Tensor.data_ptr, guard=guard)
         index = example.get_device()
         getter = getattr(torch._C, "_cuda_getCurrentRawStream", None)
         current = partial(getter, index) if getter else lambda: torch.cuda.current_stream(index).cuda_stream
@@ -267,7 +312,7 @@ def frame_of(example: Any, backend: Backend, stream: int) -> Frame:
                 for result in results:
                     result.record_stream(torch.cuda.ExternalStream(on, device=device))
 
-        return Frame("torch", allocate, current, torch.Tensor.data_ptr, adopt=adopt_torch)
+        return Frame("torch", allocate, current, torch.Tensor.data_ptr, guard=guard, adopt=adopt_torch)
     if framework == "numpy":
         return Frame("numpy", lambda desc: partial(_dense, np.empty, desc, desc.dtype.numpy), lambda: stream, lambda a: a.ctypes.data)
     if framework == "cupy":

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from functools import cache
-from pathlib import Path
 
 from .. import report, switches
 from ..codegen.render import sources_digest
@@ -63,8 +63,10 @@ def choice_for(problem: Problem, info: DeviceInfo, tune: str, db: TuningDb | Non
 def code_digest() -> str:
     """SHA-256 (hex) of the code that a choice depends on: problems, engines and what they stand on, and the choosing itself."""
     digest = hashlib.sha256(sources_digest().encode())
-    package = Path(__file__).resolve().parent.parent
-    for pattern in ("*.py", "ops/*.py", "dispatch/*.py"):
-        for path in sorted(package.glob(pattern)):
-            digest.update(path.relative_to(package).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
+    package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    for room in ("", "ops", "dispatch"):
+        folder = os.path.join(package, room)
+        for name in sorted(n for n in os.listdir(folder) if n.endswith(".py")):
+            with open(os.path.join(folder, name), "rb") as file:
+                digest.update(f"{room}/{name}\0".encode() + file.read() + b"\0")
     return digest.hexdigest()

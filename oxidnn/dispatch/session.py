@@ -8,6 +8,8 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
+from functools import reduce
+from operator import or_
 from typing import Any
 
 import numpy as np
@@ -24,18 +26,22 @@ from ..plan import Plan
 from ..runtime.backend import Backend
 from ..runtime.memory import Workspace
 from ..tensor import TensorDesc, TensorView
-from .planning import plan_for
+from .planning import code_digest, plan_for
 from .select import Explanation, explain
 from .tuning_db import TuningDb
 
 POLICY: ContextVar[dict[int, Policy] | None] = ContextVar("oxidnn_policy", default=None)
 MAX_PLANS = 4096
+MAX_WAYS = 4  # kept for one op, attributes and shapes: they differ in type, layout, or what autograd knows of the arrays
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Call:
     """The signature of a public method: op, the roles of its array arguments, its attributes with their defaults, and the roles
-    of its outputs where they are not those of the op's row."""
+    of its outputs where they are not those of the op's row.
+
+    Made once and compared by identity, so that it costs a key little.
+    """
 
     op: str
     tensors: tuple[str, ...]
@@ -46,8 +52,7 @@ class Call:
 class Prepared:
     """A plan joined to the way its arguments arrive: what a cache hit needs."""
 
-    __slots__ = ("disjoint", "frame", "make_outputs", "num_outputs", "order", "overlap_pairs", "plan", "problem", "quick",
-                 "scalar_names")
+    __slots__ = ("disjoint", "frame", "make_outputs", "num_outputs", "order", "overlap_pairs", "plan", "problem", "scalar_names")
 
     def __init__(self, problem: Problem, plan: Plan | None, order: tuple[int, ...] | None, frame: Frame,
                  make_outputs: tuple[Callable[[], Any], ...]) -> None:
@@ -58,12 +63,27 @@ class Prepared:
         self.make_outputs = make_outputs
         self.num_outputs = len(problem.outputs)
         self.overlap_pairs = _overlap_pairs(problem)
-        # What a plain call of one output without scratch needs: (execute, allocator, address of, current stream); None if it is not one.
-        self.quick: tuple[Callable[..., None], Callable[[], Any], Callable[[Any], int], Callable[[], int]] | None = None
-        if plan is not None and len(make_outputs) == 1 and order is None and not (plan.workspace_bytes or problem.scalars or frame.finish):
-            self.quick = (plan.execute, make_outputs[0], frame.address, frame.current_stream)
         self.disjoint: list[int] = []  # addresses last found free of overlaps
         self.scalar_names = tuple(s.name for s in problem.scalars)
+
+    def guarded(self, given: Sequence[Any], pointers: Sequence[int]) -> Guarded | None:
+        """The short way for calls like this one, on these arrays (and out) at these addresses; None where there is none."""
+        plan, frame = self.plan, self.frame
+        if plan is None or plan.workspace_bytes or self.order is not None or self.num_outputs != 1 or self.scalar_names or frame.finish:
+            return None
+        check = None if frame.guard is None or reduce(or_, pointers) & 15 else frame.guard(given)
+        return None if check is None else Guarded(self, plan, check)
+
+    def check_overlap(self, pointers: list[int]) -> None:
+        """An output may share no byte with an input or another output, unless it is exactly that input and the op works in place."""
+        if pointers != self.disjoint:  # a loop over the same buffers is checked once
+            for i, j, low, high, other_low, other_high, may_be_same in self.overlap_pairs:
+                here, there = pointers[i], pointers[j]
+                if here + low < there + other_high and there + other_low < here + high and not (may_be_same and here == there):
+                    names = [o.name for o in self.problem.operands]
+                    raise InvalidArgument(
+                        f"{self.problem.op}: out {names[i]!r} overlaps {names[j]!r} in memory (expected separate memory).")
+            self.disjoint = pointers
 
     def ordered(self, scalars: Mapping[str, float] | None) -> tuple[float, ...]:
         """The numbers given with a call, in the problem's order. Raises InvalidArgument for missing, unknown and non-numeric ones."""
@@ -81,6 +101,41 @@ class Prepared:
         return tuple(given[name] for name in self.scalar_names)
 
 
+class Guarded:
+    """The shortest way through a call that is as an earlier one was: one check of all arrays together instead of a key of each.
+
+    For one output, no scratch and addresses that are multiples of 16, so that one test tells that their alignment is the same.
+    """
+
+    __slots__ = ("address", "check", "current_stream", "execute", "make", "prepared", "seen")
+
+    def __init__(self, prepared: Prepared, plan: Plan, check: Callable[..., bool]) -> None:
+        self.prepared = prepared
+        self.check = check
+        self.execute = plan.execute
+        self.make = prepared.make_outputs[0]
+        self.address = prepared.frame.address
+        self.current_stream = prepared.frame.current_stream
+        self.seen: list[int] = []  # addresses last found aligned and free of overlaps
+
+    def __call__(self, given: Sequence[Any], out: Any) -> Any:
+        """The result on the arrays `given`, `out` among them as the last unless it is None; None if they are not as the earlier ones."""
+        if not self.check(*given):
+            return None
+        pointers = [*map(self.address, given)]
+        if pointers != self.seen:
+            if reduce(or_, pointers) & 15:
+                return None
+            if out is not None:
+                self.prepared.check_overlap(pointers)
+            self.seen = pointers
+        if out is None:
+            out = self.make()
+            pointers = [*pointers, self.address(out)]
+        self.execute(pointers, 0, self.current_stream())
+        return out
+
+
 class BoundPlan:
     """A plan fixed to one signature: `plan(x, w, out=y)` makes and looks up nothing, and is legal under graph capture.
 
@@ -92,18 +147,15 @@ class BoundPlan:
                  outs: tuple[Any, ...], arrays: tuple[Any, ...]) -> None:
         self._session, self._call, self._names, self._keys, self._attrs = session, call, names, keys, attrs
         self._by_out: dict[Any, Prepared] = {}
-        self._last: tuple[Any, Prepared | None] = (None, None)
+        self._short: tuple[tuple[int, bool], Guarded | None] = (0, False), None  # (number of arrays and whether there was an out, way)
         self._main = self._prepared(arrays, outs)
 
     def _prepared(self, arrays: tuple[Any, ...], outs: tuple[Any, ...]) -> Prepared:
         out_key = self._session.raw(outs)[1] if outs else None
-        last_key, found = self._last
-        if found is None or out_key != last_key:
-            found = self._by_out.get(out_key)
-            if found is None:
-                found = self._session.prepared(self._call, self._names, self._keys, arrays, self._attrs, outs, out_key)
-                self._by_out[out_key] = found
-            self._last = out_key, found
+        found = self._by_out.get(out_key)
+        if found is None:
+            found = self._session.prepared(self._call, self._names, self._keys, arrays, self._attrs, outs, out_key)
+            self._by_out[out_key] = found
         return found
 
     @property
@@ -117,14 +169,22 @@ class BoundPlan:
 
     def __call__(self, *arrays: Any, out: Any = None, stream: Any = None, **scalars: float) -> Any:
         """Runs it on arrays of the same types, shapes, strides and alignment as it was planned for. Raises InvalidArgument otherwise."""
+        form, short = self._short
+        is_plain = stream is None and not scalars and self._session.is_plain
+        if is_plain and short is not None and form == (len(arrays), out is not None):
+            result = short(arrays if out is None else (*arrays, out), out)
+            if result is not None:
+                return result
         missing = len(self._names) - len(arrays)
-        if missing > 0:
-            arrays = (*arrays, *(None,) * missing)
-        pointers, keys = self._session.raw(arrays)
+        padded = (*arrays, *(None,) * missing) if missing > 0 else arrays
+        pointers, keys = self._session.raw(padded)
         if keys != self._keys:
             raise InvalidArgument(f"plan {self._call.op}: arguments do not match the planned ones ({format_case(self._main.problem)}).")
-        prepared = self._prepared(arrays, () if out is None else out if isinstance(out, tuple) else (out,))
-        return self._session.execute(prepared, arrays, pointers, out, stream, scalars)
+        prepared = self._prepared(padded, () if out is None else out if isinstance(out, tuple) else (out,))
+        result = self._session.execute(prepared, padded, pointers, out, stream, scalars)
+        if is_plain:
+            self._short = (len(arrays), out is not None), prepared.guarded(arrays if out is None else (*arrays, out), pointers)
+        return result
 
     def __repr__(self) -> str:
         return f"BoundPlan({self.plan.describe() if self.plan else 'empty'})"
@@ -144,10 +204,12 @@ class Session:
         self.policy = policy
         self.workspace = Workspace(backend)
         self._plans: OrderedDict[tuple[Any, ...], Prepared] = OrderedDict()
+        self._ways: dict[tuple[Any, ...], list[Guarded]] = {}
         self._building = threading.RLock()
+        code_digest()  # read here rather than by the first call
         self._is_emulated = backend.info.is_emulated
         self._says_exec = report.is_on("exec")
-        self._is_plain = not (self._is_emulated or self._says_exec)
+        self.is_plain = not (self._is_emulated or self._says_exec)
 
     @property
     def info(self) -> DeviceInfo:
@@ -162,30 +224,31 @@ class Session:
     def run(self, call: Call, arrays: tuple[Any, ...], attrs: tuple[Any, ...], out: Any, stream: Any,
             scalars: Mapping[str, float] | None = None, extra: Mapping[str, Any] | None = None) -> Any:
         """Runs `call` on `arrays` (None: absent); returns the output, or a tuple of them. extra: further named operands."""
-        names = call.tensors
-        if out is None and stream is None and not extra and not scalars and self._is_plain:
-            # The warm path of the plain call, unrolled: every call level spared is 0.2 us of host time.
-            pointers: list[int] = []
-            found_keys: list[Any] = []
-            for array in arrays:
-                if array is None:
-                    found_keys.append(None)
-                else:
-                    pointer, key = (READERS.get(type(array)) or raw)(array)
-                    pointers.append(pointer)
-                    found_keys.append(key)
+        key: tuple[Any, ...] = ()
+        given: list[Any] = []
+        ways: Sequence[Guarded] | None = None  # None: no plain call
+        if stream is None and not extra and not scalars and self.is_plain:
+            shapes: list[Any] = []
             overrides = POLICY.get()
             try:
-                policy = None if overrides is None else overrides.get(id(self))
-                found = self._plans.get((call.op, names, tuple(found_keys), attrs, None, policy))
-            except TypeError:
-                found = None
-            if found is not None and found.quick is not None:
-                execute, make, address, current_stream = found.quick
-                result = make()
-                pointers.append(address(result))
-                execute(pointers, 0, current_stream())
-                return result
+                for array in arrays:
+                    if array is None:
+                        shapes.append(None)  # roles are told apart by their place
+                    else:
+                        given.append(array)
+                        shapes.append(array.shape)
+                key = (call, attrs, tuple(shapes), out is None, None if overrides is None else overrides.get(id(self)))
+                ways = self._ways.get(key, ())
+            except (AttributeError, RuntimeError, TypeError):  # something without a shape, or a list among the attributes
+                ways = None
+            else:
+                if out is not None:
+                    given.append(out)
+                for way in ways:
+                    result = way(given, out)
+                    if result is not None:
+                        return result
+        names = call.tensors
         if extra:
             names, arrays = _with_extra(call, arrays, extra)
         pointers, keys = self.raw(arrays)
@@ -195,13 +258,21 @@ class Session:
             outs = out if isinstance(out, tuple) else (out,)
             out_key = self.raw(outs)[1]
         prepared = self.prepared(call, names, keys, arrays, attrs, outs, out_key, stream)
-        return self.execute(prepared, arrays, pointers, out, stream, scalars)
+        result = self.execute(prepared, arrays, pointers, out, stream, scalars)
+        if ways is not None and len(ways) < MAX_WAYS:
+            found = prepared.guarded(given, pointers)
+            if found is not None:
+                if len(self._ways) > MAX_PLANS:
+                    self._ways.clear()
+                self._ways.setdefault(key, []).append(found)
+        return result
 
     def prepared(self, call: Call, names: tuple[str, ...], keys: tuple[Any, ...], arrays: Sequence[Any], attrs: tuple[Any, ...],
                  outs: tuple[Any, ...], out_key: Any, stream: Any = None) -> Prepared:
         """The plan of a signature: kept, or made now."""
         overrides = POLICY.get()
-        key = (call.op, names, keys, attrs, out_key, None if overrides is None else overrides.get(id(self)))
+        extra = names[len(call.tensors):] or None
+        key = (call, extra, keys, attrs, out_key, None if overrides is None else overrides.get(id(self)))
         plans = self._plans
         try:
             found = plans.get(key)
@@ -248,9 +319,8 @@ class Session:
             pointers.append(address(array))
         if prepared.order is not None:
             pointers = [pointers[i] for i in prepared.order]
-        if out is not None and pointers != prepared.disjoint:  # a loop over the same buffers is checked once
-            _check_overlap(prepared, pointers)
-            prepared.disjoint = pointers
+        if out is not None:
+            prepared.check_overlap(pointers)
         if stream is None:
             handle = frame.current_stream()
         else:
@@ -386,11 +456,3 @@ def _overlap_pairs(problem: Problem) -> tuple[tuple[int, int, int, int, int, int
                 pairs.append((i, j, *_span(output.desc), *_span(other.desc), may_be_same))
     return tuple(pairs)
 
-
-def _check_overlap(prepared: Prepared, pointers: list[int]) -> None:
-    """An output may share no byte with an input or another output, unless it is exactly that input and the op works in place."""
-    for i, j, low, high, other_low, other_high, may_be_same in prepared.overlap_pairs:
-        here, there = pointers[i], pointers[j]
-        if here + low < there + other_high and there + other_low < here + high and not (may_be_same and here == there):
-            names = [o.name for o in prepared.problem.operands]
-            raise InvalidArgument(f"{prepared.problem.op}: out {names[i]!r} overlaps {names[j]!r} in memory (expected separate memory).")
