@@ -184,6 +184,23 @@ def test_what_faults_on_silicon_faults_here(emulator: EmulatedBackend, case: Any
         case(emulator, np.zeros((16, 64), np.uint16))
 
 
+@pytest.mark.parametrize(("size", "align", "at"), [(0, 1, 1024), (4, 4, 1040), (8, 8, 1040), (24, 8, 1056), (1024, 16, 2048), (1040, 16, 2064), (8, 1024, 1040)])
+def test_dynamic_memory_begins_behind_the_static(backend: Any, size: int, align: int, at: int) -> None:
+    """At the next multiple of 16, although the kernels declare `smem` with .align 1024: the first thing an operand of TMA or wgmma trips over."""
+    static = f".shared .align {align} .b8 fixed[{size}]; mov.u32 %r1, fixed; st.shared.b8 [%r1], 1; st.global.u32 [%out+4], %r1;" if size else ""
+    out = np.full(2, 1024, np.uint32)
+    kernel = Kernel("places", ("out:u64",), f"st.global.u32 [%out], %smem; {static} ret;", threads=1, smem=2048)
+    assert run(backend, kernel, 1, [out], [out])[0].tolist() == [at, 1024]
+
+
+def test_a_barrier_beside_the_tile_misaligns_it(emulator: EmulatedBackend) -> None:
+    kernel = image(2, 2048)
+    text = kernel.text.replace("add.u32 %full, %smem, 2048;", ".shared .align 8 .b64 fixed; mov.u32 %full, fixed;")
+    x = np.zeros((16, 64), np.uint16)
+    with pytest.raises(EmulatorFault, match=r"\[align\] the destination .* not a multiple of 128"):
+        run(emulator, kernel, 1, [Map(matrix_map(x, (64, 16)), x), np.zeros(2048, np.uint8), 2048, 0, 0], [], text)
+
+
 def test_contiguous_copies_in_every_direction(backend: Any) -> None:
     """Global to shared of rank 0, from there to the peer's, and back to global memory: as it is, and added to what is there."""
     kernel = Kernel("bulk", ("x:u64", "out:u64", "sum:u64"), f"""
