@@ -37,6 +37,7 @@ HALO_TILES = {"coop": ((128, 256), (256, 128), (256, 64)), "pingpong": ((128, 12
 HALO_SLOTS = 2
 SMEM_BYTES = 232448  # of a CTA, all in all
 MAX_STAGES = 8
+PREFETCHES = True
 PANEL = 64  # rows and columns of D staged at a time by a warpgroup
 MAX_DIRECT_LINES = 2000  # of an epilogue applied to all accumulators of a thread; longer ones loop over staged panels
 PANEL_PITCH = 68  # f32 elements of a row of a general panel
@@ -82,6 +83,7 @@ class WgmmaConsts:
     is_split: bool
     has_n_tiles: bool
     members: int  # matmuls of the launch
+    prefetches: bool  # boxes start on their way to L2 a round of the ring before they are loaded
     halo: HaloConsts | None  # A comes in patches, a slot for all taps of 64 channels; stages hold B alone
     # (name, type) of parameters that differ between members: those that find a tile, fetch operands, and write D.
     tile_params: tuple[tuple[str, str], ...] = ()
@@ -317,7 +319,7 @@ def _plan(am: AffineMatmul | MatmulGroup, config: EngineConfig) -> _Plan | str:
                          len(digits[0].batch), a_consts, b_consts, epilogue, warpgroups, is_ping_pong,
                          stored[0] is not None, bool(stored[0] and stored[0].has_positions),
                          stored[0].batch_digits if stored[0] else (), staging_at, staging_bytes, grids[0].slices > 1, is_split,
-                         grids[0].n_tiles > 1, len(parts), halo)
+                         grids[0].n_tiles > 1, len(parts), PREFETCHES and len(walks[0].extents) == 1 and walks[0].is_linear, halo)
     members: list[_Member] = []
     for part, d, grid, walk, boxes, map_ in zip(parts, digits, grids, walks, zip(a, b, strict=True), stored, strict=True):
         first_tile = members[-1].first_tile + members[-1].grid.ctas if members else 0
