@@ -1,11 +1,11 @@
 """GEMMs of few rows with big weights (decode) against cuBLAS: every config verified on poisoned outputs, then timed interleaved.
 
     python benches/decode_gemm.py [--rows 1,16,64,128] [--layouts nk,kn] [--shapes N4096_K7168,...] [--kind bf16] [--configs N]
-                                  [--repeats 15] [--turned] [--all] [--seconds S] [--json out.json]
+                                  [--flush zero|read] [--repeats 15] [--all] [--seconds S] [--json out.json]
 
-Needs a CUDA device and torch. Weights lie as (n, k) (transpose_b, nn.Linear) or (k, n). A row a case: cuBLAS's time, our fastest config's
-and the untuned choice's, and the TB/s of weights. Times are medians in microseconds, L2 flushed before each run, work queued ahead.
---turned also times the wgmma engine on the transposed problem, whose long side is the weights'.
+Needs a CUDA device and torch. Weights lie as (n, k) (transpose_b, nn.Linear) or (k, n). A row a case: cuBLAS, our fastest config and
+the untuned choice, with TB/s of weights. Times are medians in microseconds, work queued ahead, L2 flushed before each run: by zeroing
+256 MB, which leaves L2 full of lines that must be written back while weights come, or by reading them, as another layer would.
 """
 
 from __future__ import annotations
@@ -36,16 +36,31 @@ from oxidnn.runtime.cuda_backend import CudaBackend
 SHAPES = {"N4096_K7168": (4096, 7168), "N7168_K2048": (7168, 2048), "N24576_K1536": (24576, 1536), "N6144_K4096": (6144, 4096)}
 
 
-def cases(m: int, n: int, k: int, kind: str, layout: str) -> tuple[str, str]:
-    """The problem, and the same one turned: D^T = W X^T."""
-    weights = f"{kind}[{n},{k}]" if layout == "nk" else f"{kind}[{k},{n}]"
-    straight = f"gemm a={kind}[{m},{k}] b={weights}" + (" transpose_b=True" if layout == "nk" else "")
-    turned = f"gemm a={weights} b={kind}[{m},{k}] d={kind}[{n},{m}](1,{n}) transpose_b=True"
-    turned += "" if layout == "nk" else " transpose_a=True"
-    return straight, turned
+def case(m: int, n: int, k: int, kind: str, layout: str) -> str:
+    weights = f"{kind}[{n},{k}] transpose_b=True" if layout == "nk" else f"{kind}[{k},{n}]"
+    return f"gemm a={kind}[{m},{k}] b={weights}"
 
 
-def prepare(backend: CudaBackend, problem: Problem, choices: list[tuple[Any, Any, str]], rows: list[dict[str, Any]],
+def time_calls(calls: list[Callable[[], Any]], repeats: int, flush: str) -> list[list[float]]:
+    """Microseconds of each call, interleaved, each behind a flush of L2 and a kernel that spins while the host enqueues."""
+    buffer = torch.zeros(FLUSH_BYTES // 4, device="cuda")
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    times: list[list[float]] = [[] for _ in calls]
+    for call in calls:
+        call()
+    for _ in range(repeats):
+        for call, own in zip(calls, times, strict=True):
+            buffer.zero_() if flush == "zero" else buffer.sum()
+            torch.cuda._sleep(300_000)
+            begin.record()
+            call()
+            end.record()
+            end.synchronize()
+            own.append(begin.elapsed_time(end) * 1000)
+    return times
+
+
+def prepare(backend: CudaBackend, problem: Problem, choices: list[tuple[Any, Any]], rows: list[dict[str, Any]],
             calls: list[Callable[[], Any]]) -> Callable[[], Any]:
     """Verifies the choices and appends their rows and calls; the library's call."""
     tensors = make_tensors(problem, torch.Generator("cuda").manual_seed(1))  # type: ignore[arg-type]
@@ -53,8 +68,8 @@ def prepare(backend: CudaBackend, problem: Problem, choices: list[tuple[Any, Any
     want, magnitude = reference(problem, tensors)
     pointers = [tensors[o.name].data_ptr() for o in problem.operands]
     stream = backend.default_stream()
-    for engine, config, label in choices:
-        row: dict[str, Any] = {"engine": label + engine.algorithm.name, "config": config.name,
+    for engine, config in choices:
+        row: dict[str, Any] = {"engine": engine.algorithm.name, "config": config.name,
                                "estimate_us": engine.estimate(problem, config, backend.info)}
         try:
             plan = Plan(problem, engine, config, engine.build_steps(problem, config, backend.info), backend)
@@ -78,26 +93,23 @@ def prepare(backend: CudaBackend, problem: Problem, choices: list[tuple[Any, Any
 
 def measure(backend: CudaBackend, m: int, shape: str, layout: str, options: argparse.Namespace) -> dict[str, Any]:
     n, k = SHAPES[shape]
-    straight, turned = (parse_case(line) for line in cases(m, n, k, options.kind, layout))
+    problem = parse_case(case(m, n, k, options.kind, layout))
     choices = []
     for engine in engines_for("gemm"):
-        if engine.algorithm.name in ("direct", "simt") or not engine.check_support(straight, backend.info):  # type: ignore[attr-defined]
+        if engine.algorithm.name in ("direct", "simt") or not engine.check_support(problem, backend.info):  # type: ignore[attr-defined]
             continue
         limit = options.configs if engine.algorithm.name.startswith("skinny") else min(options.configs or 4, 4)  # type: ignore[attr-defined]
-        choices += [(engine, c, "") for c in engine.configs(straight, backend.info)[: limit or None]]
+        choices += [(engine, c) for c in engine.configs(problem, backend.info)[: limit or None]]
     rows: list[dict[str, Any]] = []
     calls: list[Callable[[], Any]] = []
-    theirs = prepare(backend, straight, choices, rows, calls)
-    if options.turned:
-        engine = next(e for e in engines_for("gemm") if e.id == "gemm.wgmma_sm90")
-        prepare(backend, turned, [(engine, c, "turned_") for c in engine.configs(turned, backend.info)[:6]], rows, calls)
+    theirs = prepare(backend, problem, choices, rows, calls)
     torch.cuda.synchronize()
-    times = backend.time_launches([*calls, theirs], backend.default_stream(), options.repeats, FLUSH_BYTES)
+    times = time_calls([*calls, theirs], options.repeats, options.flush)
     for row in rows:
         if "call" in row:
             row["us"] = statistics.median(times[row.pop("call")])
     right = [r for r in rows if r.get("error", float("inf")) <= 1.0]
-    default = min((r for r in rows if "us" in r and not r["engine"].startswith("turned")), key=lambda r: r["estimate_us"], default={})
+    default = min((r for r in rows if "us" in r), key=lambda r: r["estimate_us"], default={})
     return {"case": f"M{m}_{shape}_{layout}", "weight_bytes": 2 * n * k, "library_us": statistics.median(times[-1]),
             "best": min(right, key=lambda r: r["us"]) if right else None, "default": default, "rows": rows}
 
@@ -110,7 +122,7 @@ def main() -> None:
     parser.add_argument("--kind", default="bf16", choices=("bf16", "f16"))
     parser.add_argument("--configs", type=int, default=0, help="only the first N of an engine by estimate; 0 for all")
     parser.add_argument("--repeats", type=int, default=15)
-    parser.add_argument("--turned", action="store_true")
+    parser.add_argument("--flush", default="zero", choices=("zero", "read"))
     parser.add_argument("--all", action="store_true", help="print every config")
     parser.add_argument("--seconds", type=float, default=0, help="start no case after so many seconds; 0 for no limit")
     parser.add_argument("--json", default="")

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any
 
 from ..codegen.spec import Target as PtxTarget
 from ..device import DeviceInfo
@@ -28,7 +27,8 @@ MAX_REGISTERS_FOR = {128: 255, 256: 255, 512: 128}  # by threads
 @dataclass(frozen=True, slots=True)
 class SkinnyConsts:
     """Consts of matmul/skinny_mma. major: "k" | "row", the direction along which weights are contiguous; side: "m" | "n", the side of D
-    the weights make; rows x columns: the tile; splits: CTAs of a cluster that deal out k."""
+    the weights make; rows x columns: the tile; stages: of a warp's ring; splits: CTAs of a cluster that deal out k; in_registers: weights
+    are loaded into registers, past L1, only the columns through the ring."""
 
     kind: str
     major: str
@@ -38,6 +38,7 @@ class SkinnyConsts:
     warps: int
     stages: int
     splits: int
+    in_registers: bool
     batch_digits: int
     epilogue: tiling.EpilogueConsts
     epilogue_threads: int
@@ -57,9 +58,14 @@ class SkinnyConsts:
         return self.columns // 8
 
     @property
+    def depth(self) -> int:
+        """Steps under way while one is multiplied."""
+        return self.stages - 1
+
+    @property
     def weight_bytes(self) -> int:
         """Of a warp's stage."""
-        return self.rows * STEP_K * 2
+        return 0 if self.in_registers else self.rows * STEP_K * 2
 
     @property
     def stage_bytes(self) -> int:
@@ -88,6 +94,15 @@ class SkinnyConsts:
         return self.rows * STEP_K // CHUNK // 32
 
     @property
+    def weight_pointers(self) -> int:
+        """Addresses a lane keeps: of its rows where weights lie along k, else of each copy."""
+        return 2 * self.tiles_r if self.major == "k" else self.weight_copies
+
+    def fragment(self, set_: int, half: int) -> int:
+        """First register of the fragments of half a step; of a set of them if weights are loaded into registers."""
+        return (set_ * (STEP_K // 32) + half) * self.tiles_r * 8 if self.in_registers else 0
+
+    @property
     def row_chunks(self) -> int:
         return self.rows // CHUNK
 
@@ -106,7 +121,7 @@ class _Plan:
     consts: SkinnyConsts
     digits: tiling.Digits
     row_tiles: int
-    steps: int  # of a warp
+    rounds: int  # of a warp's loop
 
 
 def _side(am: AffineMatmul) -> str:
@@ -144,14 +159,17 @@ def _plan(am: AffineMatmul, config: EngineConfig) -> _Plan:
     threads = min(32 * config["warps"], rows * count)
     epilogue = tiling.plan_epilogue(d, am, tile_m, tile_n, threads, tiling.needs_wide(d), False)
     epilogue = replace(epilogue, pitch=epilogue.tile_inner)  # no gaps: all words of a slab are added
-    consts = SkinnyConsts(am.a.dtype.name, major, side, rows, count, config["warps"], config["stages"], config["splits"], len(d.batch),
-                          epilogue, threads)
-    steps = -(-am.k.size // (STEP_K * consts.warps * consts.splits))
-    return _Plan(consts, d, -(-weights.rows[0] // rows), steps)
+    consts = SkinnyConsts(am.a.dtype.name, major, side, rows, count, config["warps"], config["stages"], config["splits"],
+                          config["weights"] == "registers", len(d.batch), epilogue, threads)
+    steps_a_round = consts.depth if consts.in_registers else 1
+    rounds = -(-am.k.size // (STEP_K * consts.warps * consts.splits * steps_a_round))
+    return _Plan(consts, d, -(-weights.rows[0] // rows), rounds)
 
 
 def _registers_needed(c: SkinnyConsts) -> int:
-    return c.tiles_r * c.tiles_c * 4 + 8 * c.tiles_r + 4 * c.tiles_c + 2 * (2 * c.tiles_r + c.tiles_c) + 30
+    # Sets are copied while they wait for their loads.
+    fragments = 8 * c.tiles_r * (c.depth * STEP_K // 32 * 7 // 4 if c.in_registers else 1)
+    return c.tiles_r * c.tiles_c * 4 + fragments + 4 * c.tiles_c + 2 * (2 * c.tiles_r + c.tiles_c) + 30
 
 
 class SkinnyMmaMatmul:
@@ -187,8 +205,8 @@ class SkinnyMmaMatmul:
         if device.is_emulated:  # an instruction costs about 4 us per batch of 16384 threads and 2 ns per thread, an mma 0.2 us per warp
             warps = ctas * c.warps
             mmas = c.tiles_r * c.tiles_c * STEP_K // 16
-            plain = plan.steps * (60 + 3 * (c.weight_copies + 2 * c.tiles_c) + mmas) + 900
-            return plain * (4.0 * -(-warps // 512) + 0.064 * warps) + mmas * plan.steps * warps * 0.2
+            plain = plan.rounds * (60 + 3 * (c.weight_copies + 2 * c.tiles_c) + mmas) + 900
+            return plain * (4.0 * -(-warps // 512) + 0.064 * warps) + mmas * plan.rounds * warps * 0.2
         return _estimate_us(am, plan, ctas, device)
 
     def build(self, op: str, am: AffineMatmul, config: EngineConfig, device: DeviceInfo, workspace_offset: int = 0) -> Build:
@@ -205,19 +223,23 @@ class SkinnyMmaMatmul:
 
 
 def _estimate_us(am: AffineMatmul, plan: _Plan, ctas: int, device: DeviceInfo) -> float:
-    """Launch and first loads, then the traffic: weights from memory, columns once per row tile from L2, slower with few bytes in flight."""
+    """The weights at the memory's speed, once launched; more where few bytes are in flight, columns outweigh rows or a cluster adds.
+
+    Fitted to timings on an H100 (four shapes of weights of 29 to 75 MB, 1 to 64 columns): ring of 64 to 128 KB in flight on an SM are
+    best, more waits longer for the first step; each doubling of a cluster costs 1.5 us.
+    """
     c = plan.consts
     per_sm = max(1, min(device.smem_per_sm // (c.smem_bytes + 1024), 2048 // (32 * c.warps),
                         65536 // (32 * c.warps * (_registers_needed(c) + 8))))
     resident = min(per_sm * device.num_sms, ctas)
-    in_flight = resident * c.warps * min(c.stages - 1, plan.steps) * c.weight_bytes
+    step_bytes = c.rows * STEP_K * 2
+    in_flight = resident * c.warps * min(c.depth, -(-am.k.size // (STEP_K * c.warps * c.splits))) * step_bytes
     weights = am.batch.size * max(am.m.size, am.n.size) * am.k.size * 2
-    used_columns = min(am.m.size, am.n.size)
-    traffic = weights * (1 + used_columns / c.rows)
-    memory_us = weights / (device.bandwidth_gbs * 1e3 * min(1.0, in_flight / 4e6))
-    l2_us = traffic / (device.bandwidth_gbs * 1.8e3)
-    waves = ctas / resident
-    return 3.5 + max(memory_us, l2_us) + 0.25 * min(memory_us, l2_us) + 0.4 * (waves - 1) + (0.8 if c.splits > 1 else 0.0)
+    memory_us = weights / (device.bandwidth_gbs * 1e3)
+    enough = 64e3 * device.num_sms
+    starved = max(1.0, enough / max(in_flight, 1)) ** 0.5 + 0.04 * max(0.0, in_flight / enough - 2.0)
+    l2_us = weights * (1 + min(am.m.size, am.n.size) / c.rows) / (device.bandwidth_gbs * 1.8e3)
+    return 1.5 + memory_us * starved + 0.3 * l2_us + 1.5 * (c.splits.bit_length() - 1) + 0.02 * c.warps
 
 
 def _arguments(am: AffineMatmul, plan: _Plan) -> list[Arg]:
@@ -227,7 +249,7 @@ def _arguments(am: AffineMatmul, plan: _Plan) -> list[Arg]:
     t.add("row_tiles", "u32", plan.row_tiles)
     t.divisor("row_tiles", plan.row_tiles)
     t.space("batch", d.batch)
-    t.add("steps", "u32", plan.steps)
+    t.add("rounds", "u32", plan.rounds)
     t.add("k_size", "u32", am.k.size)
     for name, x in (("w", weights), ("x", columns)):
         size = x.source.dtype.num_bytes
@@ -262,21 +284,26 @@ def _candidates(am: AffineMatmul, device: DeviceInfo) -> Iterator[EngineConfig]:
                 if splits > 1 and (warps * splits > k_steps or -(-long // rows) * am.batch.size * splits > 8 * device.num_sms):
                     continue
                 steps = -(-k_steps // (warps * splits))
-                for stages in _depths(am, rows, warps, splits, device, steps):
-                    yield EngineConfig.of(rows=rows, warps=warps, stages=stages, splits=splits)
+                for weights in ("registers", "ring"):
+                    for stages in _depths(am, rows, warps, splits, weights, device, steps):
+                        yield EngineConfig.of(rows=rows, warps=warps, stages=stages, splits=splits, weights=weights)
 
 
-def _depths(am: AffineMatmul, rows: int, warps: int, splits: int, device: DeviceInfo, steps: int) -> Any:
-    """Depths of the rings that leave room for one, two or three CTAs on an SM."""
-    depths = set()
-    consts = _plan(am, EngineConfig.of(rows=rows, warps=warps, stages=2, splits=splits)).consts
-    if _registers_needed(consts) > MAX_REGISTERS_FOR[32 * warps] - 16:
-        return ()
-    if device.is_emulated:
-        return (2,) if consts.smem_bytes <= device.smem_per_cta else ()
-    for per_sm in (1, 2, 3):
+def _depths(am: AffineMatmul, rows: int, warps: int, splits: int, weights: str, device: DeviceInfo, steps: int) -> tuple[int, ...]:
+    """Stages of the rings that leave room for one, two or three CTAs on an SM; in registers those that waste few steps."""
+    def consts(stages: int) -> SkinnyConsts:
+        return _plan(am, EngineConfig.of(rows=rows, warps=warps, stages=stages, splits=splits, weights=weights)).consts
+
+    def fits(stages: int, per_sm: int) -> bool:
+        c = consts(stages)
         room = min(device.smem_per_cta, device.smem_per_sm // per_sm - 1024)
-        depth = min(room // (warps * consts.stage_bytes), MAX_STAGES, steps + 1)
-        if depth >= 2 and warps * max(consts.slab_bytes, depth * consts.stage_bytes) <= room:
-            depths.add(depth)
-    return tuple(sorted(depths))
+        return _registers_needed(c) <= MAX_REGISTERS_FOR[32 * warps] - 24 and c.smem_bytes <= room
+
+    if weights == "registers":
+        if consts(2).major != "k" or consts(2).columns > 32:
+            return ()
+        depths = {d for d in (2, 3, 4, 5, 6, 7, 8) if d <= steps and -(-steps // d) * d - steps <= steps // 8 and fits(d + 1, 1)}
+        return tuple(d + 1 for d in (sorted(depths)[:1] if device.is_emulated else sorted(depths)[-2:]))
+    if device.is_emulated:
+        return (2,) if fits(2, 1) else ()
+    return tuple(sorted({next((s for s in range(min(MAX_STAGES, steps + 1), 1, -1) if fits(s, per_sm)), 0) for per_sm in (1, 2, 3)} - {0}))

@@ -21,6 +21,7 @@ from .affine_direct import DIRECT
 from .affine_mma_sm80 import MMA_SM80
 from .affine_simt import SIMT
 from .affine_skinny import SKINNY_MMA
+from .affine_turned import WGMMA_SM90_TURNED
 from .affine_wgmma_sm90 import WGMMA_SM90
 from .base import SUPPORTED, Build, Engine, EngineConfig, Support, refuse
 from .collapse import collapse as collapse_digits
@@ -497,5 +498,6 @@ class MatmulEngine(Engine):
 
 
 ALGORITHMS: tuple[Algorithm, ...] = (WGMMA_SM90, MMA_SM80, SIMT, DIRECT)
+_OF_GEMM: tuple[Algorithm, ...] = (SKINNY_MMA, WGMMA_SM90_TURNED)  # for few rows of a
 ENGINES: dict[str, tuple[Engine, ...]] = {
-    op: tuple(MatmulEngine(op, algorithm) for algorithm in ((SKINNY_MMA,) if op == "gemm" else ()) + ALGORITHMS) for op in _LOWERINGS}
+    op: tuple(MatmulEngine(op, algorithm) for algorithm in (_OF_GEMM if op == "gemm" else ()) + ALGORITHMS) for op in _LOWERINGS}
