@@ -43,6 +43,9 @@ _AVERAGE = (*_POOL, ("count_include_pad", True), ("divisor_override", None))
 _GEMM_ATTRS = (("transpose_a", False), ("transpose_b", False), ("alpha", 1.0), ("beta", 0.0), ("epilogue", None), ("gate", None),
                ("out_dtype", None))
 _NORM = (("eps", 1e-5), ("axes", -1), ("epilogue", None), ("return_stats", False), ("return_sum", False))
+_CHANNEL_NORM = (("eps", 1e-5), ("epilogue", None), ("return_stats", False), ("return_mask", False))
+_CHANNEL_GRADIENT = ("dy", "x", "mean", "rstd", "gamma", "mask", "y")
+_MOMENTUM = (("momentum", 0.1),)
 _LOSS = (("reduction", "mean"), ("label_smoothing", 0.0), ("ignore_index", -100))
 
 CALLS: dict[str, Call] = {
@@ -74,6 +77,18 @@ CALLS: dict[str, Call] = {
         Call("layer_norm_backward", ("dy", "x", "mean", "rstd", "gamma"), (("axes", -1),)),
         Call("rms_norm", ("x", "gamma", "beta", "residual"), _NORM),
         Call("rms_norm_backward", ("dy", "x", "rstd", "gamma"), (("axes", -1),)),
+        Call("batch_norm", ("x", "gamma", "beta", "running_mean", "running_var", "residual"),
+             (("training", None), *_MOMENTUM, *_CHANNEL_NORM)),
+        Call("batch_norm_backward", _CHANNEL_GRADIENT, (("training", True), ("return_residual", False))),
+        Call("batch_norm_stats", ("x",)),
+        Call("batch_norm_gather", ("counts", "means", "m2s", "running_mean", "running_var"), (*_MOMENTUM, ("eps", 1e-5))),
+        Call("batch_norm_apply", ("x", "mean", "rstd", "gamma", "beta", "residual"), (("epilogue", None), ("return_mask", False))),
+        Call("batch_norm_backward_reduce", ("dy", "x", "mean", "rstd", "mask", "y")),
+        Call("batch_norm_backward_apply", (*_CHANNEL_GRADIENT, "sum_dy", "sum_dy_xhat", "count"), (("return_residual", False),)),
+        Call("group_norm", ("x", "gamma", "beta", "residual"), (("groups", None), *_CHANNEL_NORM)),
+        Call("group_norm_backward", _CHANNEL_GRADIENT, (("groups", None), ("return_residual", False))),
+        Call("instance_norm", ("x", "gamma", "beta", "residual"), _CHANNEL_NORM),
+        Call("instance_norm_backward", _CHANNEL_GRADIENT, (("return_residual", False),)),
         Call("softmax", ("x",), (("axis", -1), ("log", False))),
         Call("softmax_backward", ("dy", "y"), (("axis", -1), ("log", False))),
         Call("cross_entropy", ("logits", "target", "weight"), _LOSS),
@@ -338,6 +353,99 @@ class DnnHandle:
                           stream: Any = None) -> Any:
         """dx; with gamma (dx, dgamma)."""
         return self._session.run(CALLS["rms_norm_backward"], (dy, x, rstd, gamma), (axes,), out, stream)
+
+    def batch_norm(self, x: Any, gamma: Any = None, beta: Any = None, running_mean: Any = None, running_var: Any = None, *, training: bool,
+                   momentum: float = 0.1, eps: float = 1e-5, residual: Any = None, epilogue: Any = None, return_stats: bool = False,
+                   return_mask: bool = False, operands: Mapping[str, Any] | None = None, scalars: Mapping[str, float] | None = None,
+                   out: Any = None, stream: Any = None) -> Any:
+        """epilogue((x - mean) / sqrt(variance + eps) * gamma + beta) of x (N, C, spatial), with statistics of each channel, all else (C,).
+
+        training: mean and biased variance are x's, and the running statistics, if given, are updated in place: running = (1 - momentum)
+        running + momentum * (mean, or unbiased variance). Else they are the running ones. residual, of x's shape, is added before
+        what epilogue does ("relu(acc + residual)"). Returns y; then, with return_stats, mean and rstd (f32, or f64 for f64 tensors);
+        then, with return_mask, the bits for the gradient of a relu. out: those, without the running statistics. Where arrays cannot be
+        written (jax), the new running statistics follow as further results.
+        """
+        call, attrs = CALLS["batch_norm"], (training, momentum, eps, epilogue, return_stats, return_mask)
+        arrays = (x, gamma, beta, running_mean, running_var, residual)
+        if training is not True or running_mean is None or running_var is None:
+            return self._session.run(call, arrays, attrs, out, stream, scalars, operands)
+        if out is None:
+            extra = operands if isinstance(operands, Mapping) else {}
+            names, given = (*call.tensors, *extra), (*arrays, *extra.values())
+            prepared = self._session.prepared(call, names, self._session.raw(given)[1], given, attrs, (), None, stream)
+            if prepared.frame.finish is not None:
+                return self._session.run(call, arrays, attrs, None, stream, scalars, operands)
+            out = tuple(make() for make in prepared.make_outputs[:-2])
+        results = self._session.run(call, arrays, attrs, (*(out if isinstance(out, tuple) else (out,)), running_mean, running_var), stream,
+                                    scalars, operands)
+        return results[0] if len(results) == 3 else results[:-2]
+
+    def batch_norm_backward(self, dy: Any, x: Any, mean: Any, rstd: Any, gamma: Any = None, mask: Any = None, y: Any = None, *,
+                            training: bool = True, return_residual: bool = False, out: Any = None, stream: Any = None) -> Any:
+        """dx; with gamma (dx, dgamma, dbeta); then, with return_residual, the gradient of `residual`. The same bits on every run.
+
+        mean, rstd: the forward's. mask or y, where a relu ended the forward's epilogue: the forward's bits, or its result.
+        training=False: the statistics were the running ones, rstd = 1 / sqrt(running_var + eps).
+        """
+        attrs = (training, return_residual)
+        return self._session.run(CALLS["batch_norm_backward"], (dy, x, mean, rstd, gamma, mask, y), attrs, out, stream)
+
+    def batch_norm_stats(self, x: Any, *, out: Any = None, stream: Any = None) -> Any:
+        """(count (1,), mean (C,), m2 (C,)) of one device's share of a batch; m2 = sum of (x - mean)^2. In f32, or f64 for f64 tensors."""
+        return self._session.run(CALLS["batch_norm_stats"], (x,), (), out, stream)
+
+    def batch_norm_gather(self, counts: Any, means: Any, m2s: Any, running_mean: Any = None, running_var: Any = None, *,
+                          momentum: float = 0.1, eps: float = 1e-5, out: Any = None, stream: Any = None) -> Any:
+        """(mean, rstd) of all shares, (C,), from their counts (shares,), means and m2s (shares, C); a share may be empty. With running
+        statistics also the new ones, which may go into the old ones by `out`."""
+        arrays = (counts, means, m2s, running_mean, running_var)
+        return self._session.run(CALLS["batch_norm_gather"], arrays, (momentum, eps), out, stream)
+
+    def batch_norm_apply(self, x: Any, mean: Any, rstd: Any, gamma: Any = None, beta: Any = None, *, residual: Any = None,
+                         epilogue: Any = None, return_mask: bool = False, operands: Mapping[str, Any] | None = None,
+                         scalars: Mapping[str, float] | None = None, out: Any = None, stream: Any = None) -> Any:
+        """epilogue((x - mean) * rstd * gamma + beta): `batch_norm` with given statistics."""
+        arrays = (x, mean, rstd, gamma, beta, residual)
+        return self._session.run(CALLS["batch_norm_apply"], arrays, (epilogue, return_mask), out, stream, scalars, operands)
+
+    def batch_norm_backward_reduce(self, dy: Any, x: Any, mean: Any, rstd: Any, mask: Any = None, y: Any = None, *, out: Any = None,
+                                   stream: Any = None) -> Any:
+        """(sum of dy, sum of dy (x - mean) rstd), (C,), of one device's share: to be summed over the devices (dbeta, dgamma)."""
+        return self._session.run(CALLS["batch_norm_backward_reduce"], (dy, x, mean, rstd, mask, y), (), out, stream)
+
+    def batch_norm_backward_apply(self, dy: Any, x: Any, mean: Any, rstd: Any, sum_dy: Any, sum_dy_xhat: Any, count: Any,
+                                  gamma: Any = None, mask: Any = None, y: Any = None, *, return_residual: bool = False, out: Any = None,
+                                  stream: Any = None) -> Any:
+        """dx of one device's share, from the sums over all devices and the count (1,) of values of a channel on all of them."""
+        arrays = (dy, x, mean, rstd, gamma, mask, y, sum_dy, sum_dy_xhat, count)
+        return self._session.run(CALLS["batch_norm_backward_apply"], arrays, (return_residual,), out, stream)
+
+    def group_norm(self, x: Any, groups: int, gamma: Any = None, beta: Any = None, *, eps: float = 1e-5, residual: Any = None,
+                   epilogue: Any = None, return_stats: bool = False, return_mask: bool = False,
+                   operands: Mapping[str, Any] | None = None, scalars: Mapping[str, float] | None = None, out: Any = None,
+                   stream: Any = None) -> Any:
+        """`batch_norm` with statistics of each sample's groups of C / groups channels: mean and rstd are (N, groups)."""
+        attrs = (groups, eps, epilogue, return_stats, return_mask)
+        return self._session.run(CALLS["group_norm"], (x, gamma, beta, residual), attrs, out, stream, scalars, operands)
+
+    def group_norm_backward(self, dy: Any, x: Any, mean: Any, rstd: Any, groups: int, gamma: Any = None, mask: Any = None, y: Any = None, *,
+                            return_residual: bool = False, out: Any = None, stream: Any = None) -> Any:
+        """As `batch_norm_backward`."""
+        attrs = (groups, return_residual)
+        return self._session.run(CALLS["group_norm_backward"], (dy, x, mean, rstd, gamma, mask, y), attrs, out, stream)
+
+    def instance_norm(self, x: Any, gamma: Any = None, beta: Any = None, *, eps: float = 1e-5, residual: Any = None, epilogue: Any = None,
+                      return_stats: bool = False, return_mask: bool = False, operands: Mapping[str, Any] | None = None,
+                      scalars: Mapping[str, float] | None = None, out: Any = None, stream: Any = None) -> Any:
+        """`group_norm` with a group a channel: mean and rstd are (N, C)."""
+        attrs = (eps, epilogue, return_stats, return_mask)
+        return self._session.run(CALLS["instance_norm"], (x, gamma, beta, residual), attrs, out, stream, scalars, operands)
+
+    def instance_norm_backward(self, dy: Any, x: Any, mean: Any, rstd: Any, gamma: Any = None, mask: Any = None, y: Any = None, *,
+                               return_residual: bool = False, out: Any = None, stream: Any = None) -> Any:
+        """As `batch_norm_backward`."""
+        return self._session.run(CALLS["instance_norm_backward"], (dy, x, mean, rstd, gamma, mask, y), (return_residual,), out, stream)
 
     # ---- softmax and losses ------------------------------------------------------------------------------------------------------
 
