@@ -66,7 +66,8 @@ class KernelSpec:
     """What `render` turns into PTX.
 
     template: path under ptx_templates without ".ptx.j2". consts: the template's own frozen dataclass, the only other thing it
-    reads. Grid extents are not here: they belong to the launch.
+    reads. Grid extents are not here: they belong to the launch. follows: the kernel may start while the launch before it in the stream
+    ends; it waits (griddepcontrol.wait) before it touches memory. sm_90 and later.
     """
 
     template: str
@@ -79,6 +80,7 @@ class KernelSpec:
     cluster: int = 1
     min_ctas_per_sm: int = 1
     max_registers: int = 255  # the engine's stated bound; the resource check fails above it
+    follows: bool = False
     suffix: str = field(default="")  # distinguishes the kernels of one op in profiles
 
     @property
@@ -90,7 +92,7 @@ class KernelSpec:
         """One line of JSON: the header of the text and the verbose line. Holds only what the text depends on."""
         return json.dumps(
             {"template": self.template, "op": self.op, "target": self.target.arch, "threads": self.threads,
-             "smem": self.dynamic_smem, "cluster": self.cluster, "consts": plain(self.consts)}, sort_keys=True, default=str)
+             "smem": self.dynamic_smem, "cluster": self.cluster, "follows": self.follows, "consts": plain(self.consts)}, sort_keys=True, default=str)
 
 
 def plain(value: Any) -> Any:

@@ -571,7 +571,7 @@ class ReduceConsts:
 
 
 REDUCE_THREADS = 128
-REDUCE_UNROLL = 8  # partial sums under way at a time
+REDUCE_UNROLL = 16  # partial sums under way at a time, at most
 BUSY_THREADS = 32768  # that keep a device's memory busy
 
 
@@ -599,8 +599,9 @@ def reduce_step(op: str, am: AffineMatmul, d: Digits, grid: Grid, tile_epilogue:
     t.divisor("outer_size", grid.outer_size)
     t.space("batch", d.batch)
     _target_arguments(t, am, d, epilogue)
-    return Step.of("matmul/split_k_reduce", op, target, REDUCE_THREADS, t.args, ReduceConsts(epilogue, REDUCE_UNROLL),
-                   -(-total // REDUCE_THREADS), suffix=am.d.dtype.name)
+    consts = ReduceConsts(epilogue, REDUCE_UNROLL if grid.splits > 8 else 8)
+    return Step.of("matmul/split_k_reduce", op, target, REDUCE_THREADS, t.args, consts,
+                   -(-total // REDUCE_THREADS), follows=target.capability >= (9, 0), suffix=am.d.dtype.name)
 
 
 def check_common(am: AffineMatmul, device: DeviceInfo) -> Support:

@@ -131,12 +131,19 @@ class CudaLaunch:
         config.gridDimX, config.gridDimY, config.gridDimZ = grid
         config.blockDimX, config.blockDimY, config.blockDimZ = spec.threads, 1, 1
         config.sharedMemBytes = spec.dynamic_smem
+        attributes = []
         if spec.cluster > 1:
-            attribute = cu.CUlaunchAttribute()
-            attribute.id = cu.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
-            attribute.value.clusterDim.x, attribute.value.clusterDim.y, attribute.value.clusterDim.z = spec.cluster, 1, 1
-            config.attrs = [attribute]
-            config.numAttrs = 1
+            attributes.append(cu.CUlaunchAttribute())
+            attributes[-1].id = cu.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+            extent = attributes[-1].value.clusterDim
+            extent.x, extent.y, extent.z = spec.cluster, 1, 1
+        if spec.follows:
+            attributes.append(cu.CUlaunchAttribute())
+            attributes[-1].id = cu.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+            attributes[-1].value.programmaticStreamSerializationAllowed = 1
+        if attributes:
+            config.attrs = attributes
+            config.numAttrs = len(attributes)
         self._config = config
         self._stream = -1
         self._function = kernel.function
