@@ -96,7 +96,9 @@ class NormBackwardEngine(RowEngine):
         vector = rows.vector()
         held = [o for o in rows.operands if o.name in self.held_operands]
         pack = rows.dtype.num_bytes * vector
-        if pack not in (4, 8, 16) or len(rows.column_digits.extents) > 1 or not all(rows.moves_packs(o, vector) for o in held):
+        if not device.at_least(8) or pack not in (4, 8, 16):  # cp.async
+            return []
+        if len(rows.column_digits.extents) > 1 or not all(rows.moves_packs(o, vector) for o in held):
             return []
         packs, count = -(-rows.column_digits.size // vector), rows.row_digits.size
         most = _RING_PACKS if problem.desc("gamma").dtype.num_bytes <= rows.dtype.num_bytes else _RING_PACKS // 2  # by its registers

@@ -51,6 +51,28 @@ def test_kernels_assemble(op: str, engine, arch: str) -> None:  # type: ignore[n
         assert result.registers <= spec.max_registers, f"{result.registers} registers: {spec.describe()}"
 
 
+@pytest.mark.parametrize("arch", ["sm_75", "sm_86", "sm_89", "sm_100a", "sm_120a"])
+def test_other_targets(arch: str) -> None:
+    """A kernel of every template and type of operands for the targets that the test above leaves out."""
+    info = known_device(arch)
+    seen: set[tuple[str, ...]] = set()
+    for op, engine in PAIRS:
+        rng = np.random.default_rng(seed_of(op, engine.id, arch))
+        for _ in range(40):
+            problem = SAMPLES[op](rng, "tiny")
+            if problem.is_empty or not engine.check_support(problem, info):
+                continue
+            for step in engine.build_steps(problem, engine.configs(problem, info)[0], info).steps:
+                spec, key = step.spec, (step.spec.template, *sorted({o.desc.dtype.name for o in problem.operands}))
+                if key in seen:
+                    continue
+                seen.add(key)
+                result = assemble(render(spec), arch)
+                assert result.spill_bytes == 0, f"{result.spill_bytes} bytes spilled: {spec.describe()}"
+                assert result.registers <= spec.max_registers, f"{result.registers} registers: {spec.describe()}"
+    assert len(seen) > 40
+
+
 def test_every_op_has_engines_references_and_samples() -> None:
     from oxidnn.ops import OPS
     from oxidnn.testing.reference import REFERENCES
