@@ -92,7 +92,8 @@ class KernelSpec:
         """One line of JSON: the header of the text and the verbose line. Holds only what the text depends on."""
         return json.dumps(
             {"template": self.template, "op": self.op, "target": self.target.arch, "threads": self.threads,
-             "smem": self.dynamic_smem, "cluster": self.cluster, "follows": self.follows, "consts": plain(self.consts)}, sort_keys=True, default=str)
+             "smem": self.dynamic_smem, "cluster": self.cluster, "follows": self.follows, "consts": plain(self.consts)},
+            sort_keys=True, default=str)
 
 
 def plain(value: Any) -> Any:
