@@ -135,12 +135,17 @@ def literal(value: str | float, t: str) -> str:
 
 
 def exp_f32(e: Emitter, x: str) -> str:
-    """2^n * 2^r, n = rint(x log2e) kept in [-126, 126] so that 2^n is a normal number; what is left over stays in r."""
-    n = e("mul.rn.f32", x, LOG2E)
-    n = e("cvt.rni.f32.f32", e("min.f32", e("max.f32", n, -126.0), 126.0))
-    r = e("fma.rn.f32", x, LOG2E, e("neg.f32", n))
+    """2^n * 2^r, n = rint(x log2e) kept in [-126, 126] so that 2^n is a normal number; what is left over stays in r.
+
+    Adding 1.5 2^23 rounds to an integer and leaves it in the low bits, by instructions of full rate, which conversions are not. A result
+    that .ftz flushes (r < -126) would vanish in the product with 2^-126 as well.
+    """
+    n = e("min.f32", e("max.f32", e("mul.rn.f32", x, LOG2E), -126.0), 126.0)
+    shifted = e("add.rn.f32", n, 1.5 * 2**23)
+    r = e("fma.rn.f32", x, LOG2E, e("neg.f32", e("sub.rn.f32", shifted, 1.5 * 2**23)))
     r = e("fma.rn.f32", x, 1.925963033500011e-08, r)
-    return e("mul.rn.f32", e("ex2.approx.f32", r), _power_of_two_f32(e, n))
+    power = e("mov.b32", e("add.s32", e("shl.b32", e("mov.b32", shifted), 23), 127 << 23), to="f32")
+    return e("mul.rn.f32", e("ex2.approx.ftz.f32", r), power)
 
 
 def _power_of_two_f32(e: Emitter, n: str) -> str:
@@ -326,8 +331,8 @@ def tanh_f32(e: Emitter, x: str) -> str:
     z = e("mul.rn.f32", x, x)
     small = e("fma.rn.f32", e("mul.rn.f32", e.polynomial(z, TANH_F32, "f32"), z), x, x)
     a = e("abs.f32", x)
-    grown = e("ex2.approx.f32", e("mul.rn.f32", a, 2 * LOG2E))
-    large = e("fma.rn.f32", e("rcp.approx.f32", e("add.rn.f32", grown, 1.0)), -2.0, 1.0)
+    grown = e("ex2.approx.ftz.f32", e("mul.rn.f32", a, 2 * LOG2E))
+    large = e("fma.rn.f32", e("rcp.approx.ftz.f32", e("add.rn.f32", grown, 1.0)), -2.0, 1.0)
     return e("copysign.f32", x, e("selp.f32", small, large, e("setp.lt.f32", a, 0.55)))
 
 
@@ -341,7 +346,7 @@ def sigmoid_f32(e: Emitter, x: str) -> str:
     """min(1, e^x) / (1 + e^-|x|): full relative accuracy on both sides."""
     t = exp_f32(e, e("neg.f32", e("abs.f32", x)))
     top = e("selp.f32", t, 1.0, e("setp.lt.f32", x, 0.0))
-    return e("mul.rn.f32", top, e("rcp.approx.f32", e("add.rn.f32", t, 1.0)))
+    return e("mul.rn.f32", top, e("rcp.approx.ftz.f32", e("add.rn.f32", t, 1.0)))
 
 
 def sigmoid_f64(e: Emitter, x: str) -> str:
@@ -349,23 +354,23 @@ def sigmoid_f64(e: Emitter, x: str) -> str:
     return e("div.rn.f64", e("selp.f64", t, 1.0, e("setp.lt.f64", x, 0.0)), e("add.rn.f64", t, 1.0))
 
 
-def _erfc_tail(e: Emitter, a: str, half_square: bool, t: str) -> str:
-    """erfc(a) for a >= 0 (half_square: a holds sqrt(2) times that, as the normal distribution wants it).
+def _erfc_tail(e: Emitter, a: str, half_square: bool, t: str, factor: float = 1.0) -> str:
+    """factor (a power of two) times erfc(a) for a >= 0 (half_square: a holds sqrt(2) times that, as the normal distribution wants it).
 
     exp(-s) (1 - low) P(u) / (a + K): the square s + low is exact, since an error d in it would be a relative error d of the result.
     """
     coefficients, pole = (ERFCX_F32, 3.0) if t == "f32" else (ERFCX_F64, 4.0)
     limit = (11.0 if t == "f32" else 28.0) * (1.5 if half_square else 1.0)
     a = minimum(e, a, limit, t)
-    square = e(f"mul.rn.{t}", a, a)
-    low = e(f"fma.rn.{t}", a, a, e(f"neg.{t}", square))
-    scale = -0.5 if half_square else -1.0
-    decay = (exp_f32 if t == "f32" else exp_f64)(e, e(f"mul.rn.{t}", square, scale))
-    decay = e(f"fma.rn.{t}", e(f"mul.rn.{t}", low, scale), decay, decay)
-    root = e(f"mul.rn.{t}", a, 0.7071067811865476) if half_square else a
-    r = e("rcp.approx.f32" if t == "f32" else "rcp.rn.f64", e(f"add.rn.{t}", root, pole))
+    scaled = e(f"mul.rn.{t}", a, -0.5 if half_square else -1.0)
+    square = e(f"mul.rn.{t}", a, scaled)  # -s
+    low = e(f"fma.rn.{t}", a, scaled, e(f"neg.{t}", square))
+    decay = (exp_f32 if t == "f32" else exp_f64)(e, square)
+    decay = e(f"fma.rn.{t}", low, decay, decay)
+    below = e(f"fma.rn.{t}", a, 0.7071067811865476, pole) if half_square else e(f"add.rn.{t}", a, pole)
+    r = e("rcp.approx.ftz.f32" if t == "f32" else "rcp.rn.f64", below)
     u = e(f"fma.rn.{t}", r, -2 * pole, 1.0)
-    return e(f"mul.rn.{t}", e(f"mul.rn.{t}", e.polynomial(u, coefficients, t), r), decay)
+    return e(f"mul.rn.{t}", e(f"mul.rn.{t}", e.polynomial(u, [factor * k for k in coefficients], t), r), decay)
 
 
 def erfc(t: str) -> Callable[[Emitter, str], str]:
@@ -380,7 +385,7 @@ def normcdf(t: str) -> Callable[[Emitter, str], str]:
     """Distribution function of the normal distribution, erfc(-x / sqrt(2)) / 2, with full relative accuracy for negative x."""
 
     def lower(e: Emitter, x: str) -> str:
-        tail = e(f"mul.rn.{t}", _erfc_tail(e, e(f"abs.{t}", x), True, t), 0.5)
+        tail = _erfc_tail(e, e(f"abs.{t}", x), True, t, 0.5)
         return e(f"selp.{t}", e(f"sub.rn.{t}", 1.0, tail), tail, e(f"setp.gt.{t}", x, 0.0))
 
     return lower
@@ -390,7 +395,7 @@ def erf_f32(e: Emitter, x: str) -> str:
     z = e("mul.rn.f32", x, x)
     small = e("fma.rn.f32", e.polynomial(z, ERF_F32, "f32"), x, x)
     a = minimum(e, e("abs.f32", x), 4.0, "f32")
-    tail = e("ex2.approx.f32", e("mul.rn.f32", a, e.polynomial(a, ERFC_LOG2_F32, "f32")))
+    tail = e("ex2.approx.ftz.f32", e("mul.rn.f32", a, e.polynomial(a, ERFC_LOG2_F32, "f32")))
     return e("copysign.f32", x, e("selp.f32", small, e("sub.rn.f32", 1.0, tail), e("setp.lt.f32", a, 1.0)))
 
 

@@ -28,17 +28,18 @@ def origins(spec: KernelSpec) -> tuple[str, ...]:
     if _MARK.sub("", marked) != render_in(environment(), spec) or marked.count("\n") != render(spec).count("\n"):
         return ()
     own, caller = spec.template + ".ptx.j2", ""
-    found = []
+    found: list[str] = []
+    origin = ""
     for line in marked.split("\n"):
         text, at = "", 0
-        origin = ""
+        is_first = True
         for mark in _MARK.finditer(line):
             text += line[at : mark.start()]
             at = mark.end()
             if mark[1] == own:
                 caller = f"{mark[1]}:{mark[2]}"
-            if not origin or not text.strip():  # the last mark before the line's first character
-                origin = f"{mark[1]}:{mark[2]}"
+            if is_first or not text.strip():  # the last mark before the line's first character; without one, that of the line before
+                origin, is_first = f"{mark[1]}:{mark[2]}", False
         found.append(origin if origin.partition(":")[0] == own or not caller else f"{origin} for {caller}")
     return tuple(found)
 
@@ -60,11 +61,14 @@ def _marking_environment() -> jinja2.Environment:
         """Puts "\\x01name:line\\x02" before the first character of every line of template data."""
 
         def filter_stream(self, stream: TokenStream) -> Iterator[Token]:
-            for token in stream:
+            tokens = list(stream)
+            for token, following in zip(tokens, [*tokens[1:], None], strict=True):
                 if token.type == "data":
                     lines = token.value.split("\n")
-                    marked = "\n".join(f"\x01{stream.name}:{token.lineno + i}\x02{line}" for i, line in enumerate(lines))
-                    yield Token(token.lineno, "data", marked)
+                    marked = [f"\x01{stream.name}:{token.lineno + i}\x02{line}" for i, line in enumerate(lines)]
+                    if not lines[-1] and following is not None and following.type != "variable_begin":
+                        marked[-1] = ""  # a statement follows, which has no text of its own
+                    yield Token(token.lineno, "data", "\n".join(marked))
                 else:
                     yield token
 

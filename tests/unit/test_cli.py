@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -329,7 +330,11 @@ def test_emu_with_checkers_and_profile() -> None:
     assert result["arch"] == "sm_80" and result["worst_error_over_tolerance"] <= 1
     assert len(result["launches"]) == 1 and result["launches"][0]
     text = run("emu", CASE, "--engine", "gemm.direct", "--profile").stdout
-    assert "agrees" in text and "launch 0:" in text
+    assert "agrees" in text and "launch 0:" in text and "no checker of all fired" in text
+    counters = dict(re.findall(r"^(\w+) +(\d+)$", text, re.MULTILINE))
+    assert int(counters["instructions"]) > 0 and int(counters["global_read"]) > 0
+    assert {"shared_read", "shared_written", "global_written", "bank_conflicts", "uncoalesced_sectors"} <= counters.keys()
+    assert re.search(r"^PTX line +executions +bank conflicts +uncoalesced sectors +instruction$", text, re.MULTILINE)
 
 
 @pytest.mark.parametrize("schedule", ["random", "random:7"])
