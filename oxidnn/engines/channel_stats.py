@@ -96,7 +96,7 @@ class TileConsts:
         return next(v for v in self.vectors if v.name == name)
 
     def has(self, name: str) -> bool:
-        return any(o.name == name for o in (*self.tensors, *self.vectors))
+        return any(t.name == name for t in self.tensors) or any(v.name == name for v in self.vectors)
 
     def names(self, prefix: str, pack: int = 0) -> list[str]:
         """The registers of the pack'th pack."""
@@ -292,8 +292,8 @@ class ChannelNormEngine(Engine):
         assert isinstance(problem, ChannelNormProblem)
         space = self.space(problem)
         if space is not None and max(problem.rows, problem.batches * problem.channels) >= _LIMIT:
-            return refuse(f"{problem.batches} batches of {problem.rows} rows of {problem.channels} channels (at most {_LIMIT - 1} rows, and as "
-                          "many batches x channels)")
+            return refuse(f"{problem.batches} batches of {problem.rows} rows of {problem.channels} channels (at most {_LIMIT - 1} rows, "
+                          "and as many batches x channels)")
         return SUPPORTED
 
     def configs(self, problem: Problem, device: DeviceInfo) -> tuple[EngineConfig, ...]:
@@ -340,8 +340,8 @@ class ChannelNormEngine(Engine):
         return Cut.of(problem.rows, -(-ctas * (THREADS // lanes) // max(1, units)), lanes * vector * packs)
 
     def tile_step(self, template: str, problem: ChannelNormProblem, space: Space, names: Sequence[str], vectors: Mapping[str, Vector],
-                  config: EngineConfig, cut: Cut, device: DeviceInfo, extra: Iterable[Arg] = (), results: Mapping[str, ArgValue] | None = None,
-                  **consts: Any) -> Step:
+                  config: EngineConfig, cut: Cut, device: DeviceInfo, extra: Iterable[Arg] = (),
+                  results: Mapping[str, ArgValue] | None = None, **consts: Any) -> Step:
         """One launch over the whole index space with the tensors `names`. results: arrays of the partials' layout that it writes."""
         along, lanes, vector = config["along"], config["lanes"], config["vec"]
         space = Space(problem, {n: space.tensors[n] for n in names})
@@ -378,9 +378,9 @@ class ChannelNormEngine(Engine):
         return Step.of(template, problem.op, Target.for_arch(device.arch), THREADS, [*args, *extra], tile, grid,
                        suffix=f"{along}_{space.tensors[names[0]].dtype.name}_l{lanes}_v{vector}_u{tile.unroll}")
 
-    def combine_step(self, template: str, problem: ChannelNormProblem, partials: Mapping[str, Vector], items: int, batches: int, width: int,
-                     inputs: Mapping[str, Vector], outputs: Mapping[str, Vector], device: DeviceInfo, extra: Iterable[Arg], rest: str = "",
-                     **consts: Any) -> Step:
+    def combine_step(self, template: str, problem: ChannelNormProblem, partials: Mapping[str, Vector], items: int, batches: int,
+                     width: int, inputs: Mapping[str, Vector], outputs: Mapping[str, Vector], device: DeviceInfo, extra: Iterable[Arg],
+                     rest: str = "", **consts: Any) -> Step:
         """One launch over statistics: batches x (channels / width), each of `items` x width partials. Vector.strides of partials are of an
         item and of a channel; batches lie behind each other."""
         compute = compute_of(problem)
@@ -394,13 +394,13 @@ class ChannelNormEngine(Engine):
             multiplier, shift = magic(max(1, count))
             args += [Arg(f"{name}_multiplier", "u32", multiplier), Arg(f"{name}_shift", "u32", shift)]
         args.append(Arg("groups", "u32", groups))
-        for name, v in partials.items():
-            args += [Arg(f"ptr_{name}", "u64", v.value), Arg(f"stride_{name}_i", "s64", v.strides[0]), Arg(f"stride_{name}_c", "s64", v.strides[1])]
-        for name, v in (*inputs.items(), *outputs.items()):
-            args += [Arg(f"ptr_{name}", "u64", v.value), Arg(f"stride_{name}_b", "s64", v.strides[0]), Arg(f"stride_{name}_c", "s64", v.strides[1])]
-        statistics = batches * groups
-        threads = THREADS // 2
-        return Step.of(template, problem.op, Target.for_arch(device.arch), threads, [*args, *extra], tile, -(-statistics * lanes // threads),
+        for axis, arrays in (("i", partials), ("b", inputs), ("b", outputs)):
+            for name, v in arrays.items():
+                args += [Arg(f"ptr_{name}", "u64", v.value), Arg(f"stride_{name}_{axis}", "s64", v.strides[0]),
+                         Arg(f"stride_{name}_c", "s64", v.strides[1])]
+        threads, statistics = THREADS // 2, batches * groups
+        grid = -(-statistics * lanes // threads)
+        return Step.of(template, problem.op, Target.for_arch(device.arch), threads, [*args, *extra], tile, grid,
                        suffix=f"{compute.name}_l{lanes}{rest}")
 
     def partials(self, problem: ChannelNormProblem, cut: Cut, scratch: Scratch, names: Sequence[str]) -> dict[str, Vector]:
@@ -446,8 +446,9 @@ class ChannelNorm(ChannelNormEngine):
             space = self.space(problem)
             assert space is not None
             names = ["x", "y", *(["mask"] if problem.has("mask") else []), *problem.epilogue_operands]
-            steps.append(self.tile_step("channelwise/apply", problem, space, names, vectors, config, self.streaming(problem, config), device,
-                                        extra, reversed=problem.is_training, epilogue=problem.epilogue))
+            cut = self.streaming(problem, config)
+            steps.append(self.tile_step("channelwise/apply", problem, space, names, vectors, config, cut, device, extra,
+                                        reversed=problem.is_training, epilogue=problem.epilogue))
         return Build(tuple(steps), scratch.num_bytes)
 
     def statistics(self, problem: ChannelNormProblem, config: EngineConfig, device: DeviceInfo, scratch: Scratch,
@@ -455,11 +456,11 @@ class ChannelNorm(ChannelNormEngine):
         """Adds the launches that find mean and rstd; where they lie for every channel, if a map follows."""
         kind = compute_of(problem)
         space = self.space(problem)
-        extra = [Arg("eps", kind.ptx, problem.eps), Arg("momentum", kind.ptx, problem.momentum), Arg("keep", kind.ptx, 1 - problem.momentum)]
+        numbers = {"eps": problem.eps, "momentum": problem.momentum, "keep": 1 - problem.momentum}
+        extra = [Arg(name, kind.ptx, value) for name, value in numbers.items()]
         if space is None:
-            steps_of = {n: tuple(s * kind.num_bytes for s in problem.desc(n).strides) for n in ("counts", "means", "m2s")}
-            partials = {"counts": Vector(TensorArg("counts"), kind, (steps_of["counts"][0], 0))}
-            partials |= {n: Vector(TensorArg(given), kind, (steps_of[given][0], steps_of[given][1])) for n, given in (("means", "means"), ("squares", "m2s"))}
+            partials = {"counts": Vector(TensorArg("counts"), kind, (problem.desc("counts").strides[0] * kind.num_bytes, 0)),
+                        "means": Vector.of(problem, "means"), "squares": Vector.of(problem, "m2s")}
             items = problem.shape[0]
         else:
             cut = self.resident(problem, config, device)
@@ -470,8 +471,7 @@ class ChannelNorm(ChannelNormEngine):
                 steps.append(self.tile_step("channelwise/moments", problem, space, ["x"], {}, config, cut, device, results=results))
             extra += [Arg("total", kind.ptx, float(problem.rows * problem.width)), Arg("num_rows", "u32", problem.rows),
                       Arg("chunk_length", "u32", cut.length)]
-        given = ("running_mean", "running_var")
-        inputs = {n: Vector.of(problem, n) for n in given if problem.has(n)}
+        inputs = {n: Vector.of(problem, n) for n in ("running_mean", "running_var") if problem.has(n)}
         written = [o.name for o in problem.outputs if o.name in ("mean", "rstd", "count", "m2", "new_running_mean", "new_running_var")]
         outputs = {n: Vector.of(problem, n) for n in written}
         found = self.per_channel(problem, scratch, ("channel_mean", "channel_rstd")) if problem.has("y") else {}
@@ -512,8 +512,8 @@ class ChannelNormBackward(ChannelNormEngine):
         found = self.per_channel(problem, scratch, ("channel_mean", "scale", "shift_by", "slope")) if has_dx else {}
         is_one = problem.batches == 1 and problem.width == 1
         if sums and not is_one:
-            steps.append(self.combine_step("channelwise/gradient_combine", problem, partials, items * problem.batches, 1, 1, {}, sums, device,
-                                           total, "_parameters"))
+            steps.append(self.combine_step("channelwise/gradient_combine", problem, partials, items * problem.batches, 1, 1, {}, sums,
+                                           device, total, "_parameters"))
         if found or (sums and is_one):
             inputs = (stats | gamma) if found else {}
             if is_given:

@@ -90,11 +90,13 @@ def forward(problem: Problem, inputs: Inputs, scalars: Mapping[str, float]) -> d
     assert isinstance(problem, ChannelNormProblem)
     p, kind = problem, accumulator_of(problem.desc("x").dtype)
     x = _split(p, inputs["x"])
-    n, results = p.rows * p.width, {}
+    n, results = p.rows * p.width, dict[str, Expected]()
     found = _statistics(p, x, kind) if p.is_training else {}
     if found:
-        results |= {k: Expected(found[k].want.reshape(p.desc(k).shape), None if (m := found[k].magnitude) is None else m.reshape(p.desc(k).shape),
-                                max(n, 1), kind) for k in ("mean", "rstd") if any(o.name == k for o in p.outputs)}
+        for k in ("mean", "rstd"):
+            if any(o.name == k for o in p.outputs):
+                shape, size = p.desc(k).shape, found[k].magnitude
+                results[k] = Expected(found[k].want.reshape(shape), None if size is None else size.reshape(shape), max(n, 1), kind)
         results |= _running(p, inputs, found["mean"], found["var"], n, kind)
     if not x.size:
         return results | {o.name: Expected(np.zeros(o.desc.shape)) for o in p.outputs if o.name in ("y", "mask")}
@@ -166,7 +168,8 @@ def backward(problem: Problem, inputs: Inputs, scalars: Mapping[str, float]) -> 
     if not p.has("dx"):
         return results
     gamma = _spread(p, inputs, "gamma", 1.0)
-    g, n, terms = dz * gamma, max(1, p.rows * p.width), max(1, p.rows * p.width)
+    g, terms = dz * gamma, max(1, p.rows * p.width)
+    n = float(terms)
     if p.has("sum_dy"):
         n, terms = float(inputs["count"][0]), 1
         total, product = (_given(p, inputs[name]) * gamma for name in ("sum_dy", "sum_dy_xhat"))

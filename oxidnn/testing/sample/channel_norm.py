@@ -146,11 +146,13 @@ CASES: dict[str, tuple[str, ...]] = {
         "batch_norm x=f16[3,4,4,6]nchw gamma=f16[4] beta=f16[4] training=True return_mask=True epilogue='relu(acc)'",
         "batch_norm x=f32[2,8,3,3]nhwc beta=f32[8] training=True return_mask=True epilogue='relu(acc)'",
         "batch_norm x=f32[2,8,5]nchw running_mean=f32[8] running_var=f32[8] training=False eps=0.001",
-        "batch_norm x=bf16[2,64,9]nhwc gamma=bf16[64] beta=bf16[64] running_mean=f32[64] running_var=f32[64] training=False epilogue='relu(acc)'",
+        "batch_norm x=bf16[2,64,9]nhwc gamma=bf16[64] beta=bf16[64] running_mean=f32[64] running_var=f32[64] training=False "
+        "epilogue='relu(acc)'",
         "batch_norm x=f32[0,8,5]nchw running_mean=f32[8] running_var=f32[8] training=True return_stats=True",
         "batch_norm x=f32[4,0,5]nchw running_mean=f32[0] running_var=f32[0] training=True",
     ),
-    "group_norm": tuple(f"group_norm x={x} groups={g} return_stats=True" for x, g in zip(_X, (5, 32, 4, 2, 11, 32, 1, 6, 2, 1, 3), strict=True)) + (
+    "group_norm": tuple(f"group_norm x={x} groups={g} return_stats=True"
+                        for x, g in zip(_X, (5, 32, 4, 2, 11, 32, 1, 6, 2, 1, 3), strict=True)) + (
         "group_norm x=bf16[2,64,6,6]nhwc gamma=f32[64] beta=f32[64] groups=4 epilogue='silu(acc)'",
         "group_norm x=f32[2,6,4,4]nchw gamma=f32[6] beta=f32[6] residual=f32[2,6,4,4]nchw groups=3 eps=0.1",
         "group_norm x=f32[0,6,4]nchw gamma=f32[6] groups=3", "group_norm x=f32[2,6]nchw groups=6",
@@ -173,15 +175,17 @@ CASES: dict[str, tuple[str, ...]] = {
         "batch_norm_backward dy=f32[3,4,5]nchw x=f32[3,4,5]nchw mean=f32[4] rstd=f32[4] training=False",
         "batch_norm_backward dy=f32[0,4,5]nchw x=f32[0,4,5]nchw mean=f32[4] rstd=f32[4] gamma=f32[4]",
     ),
-    "group_norm_backward": ("group_norm_backward dy=bf16[2,64,6,6]nhwc x=bf16[2,64,6,6]nhwc mean=f32[2,4] rstd=f32[2,4] gamma=f32[64] groups=4",
+    "group_norm_backward": ("group_norm_backward dy=bf16[2,64,6,6]nhwc x=bf16[2,64,6,6]nhwc mean=f32[2,4] rstd=f32[2,4] gamma=f32[64] "
+                            "groups=4",
                             "group_norm_backward dy=f32[3,6,5]nchw x=f32[3,6,5]nchw mean=f32[3,3] rstd=f32[3,3] gamma=f16[6] groups=3",
                             "group_norm_backward dy=f16[3,6,5]nhwc x=f16[3,6,5]nhwc mean=f32[3,1] rstd=f32[3,1] groups=1",
                             "group_norm_backward dy=f32[0,6,5]nchw x=f32[0,6,5]nchw mean=f32[0,3] rstd=f32[0,3] gamma=f32[6] groups=3"),
     "instance_norm_backward": (
         "instance_norm_backward dy=bf16[2,64,6,6]nhwc x=bf16[2,64,6,6]nhwc mean=f32[2,64] rstd=f32[2,64] gamma=f32[64]",
         "instance_norm_backward dy=f64[3,5,33]nchw x=f64[3,5,33]nchw mean=f64[3,5] rstd=f64[3,5]"),
-    "batch_norm_backward_reduce": ("batch_norm_backward_reduce dy=bf16[2,64,6,6]nhwc x=bf16[2,64,6,6]nhwc mean=f32[64] rstd=f32[64]",
-                                   "batch_norm_backward_reduce dy=f32[3,5,33]nchw x=f32[3,5,33]nchw mean=f32[5] rstd=f32[5] y=f32[3,5,33]nchw"),
+    "batch_norm_backward_reduce": (
+        "batch_norm_backward_reduce dy=bf16[2,64,6,6]nhwc x=bf16[2,64,6,6]nhwc mean=f32[64] rstd=f32[64]",
+        "batch_norm_backward_reduce dy=f32[3,5,33]nchw x=f32[3,5,33]nchw mean=f32[5] rstd=f32[5] y=f32[3,5,33]nchw"),
     "batch_norm_backward_apply": (
         "batch_norm_backward_apply dy=bf16[2,64,6,6]nhwc x=bf16[2,64,6,6]nhwc mean=f32[64] rstd=f32[64] gamma=f32[64] sum_dy=f32[64] "
         "sum_dy_xhat=f32[64] count=f32[1]",),
