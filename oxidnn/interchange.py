@@ -48,7 +48,7 @@ _ALIGN = (16, 1, 2, 1, 4, 1, 2, 1, 8, 1, 2, 1, 4, 1, 2, 1)
 def _raw_torch(tensor: Any) -> Raw:
     try:
         pointer = tensor.data_ptr()
-        key = (tensor.dtype, tensor.shape, tensor.stride(), _ALIGN[pointer & 15], tensor.get_device(), tensor.is_neg())
+        key = (tensor.dtype, tensor.shape, tensor.stride(), _ALIGN[pointer & 15], tensor.device, tensor.is_neg())
     except RuntimeError:  # a sparse or otherwise opaque tensor
         raise _opaque(tensor) from None
     return pointer, key
