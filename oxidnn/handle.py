@@ -368,7 +368,7 @@ class DnnHandle:
         """
         call, attrs = CALLS["batch_norm"], (training, momentum, eps, epilogue, return_stats, return_mask)
         arrays = (x, gamma, beta, running_mean, running_var, residual)
-        if training is not True or running_mean is None or running_var is None:
+        if not training or running_mean is None or running_var is None:
             return self._session.run(call, arrays, attrs, out, stream, scalars, operands)
         if out is None:
             extra = operands if isinstance(operands, Mapping) else {}
