@@ -10,8 +10,11 @@ from ..codegen.spec import Target as PtxTarget
 from ..device import DeviceInfo
 from ..dtypes import F32
 from . import affine_tiling as tiling
-from .affine import AffineMatmul
+from .affine import AffineMatmul, Source
 from .base import Build, EngineConfig, Step, Support, refuse
+
+FP8, INT8 = ("e4m3", "e5m2"), ("s8", "u8")
+EIGHT_BITS = (*FP8, *INT8)
 
 # (tile_m, tile_n, tile_k in bytes, warps_m, warps_n, stages, where the next stage is awaited)
 SHAPES = (
@@ -48,11 +51,13 @@ SHAPES = (
 
 @dataclass(frozen=True, slots=True)
 class MmaConsts:
-    """Consts of matmul/tiled_mma_sm80. kind: "f16" | "bf16" | "tf32", or of f32 in two parts each "tf32x3" | "bf16x3"; lines: 32-byte
-    pieces of a line along k in one k step; k_steps: k steps in a k tile (even); sync_step: the one before which the next stage is
-    awaited; has_k16: the mma of 16-bit types takes 16 k's, not 8; promotes: k tiles are summed outside the tensor cores."""
+    """Consts of matmul/tiled_mma_sm80. kind: "f16" | "bf16" | "tf32" | "s8" | "u8" | "e4m3" | "e5m2", or of f32 in two parts each
+    "tf32x3" | "bf16x3"; kind_b: that of B; lines: 32-byte pieces of a line along k in one k step; k_steps: k steps in a k tile (even); sync_step:
+    the one before which the next stage is awaited; has_k16: the mma of 16-bit types takes 16 k's, not 8; promotes: k tiles are summed
+    outside the tensor cores, which truncate."""
 
     kind: str
+    kind_b: str
     tile_m: int
     tile_n: int
     tile_k: int
@@ -95,8 +100,11 @@ class MmaConsts:
         return self.kind.endswith("x3")
 
     @property
-    def mma_kind(self) -> str:
-        return self.kind.removesuffix("x3")
+    def mma(self) -> str:
+        """Shape and types of the instruction."""
+        a, b = self.kind.removesuffix("x3"), self.kind_b.removesuffix("x3")
+        k = 32 if a in EIGHT_BITS else 8 if a == "tf32" or not self.has_k16 else 16
+        return f"m16n8k{k}.row.col.{self.epilogue.acc}.{a}.{b}.{self.epilogue.acc}"
 
     def frag_a(self, buffer: int, line: int = 0) -> list[str]:
         """Registers of A's fragments, [m16 tile][4], of a line of the k step in `buffer`."""
@@ -133,8 +141,8 @@ def swizzle_for(size: int, major: str, pitch: int) -> tuple[int, int, int]:
     return {32: (0, 2, 1), 64: (0, 1, 3)}.get(pitch, (0, 0, 7))
 
 
-def _kind(am: AffineMatmul) -> str:
-    return am.a.dtype.name if am.a.dtype is not F32 else "tf32" if am.math == "fast" else am.math
+def _kind(x: Source, math: str) -> str:
+    return x.dtype.name if x.dtype is not F32 else "tf32" if math == "fast" else math
 
 
 @lru_cache(maxsize=256)
@@ -146,7 +154,7 @@ def _plan(am: AffineMatmul, config: EngineConfig, capability: tuple[int, int]) -
     threads = 32 * warps_m * warps_n
     loaders, offset = [], 0
     for name, x, rows in (("a", d.a, tile_m), ("b", d.b, tile_n)):
-        vector = tiling.best_vector(x, d.k, d.batch)
+        vector = tiling.best_vector(x, d.k, d.batch) if size > 1 else tiling.widest_vector(x, d.k, d.batch, "k")
         if size == 4 and rows < 32 and vector.major == "row":
             vector = tiling.widest_vector(x, d.k, d.batch, "k")  # lines of less than 128 bytes cannot be swizzled by words
         pitch = (tile_k if vector.major == "k" else rows) * size
@@ -156,12 +164,12 @@ def _plan(am: AffineMatmul, config: EngineConfig, capability: tuple[int, int]) -
     stage_bytes = -(-offset // 1024) * 1024
     grid = tiling.plan_grid(am, (tile_m, tile_n, tile_k), config["split_k"], tiling.inner_direction(d))
     epilogue = tiling.plan_epilogue(d, am, tile_m, tile_n, threads, wide, grid.splits > 1)
-    kind = _kind(am)
+    kind, kind_b = _kind(am.a, am.math), _kind(am.b, am.math)
     lines = 2 if kind == "bf16x3" else 1
     k_steps = tile_k * size // (32 * lines)
     assert k_steps % 2 == 0, f"{k_steps} k steps in a tile: fragments take turns between two buffers"
-    consts = MmaConsts(kind, tile_m, tile_n, tile_k, warps_m, warps_n, stages, stage_bytes, lines, k_steps,
-                       k_steps - 1 if config["sync"] == "late" else 0, capability >= (9, 0), capability >= (8, 0), kind == "tf32x3",
+    consts = MmaConsts(kind, kind_b, tile_m, tile_n, tile_k, warps_m, warps_n, stages, stage_bytes, lines, k_steps,
+                       k_steps - 1 if config["sync"] == "late" else 0, capability >= (9, 0), capability >= (8, 0), kind in ("tf32x3", *FP8),
                        loaders[0], loaders[1], epilogue,
                        has_slices=grid.slices > 1, is_split=grid.splits > 1, has_n_tiles=grid.n_tiles > 1)
     return consts, d, grid
@@ -194,16 +202,25 @@ class MmaSm80Matmul:
     is_deterministic = True
 
     def check(self, am: AffineMatmul, device: DeviceInfo) -> Support:
-        """Both operands f16, both bf16, or both f32 with any math but "ieee"; D and epilogue operands of any float type. sm_75: f16."""
+        """Both operands f16, both bf16, both f32 with any math but "ieee", 8-bit floats (sm_89) or 8-bit integers that lie along k in
+        fours; D and epilogue operands of any float type, D of integers s32 too. sm_75: f16."""
         if not device.at_least(7, 5):
             return refuse(f"mma_sm80 needs compute capability 7.5, the device has {device.capability[0]}.{device.capability[1]}")
         kinds = {am.a.dtype.name, am.b.dtype.name}
-        if len(kinds) != 1 or not kinds <= {"f16", "bf16", "f32"} or am.acc.name != "f32":
-            return refuse(f"mma_sm80 multiplies f16, bf16 or f32 pairs in f32, not {am.a.dtype} x {am.b.dtype} in {am.acc}")
+        is_8_bit, acc = kinds <= set(FP8) or kinds <= set(INT8), "s32" if kinds <= set(INT8) else "f32"
+        if not is_8_bit and (len(kinds) != 1 or not kinds <= {"f16", "bf16", "f32"}) or am.acc.name != acc:
+            return refuse(f"mma_sm80 takes pairs of f16, bf16, f32, fp8 or 8-bit integers, not {am.a.dtype} x {am.b.dtype} in {am.acc}")
         if kinds == {"f32"} and am.math == "ieee":
             return refuse('mma_sm80 rounds parts of f32, which math="ieee" does not allow ("tf32", "tf32x3", "bf16x3" and "fast" do)')
-        if not device.at_least(8) and kinds != {"f16"}:
-            return refuse(f"mma_sm80 of {am.a.dtype} needs sm_80, the device is {device.arch}")
+        needed = (8, 9) if kinds <= set(FP8) else (7, 5) if kinds == {"f16"} else (8, 0)
+        if not device.at_least(*needed):
+            return refuse(f"mma_sm80 of {am.a.dtype} needs sm_{needed[0]}{needed[1]}, the device is {device.arch}")
+        if is_8_bit:
+            d = tiling.merged_digits(am)
+            for x in (d.a, d.b):
+                vector = tiling.widest_vector(x, d.k, d.batch, "k")
+                if vector.width < 4:
+                    return refuse(f"mma_sm80 takes 8-bit operands that lie along k in fours; {x.source.name}: {vector.reason}")
         return tiling.check_common(am, device)
 
     def configs(self, am: AffineMatmul, device: DeviceInfo) -> tuple[EngineConfig, ...]:
@@ -218,7 +235,7 @@ class MmaSm80Matmul:
         grid = tiling.plan_grid(am, tile, config["split_k"])
         # mma.sync issues at most 2720 of wgmma's 4096 flop per clock and SM on Hopper; elsewhere it is the full rate.
         peak = device.tensor_tflops * (0.66 if device.capability[0] == 9 else 0.95)
-        peak *= {"ieee": 1.0, "tf32x3": 1 / 6, "bf16x3": 1 / 3}.get(am.math, 0.5) if size == 4 else 1.0
+        peak *= ({"tf32x3": 1 / 6, "bf16x3": 1 / 3}.get(am.math, 0.5) if size == 4 else 2 / size)
         staged = config["stages"] * (tile[0] + tile[1]) * tile[2] * size
         smem = max(staged, tile[0] * (tile[1] + 8) * 4) + 1024
         registers = min(255, warp[0] * warp[1] // 32 + (warp[0] + warp[1]) // 2 + 48)
@@ -248,7 +265,7 @@ class MmaSm80Matmul:
             return empty
         consts, d, grid = _plan(am, config, device.capability)
         wide = consts.a.wide
-        target = PtxTarget.for_arch(device.arch, (7, 8) if consts.mma_kind == "tf32" and consts.has_rn_tf32 else (7, 0))
+        target = PtxTarget.for_arch(device.arch, _ptx_version(consts))
         args = tiling.tile_arguments(am, d, (consts.a, consts.b), consts.epilogue, grid, consts.tile_k, wide, workspace_offset)
         threads = 32 * consts.warps_m * consts.warps_n
         step = Step.of("matmul/tiled_mma_sm80", op, target, threads, args, consts, grid.ctas, dynamic_smem=smem_bytes(consts),
@@ -257,6 +274,10 @@ class MmaSm80Matmul:
             return Build((step,))
         reduce = tiling.reduce_step(op, am, d, grid, consts.epilogue, target, wide, workspace_offset)
         return Build((step, reduce), workspace_offset + grid.partial_elements * am.acc.num_bytes)
+
+
+def _ptx_version(c: MmaConsts) -> tuple[int, int]:
+    return (8, 4) if c.kind in FP8 else (7, 8) if c.kind.startswith("tf32") and c.has_rn_tf32 else (7, 0)
 
 
 MMA_SM80 = MmaSm80Matmul()
@@ -293,5 +314,6 @@ def _candidates(am: AffineMatmul, device: DeviceInfo) -> Iterator[tuple[EngineCo
                  "sync": sync}
         consts, _, _ = _plan(am, EngineConfig.of(**knobs, split_k=1), device.capability)
         fits = registers_needed(consts) <= limit
-        for split_k in tiling.split_choices(am, tile, 32 * warps_m * warps_n, device):
+        # Sums of integers are not split: the sum of parts is of floats.
+        for split_k in tiling.split_choices(am, tile, 32 * warps_m * warps_n, device) if am.acc is F32 else (1,):
             yield EngineConfig.of(**knobs, split_k=split_k), fits

@@ -14,7 +14,7 @@ from typing import Any
 from ..codegen.fastdiv import magic
 from ..codegen.spec import Target as PtxTarget
 from ..device import DeviceInfo
-from ..dtypes import BF16, F16, F32, F64
+from ..dtypes import BF16, F16, F32, F64, S32
 from .affine import AffineMatmul, Bound, IndexSpace, Source, Target
 from .base import Arg, ArgValue, Build, ScalarArg, Step, Support, TensorArg, WorkspaceArg, refuse
 
@@ -304,6 +304,7 @@ class EpilogueConsts:
     expression: Any
     scalars: tuple[str, ...]
     wide: bool
+    acc: str  # PTX type of the staged accumulators, where it is another than `compute`: s32
 
     @property
     def smem_bytes(self) -> int:
@@ -356,8 +357,13 @@ def plan_epilogue(d: Digits, am: AffineMatmul, tile_m: int, tile_n: int, threads
     unroll = max(u for u in (1, 2, 4) if iterations % u == 0 and u * vec <= 16)
     m_digits, n_digits = (1, 1) if is_split else (len(d.out_m), len(d.out_n))
     return EpilogueConsts(inner, tile_outer, tile_inner, pitch, vec, inner_threads, outer_step, unroll, m_digits, n_digits,
-                          1 if is_split else len(d.batch), am.acc.ptx, acc_size, targets,
-                          None if is_split else am.epilogue, () if is_split else _scalars(am), wide)
+                          1 if is_split else len(d.batch), am.acc.ptx if is_split else epilogue_type(am), acc_size, targets,
+                          None if is_split else am.epilogue, () if is_split else _scalars(am), wide, am.acc.ptx)
+
+
+def epilogue_type(am: AffineMatmul) -> str:
+    """The PTX type of the epilogue's arithmetic: that of the sums, but f32 for integers that become floats."""
+    return "f32" if am.acc is S32 and (am.epilogue is not None or am.d.dtype.is_float) else am.acc.ptx
 
 
 def _scalars(am: AffineMatmul) -> tuple[str, ...]:
@@ -467,7 +473,7 @@ def _target_arguments(t: Arguments, am: AffineMatmul, d: Digits, epilogue: Epilo
         t.weights(f"{p}_n", target.n_strides)
         t.weights(f"{p}_b", target.batch_strides)
     for name in epilogue.scalars:
-        t.add(f"scalar_{name}", am.acc.ptx, ScalarArg(name))
+        t.add(f"scalar_{name}", epilogue.compute, ScalarArg(name))
 
 
 def _partial_arguments(t: Arguments, grid: Grid, am: AffineMatmul, epilogue: EpilogueConsts, workspace_offset: int) -> None:
@@ -605,9 +611,9 @@ def reduce_step(op: str, am: AffineMatmul, d: Digits, grid: Grid, tile_epilogue:
 
 
 def check_common(am: AffineMatmul, device: DeviceInfo) -> Support:
-    """What every tiled kernel needs: float types outside, linear indices and CTA counts below 2^31."""
+    """What every tiled kernel needs: float types outside (sums of integers may stay s32), linear indices and CTA counts below 2^31."""
     for target in (am.d, *am.operands):
-        if target.dtype not in (F64, F32, F16, BF16):
+        if target.dtype not in (F64, F32, F16, BF16) and not (target is am.d and target.dtype is S32 and epilogue_type(am) == "s32"):
             return refuse(f"{target.name} is {target.dtype}; f64, f32, f16 and bf16 are supported")
     for name, space in (("m", am.m), ("n", am.n), ("k", am.k), ("batch", am.batch)):
         if space.size >= 2**31 - 4096:

@@ -136,6 +136,44 @@ def test_mma_without_asynchronous_copies(line: str, split_k: int) -> None:
     run(line.format(t="f16"), MMA_SM80, mma(64, 32, 32, 2, 1, 2 + split_k % 2, split_k, ("late", "early")[split_k == 1]), "sm_75")
 
 
+@pytest.mark.parametrize("line", [
+    "gemm a=s8[72,96] b=s8[40,96] transpose_b=True", "gemm a=u8[33,36](40,1) b=s8[35,36] transpose_b=True",
+    "gemm a=s8[2,50,64] b=u8[64,33](1,64) d=f32[2,50,33] scale_a=f32[50] scale_b=f32[1] bias=f32[33] epilogue=bias_relu",
+    "gemm a=s8[72,96](100,1) b=s8[96,40](1,96) d=bf16[72,40] alpha=0.25",
+])
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
+def test_mma_of_integers(line: str, arch: str) -> None:
+    problem = parse_case(line)
+    engine, backend = MatmulEngine("gemm", MMA_SM80), EmulatedBackend(arch, checkers="all", schedule=("random", 3))
+    support = engine.check_support(problem, backend.info)
+    assert support, support.reason
+    for config in engine.configs(problem, backend.info)[:3]:
+        run_problem(backend, problem, engine, config)
+
+
+@pytest.mark.parametrize("line", [
+    "gemm a=e4m3[72,160] b=e4m3[40,160] transpose_b=True d=f32[72,40]",
+    "gemm a=e5m2[33,36](40,1) b=e4m3[35,36] transpose_b=True d=bf16[33,35]",
+    "gemm a=e4m3[2,50,64] b=e5m2[64,33](1,64) d=f32[2,50,33] scale_a=f32[50] scale_b=f32[1] bias=f32[33] epilogue=bias_relu"])
+def test_mma_of_8_bit_floats(line: str) -> None:
+    problem, backend = parse_case(line), EmulatedBackend("sm_89", checkers="all", schedule=("random", 3))
+    engine = MatmulEngine("gemm", MMA_SM80)
+    support = engine.check_support(problem, backend.info)
+    assert support, support.reason
+    for config in engine.configs(problem, backend.info)[:3]:
+        run_problem(backend, problem, engine, config)
+
+
+@pytest.mark.parametrize(("line", "arch", "reason"), [
+    ("gemm a=s8[16,32] b=s8[32,16]", "sm_80", "lie along k"), ("gemm a=s8[16,32] b=s8[16,32] transpose_b=True", "sm_75", "needs sm_80"),
+    ("gemm a=e4m3[16,32] b=e4m3[16,32] transpose_b=True", "sm_86", "needs sm_89"),
+    ("gemm a=bf16[16,32] b=bf16[32,16]", "sm_75", "needs sm_80"),
+    ("gemm a=f32[16,32] b=f32[32,16]", "sm_90a", "ieee")])
+def test_mma_refuses_with_a_reason(line: str, arch: str, reason: str) -> None:
+    support = MatmulEngine("gemm", MMA_SM80).check_support(parse_case(line), EmulatedBackend(arch).info)
+    assert not support and reason in support.reason
+
+
 def run_tf32(backend, problem, engine, config) -> None:  # type: ignore[no-untyped-def]
     """As run_problem on inputs that tf32 holds exactly, so that f32's own tolerance applies."""
     import numpy as np

@@ -50,6 +50,18 @@ def test_every_tile_shape_assembles(line: str, kind: str, algorithm, math: str, 
     assert len(seen) >= 3, f"{len(seen)} tile shapes are left"
 
 
+@pytest.mark.parametrize(("kinds", "arch"), [(("s8", "u8"), "sm_80"), (("s8", "s8"), "sm_90a"), (("e4m3", "e5m2"), "sm_89"),
+                                             (("e4m3", "e4m3"), "sm_120a")])
+def test_8_bit_tiles_assemble(kinds: tuple[str, str], arch: str) -> None:
+    device = known_device(arch)
+    line = f"gemm a={kinds[0]}[1024,1024] b={kinds[1]}[1024,1024] transpose_b=True d=bf16[1024,1024] scale_a=f32[1024] scale_b=f32[1]"
+    am = lower(parse_case(line))[0]
+    assert MMA_SM80.check(am, device)
+    for config in MMA_SM80.configs(am, device):
+        spec = MMA_SM80.build("gemm", am, config, device, 0).steps[0].spec
+        assert assemble(render(spec), arch).spill_bytes == 0, config.name
+
+
 def test_nhwc_convolutions_use_wide_copies_and_tensor_cores() -> None:
     """What makes the loop fast must not get lost: 16-byte copies past the registers, matrix loads, and few other instructions."""
     device = known_device("sm_90a")
