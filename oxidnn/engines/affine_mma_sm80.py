@@ -51,10 +51,13 @@ SHAPES = (
 
 @dataclass(frozen=True, slots=True)
 class MmaConsts:
-    """Consts of matmul/tiled_mma_sm80. kind: "f16" | "bf16" | "tf32" | "s8" | "u8" | "e4m3" | "e5m2", or of f32 in two parts each
-    "tf32x3" | "bf16x3"; kind_b: that of B; lines: 32-byte pieces of a line along k in one k step; k_steps: k steps in a k tile (even); sync_step:
-    the one before which the next stage is awaited; has_k16: the mma of 16-bit types takes 16 k's, not 8; promotes: k tiles are summed
-    outside the tensor cores, which truncate."""
+    """Consts of matmul/tiled_mma_sm80.
+
+    kind: "f16" | "bf16" | "tf32" | "s8" | "u8" | "e4m3" | "e5m2", or of f32 in two parts each "tf32x3" | "bf16x3"; kind_b: that of B.
+    lines: 32-byte pieces of a line along k in one k step; k_steps: k steps in a k tile (even); sync_step: the one before which the next
+    stage is awaited; has_k16: the mma of 16-bit types takes 16 k's, not 8; promotes: k tiles are summed outside the tensor cores, which
+    truncate.
+    """
 
     kind: str
     kind_b: str
