@@ -73,7 +73,7 @@ def pool_case(entry: dict[str, Any], kind: str, backward: bool) -> str:
         return f"{op} x={kind}[{n},{c},{h},{w}]nhwc{attrs}"
     p, q = (1, 1) if not attrs else ((d + 2 * entry["p"] - entry["k"]) // entry["s"] + 1 for d in (h, w))
     given = f" x={kind}[{n},{c},{h},{w}]nhwc" if entry["op"] == "max" else f" x_shape=({n},{c},{h},{w})"
-    return f"{op} dy={kind}[{n},{c},{p},{q}]nhwc{given}{attrs}"
+    return f"{op} dy={kind}[{n},{c},{p},{q}]nhwc{given} dx={kind}[{n},{c},{h},{w}]nhwc{attrs}"
 
 
 # The same by torch: op without "_backward" -> (function of the tensors, inputs it is differentiated by).

@@ -15,6 +15,7 @@ from ..ops.pool import Axis, PoolProblem
 from ..tensor import TensorDesc, packed_strides
 from .base import SUPPORTED, Arg, Build, Engine, EngineConfig, Scratch, Step, Support, TensorArg, WorkspaceArg, refuse
 from .digits import DigitConsts, Digits
+from .reduce_tree import reduction_configs, reduction_steps
 from .rows import RowConsts, RowEngine, Rows
 
 _LIMIT = 2**31
@@ -271,7 +272,49 @@ class GlobalEngine(RowEngine):
         return Build((self.row_step("pool/global", consts, problem.op, rows, config, device, [divisor]),))
 
 
-_WINDOW, _GATHER, _GLOBAL = WindowEngine(), GatherEngine(), GlobalEngine()
+class GlobalTreeEngine(Engine):
+    """One window that is the whole image, in a layout where threads had better lie along the channels: a tree reduction."""
+
+    id = "pool.global_tree"
+
+    def check_support(self, problem: Problem, device: DeviceInfo) -> Support:
+        assert isinstance(problem, PoolProblem)
+        x = problem.desc("x")
+        if not all(a.outputs == 1 and a.window == a.extent and a.low == a.high == 0 and a.dilation == 1 for a in problem.axes):
+            return refuse("the windows are not the whole image")
+        if not x.dtype.is_float or problem.mode == "lp" or problem.has("indices") or problem.divisor:
+            return refuse(f"no {problem.mode} of {x.dtype} with these outputs")
+        if x.strides[1] != 1 and x.shape[1] > 1:
+            return refuse(f"the channels do not lie side by side (stride {x.strides[1]})")
+        return SUPPORTED
+
+    def configs(self, problem: Problem, device: DeviceInfo) -> tuple[EngineConfig, ...]:
+        assert isinstance(problem, PoolProblem)
+        found = reduction_configs(problem.desc("x"), problem.desc("y"), self._axes(problem), self._kind(problem), device)
+        return tuple(c for c in found if c["path"] == "column") or found[:1]
+
+    def estimate(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> float:
+        return 3.0 + problem.num_bytes / (device.bandwidth_gbs * 1e3 * 0.9) + 2.0 * (config["splits"] > 1)
+
+    def build_steps(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> Build:
+        assert isinstance(problem, PoolProblem)
+        if problem.is_empty:
+            return Build(())
+        scratch = Scratch()
+        source, target = ((problem.desc(n), TensorArg(n)) for n in ("x", "y"))
+        steps = reduction_steps(problem.op, source, target, self._axes(problem), self._kind(problem), device, scratch, config)
+        return Build(tuple(steps), scratch.num_bytes)
+
+    @staticmethod
+    def _axes(problem: PoolProblem) -> tuple[int, ...]:
+        return tuple(range(2, problem.desc("x").rank))
+
+    @staticmethod
+    def _kind(problem: PoolProblem) -> str:
+        return "max" if problem.mode == "max" else "mean"
+
+
+_WINDOW, _GATHER, _GLOBAL, _GLOBAL_TREE = WindowEngine(), GatherEngine(), GlobalEngine(), GlobalTreeEngine()
 _NAMES = ("max_pool", "avg_pool", "lp_pool", "adaptive_max_pool", "adaptive_avg_pool", "global_max_pool", "global_avg_pool")
 ENGINES: dict[str, tuple[Engine, ...]] = {n: (_WINDOW,) for n in _NAMES} | {n + "_backward": (_GATHER,) for n in _NAMES}
-ENGINES |= {n: (_GLOBAL, _WINDOW) for n in ("adaptive_avg_pool", "global_max_pool", "global_avg_pool")}
+ENGINES |= {n: (_GLOBAL, _GLOBAL_TREE, _WINDOW) for n in ("adaptive_avg_pool", "global_max_pool", "global_avg_pool")}

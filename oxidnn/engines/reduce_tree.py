@@ -239,21 +239,23 @@ def reduction_configs(x: TensorDesc, y: TensorDesc, axes: Sequence[int], kind: s
     for path in ("row", "column") if along_reduction or not space.kept else ("column", "row"):
         vec = _vec(space, x, path)
         if path == "row":
-            along = min(32, _power_of_two(-(-space.num_reduced // (vec * 2))))
-            if space.num_reduced > 32 * vec * UNROLL * 2:
-                along = THREADS
-            if space.num_reduced % vec:  # the elements beyond the last whole pack take a thread each
-                along = max(along, vec)
-            outputs = THREADS // along
+            few = 32 * vec * UNROLL * 2  # what a warp takes in two rounds
+            alongs = [min(32, _power_of_two(-(-space.num_reduced // (vec * 2))))] if space.num_reduced <= few else [THREADS]
+            if few < space.num_reduced <= 4 * few:
+                alongs.append(32)
+            # the elements beyond the last whole pack take a thread each
+            alongs = [max(n, vec) if space.num_reduced % vec else n for n in alongs]
+            arrangements = [(n, THREADS // n) for n in alongs]
         else:
             outputs = min(32, _power_of_two(-(-space.num_outputs // vec)))
-            along = THREADS // outputs
-        tiles = -(-space.num_outputs // (outputs * (vec if path == "column" else 1)))
-        per_cta = along * (vec if path == "row" else 1) * UNROLL
-        splits = max(1, min(4 * device.num_sms // max(1, tiles), space.num_reduced // (2 * per_cta), 1024))
-        for s in dict.fromkeys((splits, 1, 3)):
-            if s == 1 or (space.num_reduced > s and space.num_outputs <= 1 << 20):
-                found.append(EngineConfig.of(path=path, vec=vec, along=along, splits=s))
+            arrangements = [(THREADS // outputs, outputs)]
+        for along, outputs in arrangements:
+            tiles = -(-space.num_outputs // (outputs * (vec if path == "column" else 1)))
+            per_cta = along * (vec if path == "row" else 1) * UNROLL
+            splits = max(1, min(4 * device.num_sms // max(1, tiles), space.num_reduced // (2 * per_cta), 1024))
+            for s in dict.fromkeys((splits, 1, 3) if along == arrangements[0][0] else (1,)):
+                if s == 1 or (space.num_reduced > s and space.num_outputs <= 1 << 20):
+                    found.append(EngineConfig.of(path=path, vec=vec, along=along, splits=s))
     return tuple(found)
 
 
