@@ -59,7 +59,8 @@ class TileConsts:
     """What every template over the index space reads.
 
     along: "column" | "row". rows: digits of a row. lanes: threads along the pack's dimension; vector: elements of a pack; unroll: packs a
-    thread loads before it uses them. has_batches: whether batches have an index of their own. reversed: CTAs go from the last tile to the
+    thread loads before it uses them. has_batches: whether batches have an index of their own. leads: the next launch may get ready while
+    this one runs. reversed: CTAs go from the last tile to the
     first, so that what an earlier launch read last is still in the cache.
     """
 
@@ -72,6 +73,7 @@ class TileConsts:
     vector: int
     unroll: int
     has_batches: bool
+    leads: bool = False
     reversed: bool = False
     epilogue: Expression | None = None
     has_mask: bool = False
@@ -252,6 +254,11 @@ def compute_of(problem: ChannelNormProblem) -> DType:
     return accumulator_of(problem.operands[0].desc.dtype)
 
 
+def _gets_ready(target: Target) -> bool:
+    """Whether a launch may begin while the one before it ends."""
+    return target.capability >= (9, 0)
+
+
 def _power_of_two(n: int) -> int:
     return 1 << max(n - 1, 0).bit_length()
 
@@ -341,8 +348,9 @@ class ChannelNormEngine(Engine):
 
     def tile_step(self, template: str, problem: ChannelNormProblem, space: Space, names: Sequence[str], vectors: Mapping[str, Vector],
                   config: EngineConfig, cut: Cut, device: DeviceInfo, extra: Iterable[Arg] = (),
-                  results: Mapping[str, ArgValue] | None = None, **consts: Any) -> Step:
-        """One launch over the whole index space with the tensors `names`. results: arrays of the partials' layout that it writes."""
+                  results: Mapping[str, ArgValue] | None = None, follows: bool = False, **consts: Any) -> Step:
+        """One launch over the whole index space with the tensors `names`. results: arrays of the partials' layout that it writes;
+        follows: it is not the plan's first."""
         along, lanes, vector = config["along"], config["lanes"], config["vec"]
         space = Space(problem, {n: space.tensors[n] for n in names})
         digits, compute = space.rows, compute_of(problem)
@@ -375,12 +383,13 @@ class ChannelNormEngine(Engine):
         args += [Arg(f"ptr_{n}", "u64", value) for n, value in (results or {}).items()]
         args += [Arg(f"scalar_{n}", tile.compute, ScalarArg(n)) for n in tile.epilogue_scalars]
         grid = units if tile.is_column else -(-units * lanes // THREADS)
-        return Step.of(template, problem.op, Target.for_arch(device.arch), THREADS, [*args, *extra], tile, grid,
+        target = Target.for_arch(device.arch)
+        return Step.of(template, problem.op, target, THREADS, [*args, *extra], tile, grid, follows=follows and _gets_ready(target),
                        suffix=f"{along}_{space.tensors[names[0]].dtype.name}_l{lanes}_v{vector}_u{tile.unroll}")
 
     def combine_step(self, template: str, problem: ChannelNormProblem, partials: Mapping[str, Vector], items: int, batches: int,
                      width: int, inputs: Mapping[str, Vector], outputs: Mapping[str, Vector], device: DeviceInfo, extra: Iterable[Arg],
-                     rest: str = "", **consts: Any) -> Step:
+                     rest: str = "", follows: bool = False, **consts: Any) -> Step:
         """One launch over statistics: batches x (channels / width), each of `items` x width partials. Vector.strides of partials are of an
         item and of a channel; batches lie behind each other."""
         compute = compute_of(problem)
@@ -400,7 +409,8 @@ class ChannelNormEngine(Engine):
                          Arg(f"stride_{name}_c", "s64", v.strides[1])]
         threads, statistics = THREADS // 2, batches * groups
         grid = -(-statistics * lanes // threads)
-        return Step.of(template, problem.op, Target.for_arch(device.arch), threads, [*args, *extra], tile, grid,
+        target = Target.for_arch(device.arch)
+        return Step.of(template, problem.op, target, threads, [*args, *extra], tile, grid, follows=follows and _gets_ready(target),
                        suffix=f"{compute.name}_l{lanes}{rest}")
 
     def partials(self, problem: ChannelNormProblem, cut: Cut, scratch: Scratch, names: Sequence[str]) -> dict[str, Vector]:
@@ -448,7 +458,7 @@ class ChannelNorm(ChannelNormEngine):
             names = ["x", "y", *(["mask"] if problem.has("mask") else []), *problem.epilogue_operands]
             cut = self.streaming(problem, config)
             steps.append(self.tile_step("channelwise/apply", problem, space, names, vectors, config, cut, device, extra,
-                                        reversed=problem.is_training, epilogue=problem.epilogue))
+                                        reversed=problem.is_training, epilogue=problem.epilogue, follows=bool(steps)))
         return Build(tuple(steps), scratch.num_bytes)
 
     def statistics(self, problem: ChannelNormProblem, config: EngineConfig, device: DeviceInfo, scratch: Scratch,
@@ -468,7 +478,8 @@ class ChannelNorm(ChannelNormEngine):
             items = cut.chunks
             if items and problem.batches * problem.channels:
                 results = {"partial_mean": partials["means"].value, "partial_squares": partials["squares"].value}
-                steps.append(self.tile_step("channelwise/moments", problem, space, ["x"], {}, config, cut, device, results=results))
+                steps.append(self.tile_step("channelwise/moments", problem, space, ["x"], {}, config, cut, device, results=results,
+                                            leads=_gets_ready(Target.for_arch(device.arch))))
             extra += [Arg("total", kind.ptx, float(problem.rows * problem.width)), Arg("num_rows", "u32", problem.rows),
                       Arg("chunk_length", "u32", cut.length)]
         inputs = {n: Vector.of(problem, n) for n in ("running_mean", "running_var") if problem.has(n)}
@@ -477,7 +488,7 @@ class ChannelNorm(ChannelNormEngine):
         found = self.per_channel(problem, scratch, ("channel_mean", "channel_rstd")) if problem.has("y") else {}
         if problem.batches * problem.channels:
             steps.append(self.combine_step("channelwise/combine", problem, partials, items, problem.batches, problem.width, inputs,
-                                           outputs | found, device, extra, is_counted=space is None))
+                                           outputs | found, device, extra, is_counted=space is None, follows=bool(steps)))
         return found
 
 
@@ -507,24 +518,24 @@ class ChannelNormBackward(ChannelNormEngine):
             if problem.rows * problem.batches * problem.channels and (sums or problem.is_training):
                 results = {"partial_sum": partials["sums"].value, "partial_product": partials["products"].value}
                 steps.append(self.tile_step("channelwise/gradient_sums", problem, space, ["dy", "x", *gate], stats, config, cut, device,
-                                            results=results))
+                                            results=results, leads=_gets_ready(Target.for_arch(device.arch))))
         total = [Arg("total", kind.ptx, float(problem.rows * problem.width))]
         found = self.per_channel(problem, scratch, ("channel_mean", "scale", "shift_by", "slope")) if has_dx else {}
         is_one = problem.batches == 1 and problem.width == 1
         if sums and not is_one:
             steps.append(self.combine_step("channelwise/gradient_combine", problem, partials, items * problem.batches, 1, 1, {}, sums,
-                                           device, total, "_parameters"))
+                                           device, total, "_parameters", follows=bool(steps)))
         if found or (sums and is_one):
             inputs = (stats | gamma) if found else {}
             if is_given:
                 inputs |= {"count": Vector.of(problem, "count")}
             steps.append(self.combine_step("channelwise/gradient_combine", problem, partials, items, problem.batches, problem.width, inputs,
                                            (sums if is_one else {}) | found, device, total, is_counted=is_given,
-                                           is_constant=not problem.is_training))
+                                           is_constant=not problem.is_training, follows=bool(steps)))
         if has_dx:
             names = ["dy", *(["x"] if problem.is_training else []), "dx", *gate, *(["d_residual"] if problem.has("d_residual") else [])]
             steps.append(self.tile_step("channelwise/gradient_apply", problem, space, names, found, config, self.streaming(problem, config),
-                                        device, reversed=True))
+                                        device, reversed=True, follows=True))
         return Build(tuple(steps), scratch.num_bytes)
 
 
