@@ -122,6 +122,14 @@ ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%r4, %r5, %r6, %r7}, [%r3];
 add.u32 %w, %r4, %r5; add.u32 %w, %w, %r6; add.u32 %w, %w, %r7;""",
                     lambda x: sum(x.reshape(-1, 4, 4, 8)[:, :, m][:, :, np.arange(32) // 4] for m in range(4)).reshape(-1, 128))
 
+# lanes of a warp exchange words through shared and through global memory
+LANES = exchange("lanes", """.shared .align 16 .b32 box[128]; xor.b32 %r2, %thread, 5; mov.u32 %r3, box; mad.lo.u32 %r4, %thread, 4, %r3; mad.lo.u32 %r2, %r2, 4, %r3;
+st.shared.u32 [%r4], %v;
+bar.warp.sync -1; // shared
+ld.shared.u32 %w, [%r2]; st.global.u32 [%mine], %w; xor.b32 %r6, %r1, 9; mul.wide.u32 %word, %r6, 4; add.u64 %mine, %tmp, %word;
+bar.warp.sync -1; // global
+ld.global.u32 %r5, [%mine]; add.u32 %w, %w, %r5;""", lambda x: x[:, np.arange(128) ^ 5] + x[:, np.arange(128) ^ 12])
+
 # halves of a warp take different ways, each with a shuffle of its own
 HALVES = exchange("halves", """setp.lt.u32 %p0, %lane, 16; @%p0 bra LOW;
 shfl.sync.bfly.b32 %w, %v, 1, 31, 0xFFFF0000; bra JOIN;
@@ -154,7 +162,7 @@ def _register_product() -> Case:
     return Case(product(64, 16, ("f32", "bf16", "bf16"), 0, 8192, trans=", 0", registers_a=True), 1, arguments)
 
 
-CASES = {"scratch": SCRATCH, "flag": FLAG, "count": COUNT, "bulk out": BULK_OUT, "bulk in": BULK_IN, "pairs": PAIRS, "matrices": MATRICES, "halves": HALVES,
+CASES = {"scratch": SCRATCH, "flag": FLAG, "count": COUNT, "bulk out": BULK_OUT, "bulk in": BULK_IN, "pairs": PAIRS, "matrices": MATRICES, "lanes": LANES, "halves": HALVES,
          "product": _product(), "register product": _register_product()}  # fmt: skip
 
 MUTANTS = mutants([
@@ -196,6 +204,10 @@ MUTANTS = mutants([
     ("matrices", "half of the rows never written", "setp.ge.u32 %p0, %lane, 0;", "setp.ge.u32 %p0, %lane, 16;", r"\[uninit\] reads 16 bytes at shared address .*of tile\), never written"),
     ("matrices", "row beyond the tile", "[%r3];\nadd", "[%r3+1024];\nadd", r"\[(bounds|uninit|race)\]"),
     ("matrices", "row misaligned", "[%r3];\nadd", "[%r3+8];\nadd", r"\[align\]"),
+    ("matrices", "no barrier of the warp", "bar.warp.sync -1;\n", "", r"\[race\] reads shared .* while the write by lane \d+ of the same warp at line .* missing is a bar.warp.sync"),
+    ("lanes", "no barrier of the warp in shared memory", "bar.warp.sync -1; // shared", "", r"\[race\] reads shared .* while the write by lane \d+ of the same warp .* missing is a bar.warp.sync"),
+    ("lanes", "no barrier of the warp in global memory", "bar.warp.sync -1; // global", "", r"\[race\] reads 0x.* while the write by lane \d+ of the same warp .* missing is a bar.warp.sync"),
+    ("lanes", "a shuffle orders no memory", "bar.warp.sync -1; // shared", "shfl.sync.bfly.b32 %r8, %v, 1, 31, -1;", r"\[race\] reads shared .* while the write by lane \d+ of the same warp"),
     ("halves", "one half names the whole warp", "31, 0xFFFF;", "31, -1;", r"\[barrier\] (deadlock|waits for lanes)"),
     ("halves", "a lane that is not in its mask", "31, 0xFFFF;", "31, 0xFFFE;", r"\[barrier\] lane is not in its own member mask"),
     ("halves", "one half never comes", "JOIN: bar.warp.sync -1;", "JOIN: setp.lt.u32 %p1, %lane, 4; @%p1 bra END; bar.warp.sync -1;", r"\[barrier\] waits for lanes that have exited: 0, 1, 2, 3"),

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from oxidnn.emu.access import Access
-from oxidnn.emu.checkers.race import granule_of
+from oxidnn.emu.checkers.race import BETWEEN_LANES, LANE_SHIFT, NO_LANE, granule_of, lane_name
 from oxidnn.emu.memory import Allocation, Array, Fault
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 AGENT_BITS = 11
 NEVER = np.iinfo(np.int64).max
 NOTED_LANES = 1 << 22  # reads noted per allocation before they are looked at
-TIME = 0xFFFFFFFF
+TIME = (1 << LANE_SHIFT) - 1
 SHARED_ROWS = 1 << 19  # granules per allocation whose several readers are kept apart
 VERBS = {"read": "reads", "write": "writes", "atomic": "updates"}
 
@@ -50,6 +50,7 @@ class Side:
     per: int  # cells of an executing lane
     positions: Array | None
     proxied: bool = False
+    by: Any = NO_LANE  # the lane
 
     @property
     def who(self) -> Array:
@@ -57,7 +58,7 @@ class Side:
 
     @property
     def stamp(self) -> Array:
-        return np.int64(self.pc << 34 | self.kind << 32) | self.now
+        return np.int64(self.pc << 34 | self.kind << 32) | np.asarray(self.by, np.int64) << LANE_SHIFT | self.now
 
 
 @dataclass
@@ -69,7 +70,7 @@ class Table:
     noted_lanes: int = 0
     tracked: bool = False
     writer: Array = field(default_factory=lambda: np.zeros(0, np.int64))  # cluster << 11 | agent, plus 1; 0: none
-    written: Array = field(default_factory=lambda: np.zeros(0, np.int64))  # pc << 34 | kind << 32 | time
+    written: Array = field(default_factory=lambda: np.zeros(0, np.int64))  # pc << 34 | kind << 32 | lane << 26 | time
     reader: Array = field(default_factory=lambda: np.zeros(0, np.int64))
     read: Array = field(default_factory=lambda: np.zeros(0, np.int64))
     several: Array = field(default_factory=lambda: np.zeros((1, 0), np.int32))  # time of every agent's read
@@ -154,8 +155,9 @@ class GlobalRace:
         cluster, agent, row = race.lanes(idx)
         now = race.clock.reshape(-1).take(row + agent)
         kind = (1 + ("gpu" in access.order)) if access.sync or access.kind == "atomic" else 0
+        by = S.lane if idx is None else S.lane.take(idx)
         self._lanes(S, table, index, access.width, Side(
-            race, access.kind, kind, cluster + race.first_cluster, agent, row, now, S.pc, 1, idx))
+            race, access.kind, kind, cluster + race.first_cluster, agent, row, now, S.pc, 1, idx, False, by))
 
     def _synchronise(self, race: SharedRace, table: Table, cells: Array, access: Access, idx: Array | None) -> None:
         """Lanes take turns: what one of them releases, the others see."""
@@ -231,6 +233,7 @@ class GlobalRace:
         if per > 1:
             cells = (index[:, None] * per + np.arange(per)).reshape(-1)
             side.cluster, side.agent, side.row, side.now = (np.repeat(x, per) for x in (side.cluster, side.agent, side.row, side.now))
+            side.by = side.by if isinstance(side.by, int) else np.repeat(side.by, per)
         else:
             cells = index * width // size if width < size else index
         self._apply(S, table, cells, side)
@@ -243,6 +246,8 @@ class GlobalRace:
             at = np.flatnonzero((writers != 0) & (writers != who))
             if len(at):
                 self._against(S, table, cells, side, at, writers[at], table.written.take(cells[at]), "write")
+            if not isinstance(side.by, int):
+                self._between_lanes(S, table, cells, side, np.flatnonzero(writers == who))
             if table.updates and not side.kind:  # the last of the atomics hides those before it
                 at = np.flatnonzero((writers != 0) & (table.written.take(cells) >> 32 & 3 > 0))
                 if len(at):
@@ -356,6 +361,17 @@ class GlobalRace:
                 k = int(unfenced[0])
                 self._report(S, table, cells, side, int(at[k]), int(other[k]) - 1, int(stamps[k]) >> 34, "")
 
+    def _between_lanes(self, S: State, table: Table, cells: Array, side: Side, at: Array) -> None:
+        """Cells that this agent has written: by another lane since its time last advanced?"""
+        stamps = table.written.take(cells[at])
+        lanes = stamps >> LANE_SHIFT & 63
+        alien = (stamps & TIME == side.now[at]) & (lanes != side.by[at]) & (lanes != NO_LANE)
+        if side.kind:
+            alien &= stamps >> 32 & 3 == 0
+        if np.count_nonzero(alien):
+            k = int(np.flatnonzero(alien)[0])
+            self._report(S, table, cells, side, int(at[k]), -1 - int(lanes[k]), int(stamps[k]) >> 34, "write")
+
     def _against_several(self, S: State, table: Table, cells: Array, side: Side, at: Array, rows: Array) -> None:
         clock = side.race.clock.reshape(-1)
         own = table.several_of[rows] == side.cluster[at]
@@ -379,13 +395,15 @@ class GlobalRace:
     # -- reports
 
     def _report(self, S: State, table: Table, cells: Array, side: Side, at: int, other: int | None, pc: int, what: str) -> None:
-        """`other`: cluster << 11 | agent of the other side, None: several CTAs. `what`: its "read" or "write"; "": its write lacks a
-        proxy fence."""
+        """`other`: cluster << 11 | agent of the other side; -1 - lane: a lane of the same warp; None: several CTAs. `what`: its "read" or
+        "write"; "": its write lacks a proxy fence."""
         race, address = side.race, table.allocation.origin + int(cells[at]) * self.granule
         ins = S.program.ops[pc].ins
         cluster = int(side.cluster[at])
         if other is None:
             who, missing = "several CTAs", BETWEEN_CTAS
+        elif other < 0:
+            who, missing = lane_name(-1 - other), BETWEEN_LANES
         else:
             its, agent = other >> AGENT_BITS, other & (1 << AGENT_BITS) - 1
             rank = agent % race.size

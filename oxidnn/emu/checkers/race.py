@@ -9,8 +9,10 @@ access races with an earlier one of another agent whose time it does not know. T
 bar.sync joins the clocks of its threads; a wait for copies or products acquires what the queue had done by the commit
 of the group; an arrival at an mbarrier releases, and a successful wait acquires what arrived in the phases complete and
 what the copies wrote. Atomics synchronise as the memory model has it: release = fence before (or .release), acquire =
-fence after (or .acquire); one location stands for all of a cluster. Races inside a warp are not seen, but for two lanes of one
-instruction that store different values at one address.
+fence after (or .acquire); one location stands for all of a cluster.
+
+A warp is one agent. A lane that reads or overwrites what another lane of its warp has written is a race unless the warp's
+time has advanced since, which bar.warp.sync and all that releases do; what it overwrites of their reads is not seen.
 
 A clock row has sections of one time per agent. The first is what the row's agent knows to have happened. TMA and wgmma
 see memory through the async proxy: the second section is what it knows to be fenced for that (fence.proxy.async), generic
@@ -36,6 +38,8 @@ if TYPE_CHECKING:
     from oxidnn.emu.machine import State
     from oxidnn.emu.program import Program
 
+LANE_SHIFT = 26  # in a write's mark, above its time
+ALL_LANES, NO_LANE = 32, 33  # a matrix of the whole warp; an access that no lane makes
 MANY = 1023  # state of a granule that several agents have read since its last write
 VERBS = {"read": "reads", "write": "writes", "atomic": "updates", "async write": "copies to"}
 
@@ -67,6 +71,13 @@ def reader_agents(program: Program, threads: int) -> int:
     return warps * (1 + program.has_copies + program.has_bulk_groups) + groups * program.has_products
 
 
+BETWEEN_LANES = "missing is a bar.warp.sync between them"
+
+
+def lane_name(lane: int) -> str:
+    return "another instruction of the same warp" if lane == ALL_LANES else f"lane {lane} of the same warp"
+
+
 class SharedRace:
     def __init__(self, S: State) -> None:
         self.S = S
@@ -92,7 +103,7 @@ class SharedRace:
         self.clock[:, each, each] = 1
         self.granule = shared_granule(program)
         granules = S.ctas * S.shared.stride // self.granule
-        self.writes = np.zeros(granules, np.int64)  # pc << 44 | atomic << 43 | agent << 32 | time
+        self.writes = np.zeros(granules, np.int64)  # pc << 44 | atomic << 43 | agent << 32 | lane << 26 | time
         self.num_readers = self.readers_per_cta * self.size
         self.reads = np.zeros(granules * self.num_readers, np.int32)  # time of every agent's last read
         self.readers = np.zeros(granules, np.int32)  # pc << 10 | agent + 1, or MANY
@@ -260,7 +271,9 @@ class SharedRace:
         self._learn(cluster, agent, self.released[key][warp // self.warps])
 
     def warp_sync(self, idx: Array | None) -> None:
-        """bar.warp.sync orders lanes of one warp, which are one agent here."""
+        """bar.warp.sync orders the lanes of a warp."""
+        cluster, agent, _ = self._warps(idx)
+        self._tick(cluster, agent)
 
     def commit_copies(self, S: State, idx: Array | None) -> None:
         *_, warp = self._warps(idx)
@@ -587,6 +600,9 @@ class SharedRace:
             agent, row = agent + shift, row + shift * self.row
         width, size = access.width, self.granule
         now = self.clock.reshape(-1).take(row + agent)
+        by: Any = NO_LANE
+        if access.kind != "async write":
+            by = ALL_LANES if S.program.ops[pc].kind == "warp" else S.lane if idx is None else S.lane.take(idx)
         if self.size > 1:
             cta = (S.warp if idx is None else S.warp.take(idx)) // self.warps
             self._touch_remote(cta, index * width // S.shared.stride, agent, now, pc)
@@ -594,32 +610,46 @@ class SharedRace:
             per = width // size
             cells = (index[:, None] * per + np.arange(per)).reshape(-1)
             agent, row, now = np.repeat(agent, per), np.repeat(row, per), np.repeat(now, per)
+            by = by if isinstance(by, int) else np.repeat(by, per)
         else:
             per = 1
             cells = index if width == size else index * width // size
         atomic = access.kind == "atomic" or access.sync
-        self._apply(S, access.kind, atomic, cells, agent, row, now, pc, positions, lambda at: at // per, False)
+        self._apply(S, access.kind, atomic, cells, agent, row, now, pc, positions, lambda at: at // per, False, by)
 
     def _against_write(
-        self, S: State, kind: str, atomic: bool, cells: Array, row: Any, positions: Array | None, lane: Any, proxy: bool
+        self, S: State, kind: str, atomic: bool, cells: Array, row: Any, positions: Array | None, lane: Any, proxy: bool, by: Any = NO_LANE
     ) -> None:
-        """Fault unless the last write of every cell is known to the agents whose clock rows begin at `row`."""
+        """Fault unless the last write of every cell is known to the agents whose clock rows begin at `row`, and to the lanes `by`."""
         last = self.writes.take(cells)
         if not np.count_nonzero(last):
             return
-        writer, time = last >> 32 & 0x7FF, last & 0xFFFFFFFF
+        writer, time = last >> 32 & 0x7FF, last & (1 << LANE_SHIFT) - 1
         clock = self.clock.reshape(-1)
 
         def here(at: int) -> int:
             return int((row if isinstance(row, int) else row[at]) // self.row % self.agents)
 
         is_atomic = last >> 43 & 1
-        clash = (np.maximum(time - is_atomic, 1) > clock.take(row + writer)) & (last != 0)  # an atomic belongs to the fence before it
+        known = clock.take(row + writer)
+        clash = (np.maximum(time - is_atomic, 1) > known) & (last != 0)  # an atomic belongs to the fence before it
         if atomic:
             clash &= is_atomic == 0
         if np.count_nonzero(clash):
             at = int(np.flatnonzero(clash)[0])
             self._report(S, kind, int(cells[at]), lane(at), int(last[at]) >> 44, int(writer[at]), "write", positions, here(at))
+        if by is not NO_LANE:
+            recent = np.flatnonzero((time == known) & (last != 0))  # by an agent that has not moved on since
+            if len(recent):
+                writers, lanes = writer[recent], last[recent] >> LANE_SHIFT & 63
+                mine = by if isinstance(by, int) else by[recent]
+                alien = (writers == row[recent] // self.row % self.agents) & ((lanes != mine) | (lanes == ALL_LANES)) & (lanes != NO_LANE)
+                if atomic:
+                    alien &= is_atomic[recent] == 0
+                if np.count_nonzero(alien):
+                    k = int(np.flatnonzero(alien)[0])
+                    at = int(recent[k])
+                    self._report(S, kind, int(cells[at]), lane(at), int(last[at]) >> 44, -1 - int(lanes[k]), "write", positions, here(at))
         if not atomic and np.count_nonzero(is_atomic):  # the last of the atomics hides those before it
             some = np.flatnonzero(is_atomic)
             each = np.arange(self.num_readers)
@@ -638,11 +668,11 @@ class SharedRace:
 
     def _apply(
         self, S: State, kind: str, atomic: bool, cells: Array, agent: Any, row: Any, now: Any, pc: int, positions: Array | None,
-        lane: Any, proxy: bool,
+        lane: Any, proxy: bool, by: Any = NO_LANE,
     ) -> None:  # fmt: skip
         """Check and record accesses to `cells`. agent, its time `now`, and `row`, where the clock row of what it knows begins, are
         arrays over the cells or single numbers. lane(i): the executing lane of cell i. proxy: an access of the async proxy."""
-        self._against_write(S, kind, atomic, cells, row, positions, lane, proxy)
+        self._against_write(S, kind, atomic, cells, row, positions, lane, proxy, by)
         if kind == "read" and atomic:
             return
         clock = self.clock.reshape(-1)
@@ -681,14 +711,14 @@ class SharedRace:
                     pc = int(self.readers[cells[at]]) >> 10
                     self._report(S, kind, int(cells[at]), lane(at), pc, agent2, "read", positions, int(agents[at]))
             self.readers[cells] = 0
-        mark64 = (np.int64(pc) << 44) | (np.int64(atomic) << 43) | (np.asarray(agent, np.int64) << 32) | now
+        mark64 = np.int64(pc << 44 | atomic << 43) | np.asarray(agent, np.int64) << 32 | np.asarray(by, np.int64) << LANE_SHIFT | now
         self.writes[cells] = mark64
         if atomic:
             if not len(self.updates):
                 self.updates = np.zeros_like(self.reads)
             self.updates[cells * self.num_readers + agent] = now
         else:
-            lost = self.writes.take(cells) != mark64
+            lost = (self.writes.take(cells) ^ mark64) >> 32 & 0x7FF != 0
             if np.count_nonzero(lost):
                 at = int(np.flatnonzero(lost)[0])
                 rival = int(self.writes[cells[at]]) >> 32 & 0x7FF
@@ -698,13 +728,17 @@ class SharedRace:
         self, S: State, kind: str, cell: int, lane: int, pc: int, agent: int, what: str, positions: Array | None, here: int
     ) -> None:
         """`what`: the other side's "read" or "write" that is not ordered; "": its write lacks a proxy fence. `here`: the agent of
-        this side."""
+        this side. agent: of the other side; below zero, -1 - lane, another lane of this agent."""
         offset = cell % self.per_cta * self.granule + SHARED_BASE
         ins = S.program.ops[pc].ins
         place = f"{VERBS[kind]} shared address {offset:#x}{S.shared_name(offset)}"
-        other = f"by {self.name(agent)} at {S.program.where(ins.line)} ({ins.text})"
+        if agent < 0:
+            who, missing = lane_name(-1 - agent), BETWEEN_LANES
+        else:
+            who, missing = self.name(agent), self.missing(agent, here)
+        other = f"by {who} at {S.program.where(ins.line)} ({ins.text})"
         if what:
-            message = f"{place} while the {what} {other} is not ordered before it: {self.missing(agent, here)}"
+            message = f"{place} while the {what} {other} is not ordered before it: {missing}"
         elif ins.opcode == "mbarrier":
             message = f"signals the mbarrier at {offset:#x}{S.shared_name(offset)} without a fence.mbarrier_init after the write {other}"
         else:
