@@ -6,6 +6,7 @@ and jax use, so memory and streams are shared with them; the context current in 
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import struct
 import threading
@@ -24,7 +25,7 @@ from ..codegen.spec import KernelSpec, TensorMapSpec
 from ..device import KNOWN, DeviceInfo, arch_of
 from ..errors import AssemblyError, InvalidArgument, LaunchError
 from ..tensor import TensorView
-from .assembler import cubin_for
+from .assembler import assembler_identity, cubin_for
 from .backend import POISON
 from .cubin_store import CubinStore
 from .driver import CurrentContext, bindings, capture_relaxed, checked, driver_error, primary_context, result_name, why_no_cuda
@@ -39,9 +40,10 @@ _POOL_KEEPS_BYTES = 1 << 30  # freed memory the pool holds on to for the next al
 
 
 class _TensorMap:
-    """A tensor map in an argument block; called with an address it encodes the map anew, unless it starts there already."""
+    """A tensor map in an argument block; called with an address it lets the map start there: encoded once, then readdressed in place,
+    which takes half the time."""
 
-    __slots__ = ("_call", "_context", "_fields", "_spec", "_target", "_what", "address")
+    __slots__ = ("_context", "_encode", "_fields", "_map", "_replace", "_spec", "_target", "_what", "address")
 
     def __init__(self, spec: TensorMapSpec, target: int, what: str, context: Any) -> None:
         cu = bindings()
@@ -65,12 +67,14 @@ class _TensorMap:
                   getattr(cu.CUtensorMapFloatOOBfill, f"CU_TENSOR_MAP_FLOAT_OOB_FILL_{fill}"))
         extents = (longs(spec.dims), longs(spec.strides or (16,)))  # of one dimension, too, the driver wants an array of strides
         if spec.corners is None:
-            self._call = cu.cuTensorMapEncodeTiled
+            self._encode = cu.cuTensorMapEncodeTiled
             self._fields = ((dtype, rank), (*extents, words(spec.box), *layout))
         else:
-            self._call = cu.cuTensorMapEncodeIm2col
+            self._encode = cu.cuTensorMapEncodeIm2col
             lower, upper = spec.corners
             self._fields = ((dtype, rank), (*extents, list(lower), list(upper), *spec.box, *layout))
+        self._replace = cu.cuTensorMapReplaceAddress
+        self._map = cu.CUtensorMap(target)  # the argument block's own bytes
         self._spec = spec
         self._target = target
         self._context = context
@@ -80,15 +84,23 @@ class _TensorMap:
     def __call__(self, address: int) -> None:
         if address == self.address:
             return
-        before, after = self._fields
-        result, encoded = self._call(*before, address, *after)
+        if self.address:
+            (result,) = self._replace(self._map, address)
+        else:
+            result = self._encoded(address)
         if result and result_name(result) == "CUDA_ERROR_INVALID_CONTEXT":  # none is current in this thread
             with CurrentContext(self._context):
-                result, encoded = self._call(*before, address, *after)
+                result = self._encoded(address)
         if result:
             raise driver_error(result, f"{self._what}: the driver refuses the tensor map at {address:#x}", f" {self._spec}")
-        ctypes.memmove(self._target, encoded.getPtr(), TENSOR_MAP_BYTES)
         self.address = address
+
+    def _encoded(self, address: int) -> Any:
+        before, after = self._fields
+        result, encoded = self._encode(*before, address, *after)
+        if not result:
+            ctypes.memmove(self._target, encoded.getPtr(), TENSOR_MAP_BYTES)
+        return result
 
     def __str__(self) -> str:
         return f"{self._spec} at {self.address:#x}"
@@ -100,8 +112,7 @@ class CudaLaunch:
     Concurrency: `set` and `launch` of one object belong to one thread at a time.
     """
 
-    __slots__ = ("_block", "_call", "_config", "_function", "_grid", "_is_watched", "_kernel", "_pointers", "_pointers_at", "_setters",
-                 "_stream")
+    __slots__ = ("_block", "_config", "_enqueue", "_grid", "_is_watched", "_kernel", "_pointers", "_pointers_at", "_setters", "_stream")
 
     def __init__(self, kernel: CudaKernel, grid: tuple[int, int, int], args: Sequence[Value]) -> None:
         cu = bindings()
@@ -146,8 +157,7 @@ class CudaLaunch:
             config.numAttrs = len(attributes)
         self._config = config
         self._stream = -1
-        self._function = kernel.function
-        self._call = cu.cuLaunchKernelEx
+        self._enqueue = partial(cu.cuLaunchKernelEx, config, kernel.function, self._pointers_at, 0)
         self._is_watched = kernel.backend.checks_sync or report.is_on("launch")
 
     def set(self, index: int, value: int | float) -> None:
@@ -167,7 +177,7 @@ class CudaLaunch:
         if stream != self._stream:
             self._config.hStream = stream
             self._stream = stream
-        (result,) = self._call(self._config, self._function, self._pointers_at, 0)
+        (result,) = self._enqueue()
         if result or self._is_watched:
             self._look_closer(result, stream)
 
@@ -176,7 +186,7 @@ class CudaLaunch:
         wrong_context = ("CUDA_ERROR_INVALID_CONTEXT", "CUDA_ERROR_INVALID_HANDLE")
         if result and result_name(result) in wrong_context:  # another device, or none, is current in this thread: the rare case pays
             with CurrentContext(backend.context):
-                (result,) = self._call(self._config, self._function, self._pointers_at, 0)
+                (result,) = self._enqueue()
         if not result and backend.checks_sync and not backend.is_capturing(stream):
             with CurrentContext(backend.context):
                 (result,) = bindings().cuStreamSynchronize(stream)
@@ -278,7 +288,10 @@ class CudaBackend:
             raise LaunchError(f"cuda:{index} cannot be used: {reason}. DnnHandle('emu:sm_90a') runs kernels on the CPU.")
         import cuda.core  # noqa: F401  half a second, which belongs to opening the device and not to its first kernel
 
+        # So does what tells of one's kernels whether they are in the store: the digest of the templates, the assembler's version.
         sources_digest()
+        with contextlib.suppress(AssemblyError):
+            assembler_identity()
         cu = self._cu = bindings()
         count = checked(cu.cuDeviceGetCount(), "cuDeviceGetCount")
         if not 0 <= index < count:
