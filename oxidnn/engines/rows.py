@@ -295,7 +295,9 @@ class RowEngine(Engine):
         """The row in shared memory, of several CTAs if it is long."""
         held = [o for o in rows.operands if o.name in self.held_operands]
         sizes = {o.dtype.num_bytes * vector for o in held}
-        if not device.at_least(8, 0) or packs < 512 or len(sizes) != 1 or sizes.isdisjoint((4, 8, 16)) or not all(rows.moves_packs(o, vector) for o in held):
+        if not device.at_least(8, 0):  # no cp.async
+            return []
+        if packs < 512 or len(sizes) != 1 or sizes.isdisjoint((4, 8, 16)) or not all(rows.moves_packs(o, vector) for o in held):
             return []
         clusters = (1, 2, 4, 8) if device.at_least(9, 0) and rows.row_digits.size * 8 < LIMIT else (1,)
         found = []
