@@ -11,7 +11,7 @@ from ..device import DeviceInfo
 from ..dtypes import F32
 from . import affine_tiling as tiling
 from .affine import AffineMatmul, Source
-from .base import Build, EngineConfig, Step, Support, refuse
+from .base import Build, EngineConfig, Support, refuse
 
 FP8, INT8 = ("e4m3", "e5m2"), ("s8", "u8")
 EIGHT_BITS = (*FP8, *INT8)
@@ -50,7 +50,7 @@ SHAPES = (
 
 
 @dataclass(frozen=True, slots=True)
-class MmaConsts:
+class MmaConsts(tiling.TiledConsts):
     """Consts of matmul/tiled_mma_sm80.
 
     kind: "f16" | "bf16" | "tf32" | "s8" | "u8" | "e4m3" | "e5m2", or of f32 in two parts each "tf32x3" | "bf16x3"; kind_b: that of B.
@@ -61,25 +61,14 @@ class MmaConsts:
 
     kind: str
     kind_b: str
-    tile_m: int
-    tile_n: int
-    tile_k: int
     warps_m: int
     warps_n: int
-    stages: int
-    stage_bytes: int
     lines: int
     k_steps: int
     sync_step: int
     has_rn_tf32: bool
     has_k16: bool
     promotes: bool
-    a: tiling.LoaderConsts
-    b: tiling.LoaderConsts
-    epilogue: tiling.EpilogueConsts
-    has_slices: bool
-    is_split: bool
-    has_n_tiles: bool
 
     @property
     def warp_m(self) -> int:
@@ -93,10 +82,6 @@ class MmaConsts:
     def pending(self) -> int:
         """Groups of copies that may be under way at the barrier: stages that neither it nor the k tile being multiplied needs."""
         return self.stages - (2 if self.sync_step else 3)
-
-    @property
-    def has_async(self) -> bool:
-        return self.a.is_async or self.b.is_async
 
     @property
     def has_parts(self) -> bool:
@@ -171,10 +156,11 @@ def _plan(am: AffineMatmul, config: EngineConfig, capability: tuple[int, int]) -
     lines = 2 if kind == "bf16x3" else 1
     k_steps = tile_k * size // (32 * lines)
     assert k_steps % 2 == 0, f"{k_steps} k steps in a tile: fragments take turns between two buffers"
-    consts = MmaConsts(kind, kind_b, tile_m, tile_n, tile_k, warps_m, warps_n, stages, stage_bytes, lines, k_steps,
-                       k_steps - 1 if config["sync"] == "late" else 0, capability >= (9, 0), capability >= (8, 0), kind in ("tf32x3", *FP8),
-                       loaders[0], loaders[1], epilogue,
-                       has_slices=grid.slices > 1, is_split=grid.splits > 1, has_n_tiles=grid.n_tiles > 1)
+    consts = MmaConsts(
+        tile_m, tile_n, tile_k, stages, stage_bytes, loaders[0], loaders[1], epilogue, has_slices=grid.slices > 1,
+        is_split=grid.splits > 1, has_n_tiles=grid.n_tiles > 1, kind=kind, kind_b=kind_b, warps_m=warps_m, warps_n=warps_n, lines=lines,
+        k_steps=k_steps, sync_step=k_steps - 1 if config["sync"] == "late" else 0, has_rn_tf32=capability >= (9, 0),
+        has_k16=capability >= (8, 0), promotes=kind in ("tf32x3", *FP8))
     return consts, d, grid
 
 
@@ -189,10 +175,6 @@ def registers_needed(c: MmaConsts) -> int:
         total += x.row_positions * per_row + x.k_positions * per_k + 2 * len(x.smem_registers)
         total += 0 if x.is_async else x.row_positions * x.k_positions * x.words
     return total
-
-
-def smem_bytes(consts: MmaConsts) -> int:
-    return max(consts.stages * consts.stage_bytes, consts.epilogue.smem_bytes)
 
 
 class MmaSm80Matmul:
@@ -262,21 +244,13 @@ class MmaSm80Matmul:
         return plain * (4.0 * -(-warps // 512) + 0.064 * warps) + mmas * grid.k_tiles_per_split * warps * 0.2 + split_us
 
     def build(self, op: str, am: AffineMatmul, config: EngineConfig, device: DeviceInfo, workspace_offset: int = 0) -> Build:
-        """The kernel and, where k is split, the sum of the parts. workspace_bytes counts from 0, workspace_offset included."""
         empty = tiling.empty_build(am)
         if empty is not None:
             return empty
         consts, d, grid = _plan(am, config, device.capability)
-        wide = consts.a.wide
         target = PtxTarget.for_arch(device.arch, _ptx_version(consts))
-        args = tiling.tile_arguments(am, d, (consts.a, consts.b), consts.epilogue, grid, consts.tile_k, wide, workspace_offset)
-        threads = 32 * consts.warps_m * consts.warps_n
-        step = Step.of("matmul/tiled_mma_sm80", op, target, threads, args, consts, grid.ctas, dynamic_smem=smem_bytes(consts),
-                       suffix=f"{consts.kind}_{consts.tile_m}x{consts.tile_n}x{consts.tile_k}")
-        if grid.splits == 1:
-            return Build((step,))
-        reduce = tiling.reduce_step(op, am, d, grid, consts.epilogue, target, wide, workspace_offset)
-        return Build((step, reduce), workspace_offset + grid.partial_elements * am.acc.num_bytes)
+        return tiling.tiled_build("matmul/tiled_mma_sm80", op, am, consts, d, grid, 32 * consts.warps_m * consts.warps_n, target,
+                                  consts.kind, workspace_offset)
 
 
 def _ptx_version(c: MmaConsts) -> tuple[int, int]:

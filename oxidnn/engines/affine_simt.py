@@ -10,7 +10,7 @@ from ..codegen.spec import Target as PtxTarget
 from ..device import DeviceInfo
 from . import affine_tiling as tiling
 from .affine import AffineMatmul
-from .base import Build, EngineConfig, Step, Support, refuse
+from .base import Build, EngineConfig, Support, refuse
 
 NO_SWIZZLE = (0, 0, 0)
 SHAPES = {  # (threads_m, threads_n, reg_m, reg_n, tile_k)
@@ -21,32 +21,17 @@ SHAPES = {  # (threads_m, threads_n, reg_m, reg_n, tile_k)
 
 
 @dataclass(frozen=True, slots=True)
-class SimtConsts:
+class SimtConsts(tiling.TiledConsts):
     """Consts of matmul/tiled_simt. k_vec: k's per 16-byte fragment load; width_x: rows per fragment load of a row-major operand."""
 
-    tile_m: int
-    tile_n: int
-    tile_k: int
     threads_m: int
     threads_n: int
     reg_m: int
     reg_n: int
-    stages: int
-    stage_bytes: int
     compute: str
     k_vec: int
     width_a: int
     width_b: int
-    a: tiling.LoaderConsts
-    b: tiling.LoaderConsts
-    epilogue: tiling.EpilogueConsts
-    has_slices: bool
-    is_split: bool
-    has_n_tiles: bool
-
-    @property
-    def has_async(self) -> bool:
-        return self.a.is_async or self.b.is_async
 
     @property
     def acc_pitch_m(self) -> int:
@@ -80,9 +65,10 @@ def _plan(am: AffineMatmul, config: EngineConfig, has_cp_async: bool) -> tuple[S
     grid = tiling.plan_grid(am, (tile_m, tile_n, tile_k), config["split_k"], tiling.inner_direction(d))
     epilogue = tiling.plan_epilogue(d, am, tile_m, tile_n, threads, wide, grid.splits > 1)
     k_vec = 16 // size
-    consts = SimtConsts(tile_m, tile_n, tile_k, threads_m, threads_n, reg_m, reg_n, config["stages"], offset, am.acc.ptx, k_vec,
-                        min(reg_m, k_vec), min(reg_n, k_vec), loaders[0], loaders[1], epilogue,
-                        has_slices=grid.slices > 1, is_split=grid.splits > 1, has_n_tiles=grid.n_tiles > 1)
+    consts = SimtConsts(
+        tile_m, tile_n, tile_k, config["stages"], offset, loaders[0], loaders[1], epilogue, has_slices=grid.slices > 1,
+        is_split=grid.splits > 1, has_n_tiles=grid.n_tiles > 1, threads_m=threads_m, threads_n=threads_n, reg_m=reg_m, reg_n=reg_n,
+        compute=am.acc.ptx, k_vec=k_vec, width_a=min(reg_m, k_vec), width_b=min(reg_n, k_vec))
     return consts, d, grid
 
 
@@ -131,22 +117,12 @@ class SimtMatmul:
         return instructions * (4.0 * -(-threads // 16384) + 0.002 * threads) + (grid.splits * 60.0 + 2000.0 if grid.splits > 1 else 0.0)
 
     def build(self, op: str, am: AffineMatmul, config: EngineConfig, device: DeviceInfo, workspace_offset: int = 0) -> Build:
-        """The kernel and, where k is split, the sum of the parts. workspace_bytes counts from 0, workspace_offset included."""
         empty = tiling.empty_build(am)
         if empty is not None:
             return empty
         consts, d, grid = _plan(am, config, device.at_least(8))
-        wide = consts.a.wide
-        target = PtxTarget.for_arch(device.arch)
-        args = tiling.tile_arguments(am, d, (consts.a, consts.b), consts.epilogue, grid, consts.tile_k, wide, workspace_offset)
-        smem = max(consts.stages * consts.stage_bytes, consts.epilogue.smem_bytes)
-        threads = consts.threads_m * consts.threads_n
-        step = Step.of("matmul/tiled_simt", op, target, threads, args, consts, grid.ctas, dynamic_smem=smem,
-                       min_ctas_per_sm=1, suffix=f"{am.acc.name}_{consts.tile_m}x{consts.tile_n}x{consts.tile_k}")
-        if grid.splits == 1:
-            return Build((step,))
-        reduce = tiling.reduce_step(op, am, d, grid, consts.epilogue, target, wide, workspace_offset)
-        return Build((step, reduce), workspace_offset + grid.partial_elements * am.acc.num_bytes)
+        return tiling.tiled_build("matmul/tiled_simt", op, am, consts, d, grid, consts.threads_m * consts.threads_n,
+                                  PtxTarget.for_arch(device.arch), am.acc.name, workspace_offset)
 
 
 SIMT = SimtMatmul()

@@ -569,6 +569,44 @@ def split_choices(am: AffineMatmul, tile: tuple[int, int, int], threads: int, de
 
 
 @dataclass(frozen=True, slots=True)
+class TiledConsts:
+    """Consts that the tiled loops share: the CTA's tile, the ring of stages through which k comes, what fills it and what empties the
+    accumulators. has_slices: there are batches or splits; has_n_tiles: more than one tile along n."""
+
+    tile_m: int
+    tile_n: int
+    tile_k: int
+    stages: int
+    stage_bytes: int
+    a: LoaderConsts
+    b: LoaderConsts
+    epilogue: EpilogueConsts
+    has_slices: bool
+    is_split: bool
+    has_n_tiles: bool
+
+    @property
+    def has_async(self) -> bool:
+        return self.a.is_async or self.b.is_async
+
+    @property
+    def smem_bytes(self) -> int:
+        return max(self.stages * self.stage_bytes, self.epilogue.smem_bytes)
+
+
+def tiled_build(template: str, op: str, am: AffineMatmul, c: TiledConsts, d: Digits, grid: Grid, threads: int, target: PtxTarget,
+                kind: str, workspace_offset: int) -> Build:
+    """The kernel and, where k is split, the sum of the parts. workspace_bytes counts from 0, workspace_offset included."""
+    args = tile_arguments(am, d, (c.a, c.b), c.epilogue, grid, c.tile_k, c.a.wide, workspace_offset)
+    step = Step.of(template, op, target, threads, args, c, grid.ctas, dynamic_smem=c.smem_bytes,
+                   suffix=f"{kind}_{c.tile_m}x{c.tile_n}x{c.tile_k}")
+    if grid.splits == 1:
+        return Build((step,))
+    reduce = reduce_step(op, am, d, grid, c.epilogue, target, c.a.wide, workspace_offset)
+    return Build((step, reduce), workspace_offset + grid.partial_elements * am.acc.num_bytes)
+
+
+@dataclass(frozen=True, slots=True)
 class ReduceConsts:
     """The second step of a split sum: partial sums added in the order of the splits, then the epilogue."""
 
