@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from oxidnn.emu.program import Program
 
 LANE_SHIFT = 26  # in a write's mark, above its time
+OWN = 0x7FF << 32 | (1 << LANE_SHIFT) - 1  # agent and time
 ALL_LANES, NO_LANE = 32, 33  # a matrix of the whole warp; an access that no lane makes
 MANY = 1023  # state of a granule that several agents have read since its last write
 VERBS = {"read": "reads", "write": "writes", "atomic": "updates", "async write": "copies to"}
@@ -114,6 +115,7 @@ class SharedRace:
         self.released: dict[Any, Array] = {}
         self.fenced: Array | None = None  # (clusters, agents, row): what the warp's last fence covered
         self.heard: Array | None = None  # the same: what the warp's atomics saw, acquired by a fence
+        self.repeated: dict[int, tuple[Array, ...]] = {}  # agent, clock row and lane of all threads, so many times each
         self.by_lane: tuple[Array, ...] | None = None  # S.warp, and cluster, agent and clock row of its lanes
         self.location = np.zeros((self.clusters, self.row), np.int32)
         self.to_barrier = self.done = np.zeros((0, self.row), np.int32)  # by mbarrier: what arrivals brought; what waits get
@@ -167,6 +169,7 @@ class SharedRace:
         known = self.by_lane
         if known is None or known[0] is not self.S.warp:
             cluster, agent = self._agent(self.S.warp)
+            self.repeated.clear()
             known = self.by_lane = (self.S.warp, cluster, agent, (cluster * self.agents + agent) * self.row)
         _, cluster, agent, row = known
         return (cluster, agent, row) if positions is None else (cluster.take(positions), agent.take(positions), row.take(positions))
@@ -609,8 +612,15 @@ class SharedRace:
         if width > size:
             per = width // size
             cells = (index[:, None] * per + np.arange(per)).reshape(-1)
-            agent, row, now = np.repeat(agent, per), np.repeat(row, per), np.repeat(now, per)
-            by = by if isinstance(by, int) else np.repeat(by, per)
+            now = np.repeat(now, per)
+            whole = self.repeated.get(per) if idx is None else None
+            if whole is None or access.kind == "async write" or isinstance(by, int):
+                agent, row = np.repeat(agent, per), np.repeat(row, per)
+                by = by if isinstance(by, int) else np.repeat(by, per)
+                if idx is None and access.kind != "async write" and not isinstance(by, int):
+                    self.repeated[per] = agent, row, by
+            else:
+                agent, row, by = whole
         else:
             per = 1
             cells = index if width == size else index * width // size
@@ -618,9 +628,11 @@ class SharedRace:
         self._apply(S, access.kind, atomic, cells, agent, row, now, pc, positions, lambda at: at // per, False, by)
 
     def _against_write(
-        self, S: State, kind: str, atomic: bool, cells: Array, row: Any, positions: Array | None, lane: Any, proxy: bool, by: Any = NO_LANE
-    ) -> None:
-        """Fault unless the last write of every cell is known to the agents whose clock rows begin at `row`, and to the lanes `by`."""
+        self, S: State, kind: str, atomic: bool, cells: Array, row: Any, positions: Array | None, lane: Any, proxy: bool,
+        by: Any = NO_LANE, own: Any = None,
+    ) -> None:  # fmt: skip
+        """Fault unless the last write of every cell is known to the agents whose clock rows begin at `row`. `by`: the lanes, which know of
+        what others of their warp have written at its present time, as `own` says, only if it was they."""
         last = self.writes.take(cells)
         if not np.count_nonzero(last):
             return
@@ -639,11 +651,11 @@ class SharedRace:
             at = int(np.flatnonzero(clash)[0])
             self._report(S, kind, int(cells[at]), lane(at), int(last[at]) >> 44, int(writer[at]), "write", positions, here(at))
         if by is not NO_LANE:
-            recent = np.flatnonzero((time == known) & (last != 0))  # by an agent that has not moved on since
+            recent = np.flatnonzero(last & OWN == own)  # by this agent, at its present time
             if len(recent):
-                writers, lanes = writer[recent], last[recent] >> LANE_SHIFT & 63
+                lanes = last[recent] >> LANE_SHIFT & 63
                 mine = by if isinstance(by, int) else by[recent]
-                alien = (writers == row[recent] // self.row % self.agents) & ((lanes != mine) | (lanes == ALL_LANES)) & (lanes != NO_LANE)
+                alien = ((lanes != mine) | (lanes == ALL_LANES)) & (lanes != NO_LANE)
                 if atomic:
                     alien &= is_atomic[recent] == 0
                 if np.count_nonzero(alien):
@@ -672,7 +684,8 @@ class SharedRace:
     ) -> None:  # fmt: skip
         """Check and record accesses to `cells`. agent, its time `now`, and `row`, where the clock row of what it knows begins, are
         arrays over the cells or single numbers. lane(i): the executing lane of cell i. proxy: an access of the async proxy."""
-        self._against_write(S, kind, atomic, cells, row, positions, lane, proxy, by)
+        own = None if by is NO_LANE else np.asarray(agent, np.int64) << 32 | now
+        self._against_write(S, kind, atomic, cells, row, positions, lane, proxy, by, own)
         if kind == "read" and atomic:
             return
         clock = self.clock.reshape(-1)
