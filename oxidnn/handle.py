@@ -261,7 +261,7 @@ class DnnHandle:
         N/128) of op(b), rounded up. gate: "silu", "gelu", "sigmoid", ...: gate(z[..., :N/2]) * z[..., N/2:] of z = alpha * op(a) @ op(b)
         + bias. out_dtype: the result's type. An epilogue of two outputs, e.g. "relu(t := acc + bias), t", gives both.
         """
-        attrs = (transpose_a, transpose_b, alpha, beta, epilogue, gate, hashable(out_dtype))
+        attrs = (transpose_a, transpose_b, alpha, beta, epilogue, gate, out_dtype)
         return self._session.run(_GEMM, (a, b, bias, c, scale_a, scale_b), attrs, out, stream, scalars, operands)
 
     # ---- pooling -----------------------------------------------------------------------------------------------------------------
@@ -486,11 +486,15 @@ class DnnHandle:
 
     def activation(self, x: Any, name: str, *, parameters: Sequence[float] = (), out: Any = None, stream: Any = None) -> Any:
         """An activation by name ("relu", "gelu", "leaky_relu", ...); parameters as the function takes them, e.g. the slope."""
+        if type(parameters) is not tuple or parameters:  # the default is left as it is: this is a warm path
+            parameters = hashable(parameters)
         return self._session.run(CALLS["activation"], (x,), (name, parameters), out, stream)
 
     def activation_backward(self, dy: Any, x: Any, name: str, *, parameters: Sequence[float] = (), out: Any = None,
                             stream: Any = None) -> Any:
         """dx = dy * activation'(x)."""
+        if type(parameters) is not tuple or parameters:  # the default is left as it is: this is a warm path
+            parameters = hashable(parameters)
         return self._session.run(CALLS["activation_backward"], (dy, x), (name, parameters), out, stream)
 
     def reduce(self, x: Any, op: str = "sum", axes: Any = None, keepdims: bool = False, *, correction: int = 0, out: Any = None,

@@ -427,11 +427,29 @@ def _result(finish: Callable[[Any], Any] | None, outs: tuple[Any, ...]) -> Any:
     return outs[0] if len(outs) == 1 else outs
 
 
+class _NegativeZero(float):
+    """-0.0, which a key may not take for 0.0: leaky_relu of one slope gives other bits than of the other."""
+
+    __slots__ = ()
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _NegativeZero)
+
+    def __ne__(self, other: object) -> bool:
+        return not isinstance(other, _NegativeZero)
+
+    def __hash__(self) -> int:
+        return hash(_NegativeZero)
+
+
 def hashable(value: Any) -> Any:
+    """The value of an attribute as a key takes it: sequences as tuples, -0.0 told from 0.0. Raises InvalidArgument for what has no hash."""
     if isinstance(value, np.ndarray):
         value = value.tolist()
     if isinstance(value, (list, tuple)):
         return tuple(hashable(v) for v in value)
+    if isinstance(value, (float, np.floating)) and value == 0 and math.copysign(1, value) < 0:
+        return _NegativeZero(-0.0)
     try:
         hash(value)
     except TypeError:

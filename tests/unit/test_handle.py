@@ -197,3 +197,14 @@ def test_device_arrays_keep_layout_and_type(h: oxidnn.DnnHandle) -> None:
     y = h.conv(x, w, padding=1)
     assert isinstance(y, oxidnn.DeviceArray) and y.desc.layout == "nhwc" and str(y.dtype) == "bf16"
     assert h.warmup(["conv_fprop x=f32[1,2,5,5] w=f32[2,2,3,3]", "softmax x=f32[0,3]"]) == 1
+
+
+@pytest.mark.parametrize("given", [(-0.0,), [-0.0], np.array([-0.0])], ids=["tuple", "list", "array"])
+def test_minus_zero_does_not_meet_the_plan_of_zero(given: object) -> None:
+    h = oxidnn.DnnHandle("emu:sm_80")
+    x = np.array([-1.0, 2.0, -3.0], np.float32)
+    for parameters, sign in (((0.0,), -1), (given, 1), ([0.0], -1), (given, 1)):
+        assert (np.copysign(1, h.activation(x, "leaky_relu", parameters=parameters)) == [sign, 1, sign]).all()
+        assert (np.copysign(1, h.plan("activation", x, name="leaky_relu", parameters=parameters)(x)) == [sign, 1, sign]).all()
+    for text, sign in (("leaky_relu(x, 0.0)", -1), ("leaky_relu(x, -0.0)", 1), ("leaky_relu(x, 0.0)", -1)):
+        assert (np.copysign(1, h.pointwise(text, x)) == [sign, 1, sign]).all()
