@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import statistics
@@ -14,6 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +47,12 @@ def per_call_us(run: Callable[[], Any], synchronize: Callable[[], None], calls: 
     return statistics.median(times)
 
 
+def bare_launch(plan: Any) -> Callable[[int], None]:
+    """The plan's one kernel launched with the arguments of its last call: what no call can go below."""
+    (launch,) = plan.plan.launches
+    return launch.launch
+
+
 def warm() -> dict[str, float]:
     """Medians in microseconds, interleaved in one process."""
     import torch
@@ -55,17 +63,22 @@ def warm() -> dict[str, float]:
     x = torch.randn(1, 16, 8, 8, device="cuda", dtype=torch.bfloat16).to(memory_format=torch.channels_last)
     w = torch.randn(16, 16, 3, 3, device="cuda", dtype=torch.bfloat16).to(memory_format=torch.channels_last)
     y = h.conv(x, w, padding=1)
-    plan = h.plan("conv_fprop", x, w, padding=1)
+    plan, fresh_plan = h.plan("conv_fprop", x, w, padding=1), h.plan("conv_fprop", x, w, padding=1)
+    turns = itertools.cycle([torch.empty_like(x) for _ in range(4)])  # inputs at changing addresses, as a network has them
     sync = torch.cuda.synchronize
     runs: dict[str, Callable[[], Any]] = {
         "oxidnn.conv": lambda: h.conv(x, w, padding=1),
         "torch.conv2d": lambda: torch.nn.functional.conv2d(x, w, padding=1),
         "oxidnn.conv out=": lambda: h.conv(x, w, padding=1, out=y),
+        "oxidnn.conv turns": lambda: h.conv(next(turns), w, padding=1),
         "oxidnn.plan out=": lambda: plan(x, w, out=y),
+        "oxidnn.plan": lambda: fresh_plan(x, w),
+        "bare launch": partial(bare_launch(plan), 0),
         "oxidnn.activation": lambda: h.activation(x, "relu"),
         "torch.relu": lambda: torch.relu(x),
         "torch.add_": lambda: x.add_(0.0),
     }
+    plan(x, w, out=y)
     with torch.no_grad():
         rounds = [{name: per_call_us(run, sync) for name, run in runs.items()} for _ in range(3)]
     return {name: statistics.median(r[name] for r in rounds) for name in runs}
