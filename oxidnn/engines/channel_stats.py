@@ -254,6 +254,11 @@ def compute_of(problem: ChannelNormProblem) -> DType:
     return accumulator_of(problem.operands[0].desc.dtype)
 
 
+def magic_args(name: str, divisor: int) -> list[Arg]:
+    multiplier, shift = magic(max(1, divisor))
+    return [Arg(f"{name}_multiplier", "u32", multiplier), Arg(f"{name}_shift", "u32", shift)]
+
+
 def _gets_ready(target: Target) -> bool:
     """Whether a launch may begin while the one before it ends."""
     return target.capability >= (9, 0)
@@ -346,11 +351,9 @@ class ChannelNormEngine(Engine):
         units = problem.batches * problem.channels
         return Cut.of(problem.rows, -(-ctas * (THREADS // lanes) // max(1, units)), lanes * vector * packs)
 
-    def tile_step(self, template: str, problem: ChannelNormProblem, space: Space, names: Sequence[str], vectors: Mapping[str, Vector],
-                  config: EngineConfig, cut: Cut, device: DeviceInfo, extra: Iterable[Arg] = (),
-                  results: Mapping[str, ArgValue] | None = None, follows: bool = False, **consts: Any) -> Step:
-        """One launch over the whole index space with the tensors `names`. results: arrays of the partials' layout that it writes;
-        follows: it is not the plan's first."""
+    def tile_over(self, problem: ChannelNormProblem, space: Space, names: Sequence[str], vectors: Mapping[str, Vector],
+                  config: EngineConfig, **consts: Any) -> tuple[TileConsts, list[Arg]]:
+        """The consts of a launch over the tensors `names`, and the arguments that say where they and the vectors lie."""
         along, lanes, vector = config["along"], config["lanes"], config["vec"]
         space = Space(problem, {n: space.tensors[n] for n in names})
         digits, compute = space.rows, compute_of(problem)
@@ -371,21 +374,27 @@ class ChannelNormEngine(Engine):
             args += [Arg(f"ptr_{name}", "u64", v.value), Arg(f"stride_{name}_c", kind, v.strides[1])]
             args += [Arg(f"stride_{name}_b", kind, v.strides[0])] if problem.groups else []
         if any(v.is_grouped for v in given):
-            multiplier, shift = magic(problem.width)
-            args += [Arg("width", "u32", problem.width), Arg("width_multiplier", "u32", multiplier), Arg("width_shift", "u32", shift)]
-        tiles = -(-problem.channels // (lanes * vector)) if tile.is_column else problem.channels
-        for name, count in (("tiles", tiles), ("chunks", max(1, cut.chunks))):
-            multiplier, shift = magic(max(1, count))
-            args += [Arg(f"num_{name}", "u32", count), Arg(f"{name}_multiplier", "u32", multiplier), Arg(f"{name}_shift", "u32", shift)]
-        units = problem.batches * cut.chunks * tiles
-        args += [Arg("num_channels", "u32", problem.channels), Arg("num_rows", "u32", problem.rows), Arg("chunk_length", "u32", cut.length),
-                 Arg("num_units", "u32", units)]
-        args += [Arg(f"ptr_{n}", "u64", value) for n, value in (results or {}).items()]
+            args += [Arg("width", "u32", problem.width), *magic_args("width", problem.width)]
         args += [Arg(f"scalar_{n}", tile.compute, ScalarArg(n)) for n in tile.epilogue_scalars]
+        return tile, args
+
+    def tile_step(self, template: str, problem: ChannelNormProblem, space: Space, names: Sequence[str], vectors: Mapping[str, Vector],
+                  config: EngineConfig, cut: Cut, device: DeviceInfo, extra: Iterable[Arg] = (),
+                  results: Mapping[str, ArgValue] | None = None, follows: bool = False, **consts: Any) -> Step:
+        """One launch over the whole index space with the tensors `names`. results: arrays of the partials' layout that it writes;
+        follows: it is not the plan's first."""
+        tile, args = self.tile_over(problem, space, names, vectors, config, **consts)
+        lanes, vector = tile.lanes, tile.vector
+        tiles = -(-problem.channels // (lanes * vector)) if tile.is_column else problem.channels
+        units = problem.batches * cut.chunks * tiles
+        args += [Arg("num_tiles", "u32", tiles), *magic_args("tiles", tiles), Arg("num_chunks", "u32", cut.chunks),
+                 *magic_args("chunks", cut.chunks), Arg("num_channels", "u32", problem.channels), Arg("num_rows", "u32", problem.rows),
+                 Arg("chunk_length", "u32", cut.length), Arg("num_units", "u32", units)]
+        args += [Arg(f"ptr_{n}", "u64", value) for n, value in (results or {}).items()]
         grid = units if tile.is_column else -(-units * lanes // THREADS)
         target = Target.for_arch(device.arch)
         return Step.of(template, problem.op, target, THREADS, [*args, *extra], tile, grid, follows=follows and _gets_ready(target),
-                       suffix=f"{along}_{space.tensors[names[0]].dtype.name}_l{lanes}_v{vector}_u{tile.unroll}")
+                       suffix=f"{tile.along}_{problem.desc(names[0]).dtype.name}_l{lanes}_v{vector}_u{tile.unroll}")
 
     def combine_step(self, template: str, problem: ChannelNormProblem, partials: Mapping[str, Vector], items: int, batches: int,
                      width: int, inputs: Mapping[str, Vector], outputs: Mapping[str, Vector], device: DeviceInfo, extra: Iterable[Arg],
@@ -399,10 +408,7 @@ class ChannelNormEngine(Engine):
                              tuple((n, v.dtype.name) for n, v in outputs.items()), **consts)
         args = [Arg("num_statistics", "u32", batches * groups), Arg("num_items", "u32", items * width), Arg("items", "u32", items),
                 Arg("width", "u32", width)]
-        for name, count in (("width", width), ("groups", groups)):
-            multiplier, shift = magic(max(1, count))
-            args += [Arg(f"{name}_multiplier", "u32", multiplier), Arg(f"{name}_shift", "u32", shift)]
-        args.append(Arg("groups", "u32", groups))
+        args += [*magic_args("width", width), Arg("groups", "u32", groups), *magic_args("groups", groups)]
         for axis, arrays in (("i", partials), ("b", inputs), ("b", outputs)):
             for name, v in arrays.items():
                 args += [Arg(f"ptr_{name}", "u64", v.value), Arg(f"stride_{name}_{axis}", "s64", v.strides[0]),

@@ -1,0 +1,144 @@
+"""Group and instance normalisation in one launch, for channels that lie innermost: x is read once and held in the registers of a cluster.
+
+A cluster has the rows of one sample and a tile of whole groups; its CTAs deal out the rows and exchange moments through distributed
+shared memory. Pairs with ptx_templates/channelwise/resident.ptx.j2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import lcm
+
+from ..codegen.spec import Target
+from ..device import DeviceInfo
+from ..dtypes import F64
+from ..ops.base import Problem
+from ..ops.channel_norm import ChannelNormProblem
+from .base import Arg, Build, Engine, EngineConfig, Step, Support, refuse
+from .channel_stats import ChannelNormEngine, TileConsts, Vector, magic_args
+
+_MAX_PACKS = 8  # of 16 bytes that a thread holds
+_CLUSTERS = (1, 2, 4, 8)
+_MAX_THREADS = 512
+_MAX_LANES = 64
+
+
+@dataclass(frozen=True, slots=True)
+class ResidentConsts:
+    """lanes: packs of a tile's rows; slots: rows a CTA has at once; packs: rows a thread holds; cluster: CTAs that share the rows. width:
+    channels of a group; groups: those of a tile; parts: runs of one group in a pack, with cuts_packs found at run time; reach: packs that
+    a group may touch. statistics: outputs beside y."""
+
+    tile: TileConsts
+    x_dtype: str
+    width: int
+    lanes: int
+    slots: int
+    packs: int
+    cluster: int
+    groups: int
+    parts: int
+    cuts_packs: bool
+    reach: int
+    statistics: tuple[str, ...]
+
+    def guard_none(self, element: int) -> str:
+        return ""
+
+    def guard_first(self, element: int) -> str:
+        return f"@!%p_second{element} "
+
+    def guard_second(self, element: int) -> str:
+        return f"@%p_second{element} "
+
+
+class ChannelNormResident(ChannelNormEngine):
+    """Forward, for samples whose rows of a tile fit the registers of at most eight CTAs."""
+
+    id = "channel_norm.resident"
+
+    def check_support(self, problem: Problem, device: DeviceInfo) -> Support:
+        assert isinstance(problem, ChannelNormProblem)
+        if Target.for_arch(device.arch).capability < (9, 0):
+            return refuse(f"needs sm_90 (clusters), not {device.arch}")
+        if not problem.groups or not problem.rows * problem.channels:
+            return refuse("the statistics are not a sample's, or there are no values")
+        x, space = problem.desc("x"), self.space(problem)
+        assert space is not None
+        vector = space.vector("column")
+        if x.dtype is F64 or space.along() != "column" or vector * x.dtype.num_bytes != 16 or not space.moves_packs("x", "column", vector):
+            return refuse("needs f32, f16 or bf16 channels innermost in memory, in packs of 16 bytes")
+        if problem.width < vector and vector % problem.width:
+            return refuse(f"groups of {problem.width} channels divide no pack of {vector}")
+        support = super().check_support(problem, device)
+        if support and not any(self._shapes(problem, vector)):
+            return refuse(f"{problem.rows} rows a sample are more than a cluster holds")
+        return support
+
+    def _shapes(self, problem: ChannelNormProblem, vector: int) -> Iterator[dict[str, int]]:
+        """lanes, slots, packs and cluster of the ways to deal out a sample."""
+        least = lcm(problem.width, vector)
+        for tiles in range(1, problem.channels // least + 1):
+            lanes = tiles * least // vector
+            if problem.channels % (tiles * least) or lanes > _MAX_LANES:
+                continue
+            for slots in (1 << i for i in range(10)):
+                if not 64 <= lanes * slots <= _MAX_THREADS or lanes * slots % 32:
+                    continue
+                for cluster in _CLUSTERS:
+                    share = -(-problem.rows // cluster)
+                    packs = -(-share // slots)
+                    if packs <= _MAX_PACKS:
+                        yield {"lanes": lanes, "slots": slots, "packs": packs, "cluster": cluster}
+                        break
+
+    def configs(self, problem: Problem, device: DeviceInfo) -> tuple[EngineConfig, ...]:
+        assert isinstance(problem, ChannelNormProblem)
+        space = self.space(problem)
+        assert space is not None
+        vector = space.vector("column")
+
+        def cost(shape: dict[str, int]) -> float:
+            """Threads without rows, short runs of memory, exchanges, and too few CTAs."""
+            idle = shape["packs"] * shape["slots"] * shape["cluster"] / problem.rows
+            run = 1.0 + 8.0 / (16 * shape["lanes"])
+            ctas = problem.batches * problem.channels // (shape["lanes"] * vector) * shape["cluster"]
+            return idle * run + 0.03 * (shape["cluster"].bit_length() - 1) + max(0.0, 2.0 * device.num_sms / ctas - 1) * 0.1
+
+        shapes = sorted(self._shapes(problem, vector), key=cost)
+        return tuple(EngineConfig.of(along="column", vec=vector, unroll=1, **s) for s in shapes[:4])
+
+    def estimate(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> float:
+        return 6.0 + problem.num_bytes / (device.bandwidth_gbs * 1e3 * 0.8)
+
+    def build_steps(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> Build:
+        assert isinstance(problem, ChannelNormProblem)
+        if problem.is_empty:
+            return Build(())
+        space = self.space(problem)
+        assert space is not None
+        names = ["x", "y", *(["mask"] if problem.has("mask") else []), *problem.epilogue_operands]
+        vectors = {n: Vector.of(problem, n) for n in ("gamma", "beta") if problem.has(n)}
+        tile, args = self.tile_over(problem, space, names, vectors, config, epilogue=problem.epilogue)
+        lanes, slots, cluster, vector, width = config["lanes"], config["slots"], config["cluster"], config["vec"], problem.width
+        cuts = width > vector and width % vector != 0
+        groups = lanes * vector // width
+        reach = max((g * width + width - 1) // vector - g * width // vector + 1 for g in range(groups))
+        parts = 2 if cuts else max(1, vector // width)
+        statistics = tuple(n for n in ("mean", "rstd") if problem.has(n))
+        consts = ResidentConsts(tile, problem.desc("x").dtype.name, width, lanes, slots, config["packs"], cluster, groups, parts, cuts,
+                                reach, statistics)
+        tiles = problem.channels // (lanes * vector)
+        args += [Arg("num_tiles", "u32", tiles), *magic_args("tiles", tiles), Arg("num_rows", "u32", problem.rows),
+                 Arg("chunk_length", "u32", -(-problem.rows // cluster)), Arg("eps", "f32", problem.eps)]
+        for name in statistics:
+            v = Vector.of(problem, name)
+            args += [Arg(f"ptr_{name}", "u64", v.value), Arg(f"stride_{name}_b", "s64", v.strides[0]),
+                     Arg(f"stride_{name}_g", "s64", v.strides[1])]
+        suffix = f"{consts.x_dtype}_w{width}_l{lanes}_p{config['packs']}_c{cluster}"
+        return Build((Step.of("channelwise/resident", problem.op, Target.for_arch(device.arch), lanes * slots, args, consts,
+                              problem.batches * tiles * cluster, cluster=cluster, suffix=suffix),))
+
+
+ENGINES: dict[str, tuple[Engine, ...]] = {"group_norm": (ChannelNormResident(),), "instance_norm": (ChannelNormResident(),)}
