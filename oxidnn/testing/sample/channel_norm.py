@@ -94,7 +94,7 @@ def _draw(name: str, rng: np.random.Generator, size: str) -> Problem:
         attrs["return_mask"] = True
     if rng.random() < 0.5 or wants_mask:
         epilogue, operands = _EPILOGUES[1 if wants_mask else int(rng.integers(len(_EPILOGUES)))]
-        extents = {"c": [channels], "y": shape, "1": [1] * rank}
+        extents = {"c": [channels], "y": shape, "1": [1] * len(shape)}
         tensors |= {n: draw(extents[e], F32 if rng.random() < 0.5 else kind) for n, e in operands.items()}
         attrs |= {"epilogue": epilogue} if epilogue else {}
     if rng.random() < 0.4:
