@@ -3,43 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from threading import Lock
 
 from . import report
 from .codegen.render import Source
 from .engines.base import Build, Engine, EngineConfig, ScalarArg, TensorArg, TensorMapArg, WorkspaceArg, constant_of
 from .ops.base import Problem
 from .ops.case import format_case
-from .runtime.backend import Backend, BoundLaunch
+from .runtime.backend import Backend, BoundLaunch, Kernel
 
 
-class Plan:
-    """What `execute` needs and nothing more; made by dispatch.select.build_plan.
+class _Arguments:
+    """The launches of a plan with argument blocks of their own, and what a call rewrites in them: (setter of the argument, slot, byte
+    offset) of tensors, (setter, byte offset) of workspace, (setter, slot) of scalars."""
 
-    Concurrency: several threads may execute one plan; the argument blocks are rewritten and launched under a lock.
-    """
+    __slots__ = ("launches", "numbers", "pointers", "scratch", "tensors")
 
-    __slots__ = ("_lock", "_numbers", "_pointers", "_scratch", "_tensors", "build", "config", "engine", "launches", "origin", "problem",
-                 "workspace_bytes")
-
-    def __init__(self, problem: Problem, engine: Engine, config: EngineConfig, build: Build, backend: Backend) -> None:
-        self.problem = problem
-        self.engine = engine
-        self.config = config
-        self.build = build
-        self.workspace_bytes = build.workspace_bytes
-        self._lock = Lock()
+    def __init__(self, problem: Problem, build: Build, kernels: Sequence[Kernel]) -> None:
         slots = {operand.name: i for i, operand in enumerate(problem.operands)}
         scalar_slots = {scalar.name: i for i, scalar in enumerate(problem.scalars)}
         launches: list[BoundLaunch] = []
-        origins = []
-        # What a call rewrites: (setter of the argument, slot, byte offset) of tensors, (setter, byte offset) of workspace, (setter, slot).
         tensors: list[tuple[Callable[[int], None], int, int]] = []
         scratch: list[tuple[Callable[[int], None], int]] = []
         numbers: list[tuple[Callable[[float], None], int]] = []
-        for step in build.steps:
-            kernel = backend.load(Source(step.spec), step.spec)
-            origins.append(kernel.origin)
+        for step, kernel in zip(build.steps, kernels, strict=True):
             launch = kernel.bind(step.grid, [constant_of(arg) for arg in step.args])
             launches.append(launch)
             for index, arg in enumerate(step.args):
@@ -49,10 +35,30 @@ class Plan:
                     scratch.append((launch.setter(index), arg.byte_offset))
                 elif isinstance(arg, ScalarArg):
                     numbers.append((launch.setter(index), scalar_slots[arg.name]))
-        self.launches = tuple(launches)
-        self._pointers: Sequence[int] = ()
-        self._tensors, self._scratch, self._numbers = tuple(tensors), tuple(scratch), tuple(numbers)
-        self.origin = "+".join(sorted(set(origins))) or "none"
+        self.launches, self.tensors, self.scratch, self.numbers = tuple(launches), tuple(tensors), tuple(scratch), tuple(numbers)
+        self.pointers: Sequence[int] = ()
+
+
+class Plan:
+    """What `execute` needs and nothing more; made by dispatch.select.build_plan.
+
+    Concurrency: several threads may execute one plan. Each call takes argument blocks that nobody else holds, and makes new ones when
+    there are none: cheaper than a lock, and a call that is interrupted leaves nothing locked.
+    """
+
+    __slots__ = ("_idle", "_kernels", "build", "config", "engine", "launches", "origin", "problem", "workspace_bytes")
+
+    def __init__(self, problem: Problem, engine: Engine, config: EngineConfig, build: Build, backend: Backend) -> None:
+        self.problem = problem
+        self.engine = engine
+        self.config = config
+        self.build = build
+        self.workspace_bytes = build.workspace_bytes
+        self._kernels = tuple(backend.load(Source(step.spec), step.spec) for step in build.steps)
+        self.origin = "+".join(sorted({kernel.origin for kernel in self._kernels})) or "none"
+        arguments = _Arguments(problem, build, self._kernels)
+        self.launches = arguments.launches
+        self._idle = [arguments]
 
     @property
     def is_deterministic(self) -> bool:
@@ -62,17 +68,21 @@ class Plan:
     def execute(self, pointers: Sequence[int], workspace: int, stream: int, scalars: Sequence[float] = ()) -> None:
         """Enqueues all steps on `stream`. pointers: addresses in the order of problem.operands, a list that is the plan's to keep;
         workspace: at least workspace_bytes; scalars: in the order of problem.scalars."""
-        with self._lock:
-            if pointers != self._pointers:  # a loop over the same buffers finds them set
-                for set_pointer, slot, offset in self._tensors:
-                    set_pointer(pointers[slot] + offset)
-                self._pointers = pointers
-            for set_pointer, offset in self._scratch:
-                set_pointer(workspace + offset)
-            for set_number, slot in self._numbers:
-                set_number(scalars[slot])
-            for launch in self.launches:
-                launch.launch(stream)
+        try:
+            arguments = self._idle.pop()
+        except IndexError:  # other threads are at it
+            arguments = _Arguments(self.problem, self.build, self._kernels)
+        if pointers != arguments.pointers:  # a loop over the same buffers finds them set
+            for set_pointer, slot, offset in arguments.tensors:
+                set_pointer(pointers[slot] + offset)
+            arguments.pointers = pointers
+        for set_pointer, offset in arguments.scratch:
+            set_pointer(workspace + offset)
+        for set_number, slot in arguments.numbers:
+            set_number(scalars[slot])
+        for launch in arguments.launches:
+            launch.launch(stream)
+        self._idle.append(arguments)
 
     def describe(self) -> str:
         """Engine, config, where the machine code came from, and the case: the fields of the verbose line."""
