@@ -18,7 +18,8 @@ import numpy as np
 
 from . import dlpack
 from .dtypes import dtype
-from .errors import InvalidArgument
+from .errors import InvalidArgument, LaunchError
+from .runtime import driver
 from .tensor import TensorDesc, TensorView, packed_strides
 
 if TYPE_CHECKING:
@@ -164,8 +165,6 @@ def _desc(kind: Any, shape: tuple[int, ...], strides: tuple[int, ...], pointer: 
 
 
 def _view_of_cuda_interface(array: Any, framework: str) -> TensorView:
-    from cuda.bindings import driver
-
     interface = array.__cuda_array_interface__
     if interface.get("mask") is not None:
         raise InvalidArgument("array: a masked array was given (expected one without a mask).")
@@ -175,14 +174,12 @@ def _view_of_cuda_interface(array: Any, framework: str) -> TensorView:
     steps = packed_strides(shape) if strides is None else _element_strides(shape, tuple(strides), kind.itemsize)
     pointer, is_readonly = interface["data"]
     producer = interface.get("stream")
-    if producer is not None:
-        driver.cuStreamSynchronize(0 if producer == dlpack.LEGACY_STREAM else producer)
-    index = 0
-    if pointer:
-        result, found = driver.cuPointerGetAttribute(driver.CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, pointer)
-        if result:
-            raise InvalidArgument(f"array: __cuda_array_interface__ of {type(array).__name__} gives no device address ({result.name}).")
-        index = int(found)
+    try:
+        index = driver.device_ordinal(pointer) if pointer else 0
+    except LaunchError as error:
+        raise InvalidArgument(f"array: __cuda_array_interface__ of {type(array).__name__} gives no device address ({error})") from None
+    if producer is not None and pointer:
+        driver.wait_for(0 if producer == dlpack.LEGACY_STREAM else producer, index)
     return TensorView(_desc(_native(kind), shape, steps, pointer), pointer, framework, f"cuda:{index}", array, bool(is_readonly))
 
 

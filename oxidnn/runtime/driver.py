@@ -118,6 +118,13 @@ def primary_context(index: int) -> Any:
         return _contexts[index]
 
 
+def device_ordinal(address: int) -> int:
+    """The index of the device an address belongs to. Raises LaunchError for one that is none of a device."""
+    cu = bindings()
+    ordinal = cu.CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
+    return int(checked(cu.cuPointerGetAttribute(ordinal, address), f"asking for the device of address {address:#x}"))
+
+
 class CurrentContext:
     """Makes the context current for a block, and leaves the thread as it was. A class, since this stands on warm paths."""
 
@@ -137,6 +144,12 @@ class CurrentContext:
     def __exit__(self, *_: object) -> None:
         if self._is_pushed:
             bindings().cuCtxPopCurrent()
+
+
+def wait_for(stream: int, index: int) -> None:
+    """Waits until the work enqueued on a stream of device `index`, of anybody's, is done."""
+    with CurrentContext(primary_context(index)):
+        checked((*bindings().cuStreamSynchronize(stream), None), f"waiting for stream {stream:#x}")
 
 
 @contextlib.contextmanager
