@@ -9,8 +9,9 @@ Partial results are [batch][chunk][channel]. Pairs with ptx_templates/channelwis
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
+from math import prod
 from typing import Any
 
 from ..codegen.environment import f32_literal, f64_literal
@@ -24,6 +25,7 @@ from ..ops.channel_norm import ChannelNormProblem, channels_innermost
 from ..ops.epilogue import accumulator_of, align_shape, align_strides
 from ..tensor import TensorDesc
 from .base import SUPPORTED, Arg, ArgValue, Build, Engine, EngineConfig, ScalarArg, Scratch, Step, Support, TensorArg, refuse
+from .collapse import collapse
 from .digits import DigitConsts, Digits
 
 THREADS = 256
@@ -134,13 +136,14 @@ class TileConsts:
 
 @dataclass(frozen=True, slots=True)
 class CombineConsts:
-    """Of the launches that combine partials. lanes: threads a statistic. has_width: statistics of several channels. outputs: what is
-    written, and inputs: what is read besides the partials, each with its type. is_counted: the partials' counts are in memory;
-    is_constant: gradients for statistics that do not depend on x, without partials."""
+    """Of the launches that combine partials. lanes: threads a statistic. has_width: statistics of several channels; weighs: with a gamma
+    each. outputs: what is written, and inputs: what is read besides the partials, each with its type. is_counted: the partials' counts are
+    in memory; is_constant: gradients for statistics that do not depend on x, without partials."""
 
     compute: str
     lanes: int
     has_width: bool
+    weighs: bool
     inputs: tuple[tuple[str, str], ...]
     outputs: tuple[tuple[str, str], ...]
     is_counted: bool = False
@@ -171,7 +174,7 @@ class Vector:
         desc = problem.desc(name)
         steps = tuple(s * desc.dtype.num_bytes for s in desc.strides)
         return Vector(TensorArg(name), desc.dtype, (steps[0], steps[1]) if desc.rank == 2 else (0, steps[0]), desc.align,
-                      desc.rank == 2 and problem.width != 1)
+                      desc.shape[-1] != problem.channels)
 
     def moves_packs(self, vector: int, channels: int) -> bool:
         size = self.dtype.num_bytes
@@ -248,6 +251,39 @@ class Space:
             return "column" if channels_innermost(self.problem.desc("x")) else "row"
         row = [abs(s) for s, n in zip(self.rows.strides["x"], self.rows.extents, strict=True) if n > 1]
         return "column" if not row or (self.problem.channels > 1 and abs(x[1]) < min(row)) else "row"
+
+
+@dataclass(frozen=True)
+class FlatProblem(ChannelNormProblem):
+    """Batch statistics of x (N, C, spatial) seen as (N, C * positions): each position a channel of its own, combined in the end. For
+    channels first with so few or so odd positions that they fill no pack."""
+
+    positions: int = 1
+
+    @property
+    def width(self) -> int:
+        return self.positions
+
+    @staticmethod
+    def of(problem: ChannelNormProblem) -> FlatProblem | None:
+        """None where channels and positions are not one run of memory in every tensor."""
+        shape = problem.shape
+        if problem.groups or len(shape) < 3 or problem.has("mask") or not 0 < prod(shape[1:]) < _LIMIT or not shape[0]:
+            return None
+        operands = []
+        for operand in problem.operands:
+            desc = operand.desc
+            if desc.shape == shape:
+                extents, (strides,) = collapse(shape[1:], [desc.strides[1:]])
+                if len(extents) != 1:
+                    return None
+                desc = TensorDesc(desc.dtype, (shape[0], extents[0]), (desc.strides[0], strides[0]), desc.align)
+            elif operand.name in problem.epilogue_operands:
+                return None
+            operands.append(replace(operand, desc=desc))
+        given = {f.name: getattr(problem, f.name) for f in fields(ChannelNormProblem)}
+        given |= {"operands": tuple(operands), "shape": (shape[0], prod(shape[1:])), "positions": prod(shape[2:])}
+        return FlatProblem(**given)
 
 
 def compute_of(problem: ChannelNormProblem) -> DType:
@@ -327,6 +363,12 @@ class ChannelNormEngine(Engine):
             usual = {"along": along, "vec": vector, "lanes": lanes, "unroll": unroll, "ctas": _CTAS, "depth": _DEPTH}
             found.append(EngineConfig.of(**usual))
             if along == first:
+                flat = FlatProblem.of(problem) if along == "row" else None
+                flat_space = self.space(flat) if flat is not None else None
+                if flat is not None and flat_space is not None and (wider := flat_space.vector("column")) > vector:
+                    lanes = min(32, _power_of_two(flat.channels // wider))
+                    unroll = max(1, min(8, _HELD_BYTES // compute_of(problem).num_bytes // wider))
+                    found.insert(0, EngineConfig.of(**usual | {"along": "flat", "vec": wider, "lanes": lanes, "unroll": unroll}))
                 others = ({"ctas": 2}, {"ctas": 6}, {"depth": 1}, {"depth": 4}, {"unroll": max(1, unroll // 2)})
                 found += [c for change in others if (c := EngineConfig.of(**usual | change)) not in found]
         return tuple(found)
@@ -337,8 +379,16 @@ class ChannelNormEngine(Engine):
         if space is None:
             return 4.0
         efficiency = 0.9 if config["vec"] * problem.desc("x").dtype.num_bytes >= 16 else 0.4
-        efficiency *= 1.0 if config["along"] == space.along() else 0.2
+        efficiency *= 0.7 if config["along"] == "flat" else 1.0 if config["along"] == space.along() else 0.2
         return 9.0 + 1.6 * problem.num_bytes / (device.bandwidth_gbs * 1e3 * efficiency)
+
+    def laid_out(self, problem: ChannelNormProblem, config: EngineConfig) -> tuple[ChannelNormProblem, EngineConfig]:
+        """The problem as the launches see it."""
+        if dict(config.knobs).get("along") != "flat":
+            return problem, config
+        flat = FlatProblem.of(problem)
+        assert flat is not None
+        return flat, EngineConfig.of(**dict(config.knobs) | {"along": "column"})
 
     # ---- launches --------------------------------------------------------------------------------------------------------------
 
@@ -404,7 +454,8 @@ class ChannelNormEngine(Engine):
         compute = compute_of(problem)
         groups = problem.channels // max(1, width)
         lanes = 32 if items * width <= 128 else THREADS // 2
-        tile = CombineConsts(compute.ptx, lanes, width != 1, tuple((n, v.dtype.name) for n, v in inputs.items()),
+        weighs = "gamma" in inputs and not inputs["gamma"].is_grouped and width != 1
+        tile = CombineConsts(compute.ptx, lanes, width != 1, weighs, tuple((n, v.dtype.name) for n, v in inputs.items()),
                              tuple((n, v.dtype.name) for n, v in outputs.items()), **consts)
         args = [Arg("num_statistics", "u32", batches * groups), Arg("num_items", "u32", items * width), Arg("items", "u32", items),
                 Arg("width", "u32", width)]
@@ -447,6 +498,7 @@ class ChannelNorm(ChannelNormEngine):
         assert isinstance(problem, ChannelNormProblem)
         if problem.is_empty:
             return Build(())
+        problem, config = self.laid_out(problem, config)
         scratch, steps = Scratch(), list[Step]()
         vectors = {n: Vector.of(problem, n) for n in ("gamma", "beta") if problem.has(n)}
         extra = []
@@ -507,6 +559,7 @@ class ChannelNormBackward(ChannelNormEngine):
         assert isinstance(problem, ChannelNormProblem)
         if problem.is_empty:
             return Build(())
+        problem, config = self.laid_out(problem, config)
         scratch, steps = Scratch(), list[Step]()
         space, kind = self.space(problem), compute_of(problem)
         assert space is not None
@@ -527,7 +580,7 @@ class ChannelNormBackward(ChannelNormEngine):
                                             results=results, leads=_gets_ready(Target.for_arch(device.arch))))
         total = [Arg("total", kind.ptx, float(problem.rows * problem.width))]
         found = self.per_channel(problem, scratch, ("channel_mean", "scale", "shift_by", "slope")) if has_dx else {}
-        is_one = problem.batches == 1 and problem.width == 1
+        is_one = not problem.groups  # a statistic is a channel's
         if sums and not is_one:
             steps.append(self.combine_step("channelwise/gradient_combine", problem, partials, items * problem.batches, 1, 1, {}, sums,
                                            device, total, "_parameters", follows=bool(steps)))

@@ -137,7 +137,8 @@ FILLS |= {("batch_norm_gather", "counts"): _counts, ("batch_norm_gather", "m2s")
           ("batch_norm_backward_apply", "count"): _uniform("count", 20.0, 60.0)}
 
 _X = ("f32[3,5,7]nchw", "bf16[2,64,5,7]nhwc", "f16[2,16,4,8]nchw", "f64[3,6,2,3,2]nhwc", "f32[9,33]nchw", "bf16[1,320,20,20]nhwc",
-      "f32[2,3,40,50]nchw", "f16[2,12,9,9](972,1,108,12)", "bf16[4,8,12](1,48,4)", "f32[70,1,5]nchw", "bf16[2,24,6,6]nhwc@2")
+      "f32[2,3,40,50]nchw", "f16[2,12,9,9](972,1,108,12)", "bf16[4,8,12](1,48,4)", "f32[70,1,5]nchw", "bf16[2,24,6,6]nhwc@2",
+      "f16[5,16,7,7]nchw")
 CASES: dict[str, tuple[str, ...]] = {
     "batch_norm": tuple(f"batch_norm x={x} training=True return_stats=True" for x in _X) + (
         "batch_norm x=bf16[3,16,6,6]nhwc gamma=f32[16] beta=f32[16] running_mean=f32[16] running_var=f32[16] training=True momentum=0.3",
@@ -148,11 +149,13 @@ CASES: dict[str, tuple[str, ...]] = {
         "batch_norm x=f32[2,8,5]nchw running_mean=f32[8] running_var=f32[8] training=False eps=0.001",
         "batch_norm x=bf16[2,64,9]nhwc gamma=bf16[64] beta=bf16[64] running_mean=f32[64] running_var=f32[64] training=False "
         "epilogue='relu(acc)'",
+        "batch_norm x=bf16[9,16,7]nchw gamma=f32[16] beta=bf16[16] residual=bf16[9,16,7]nchw running_mean=f32[16] running_var=f32[16] "
+        "training=True return_stats=True epilogue='relu(acc + residual)'",
         "batch_norm x=f32[0,8,5]nchw running_mean=f32[8] running_var=f32[8] training=True return_stats=True",
         "batch_norm x=f32[4,0,5]nchw running_mean=f32[0] running_var=f32[0] training=True",
     ),
     "group_norm": tuple(f"group_norm x={x} groups={g} return_stats=True"
-                        for x, g in zip(_X, (5, 32, 4, 2, 11, 32, 1, 6, 2, 1, 3), strict=True)) + (
+                        for x, g in zip(_X, (5, 32, 4, 2, 11, 32, 1, 6, 2, 1, 3, 4), strict=True)) + (
         "group_norm x=bf16[2,64,6,6]nhwc gamma=f32[64] beta=f32[64] groups=4 epilogue='silu(acc)'",
         "group_norm x=f32[2,6,4,4]nchw gamma=f32[6] beta=f32[6] residual=f32[2,6,4,4]nchw groups=3 eps=0.1",
         "group_norm x=f32[0,6,4]nchw gamma=f32[6] groups=3", "group_norm x=f32[2,6]nchw groups=6",
@@ -171,6 +174,8 @@ CASES: dict[str, tuple[str, ...]] = {
         "return_residual=True",
         "batch_norm_backward dy=f32[3,4,4,6]nchw x=f32[3,4,4,6]nchw mean=f32[4] rstd=f32[4] mask=u8[3,4,3]nchw",
         "batch_norm_backward dy=f32[3,4,5,5]nchw x=f32[3,4,5,5]nhwc mean=f32[4] rstd=f32[4] gamma=f32[4] y=f32[3,4,5,5]nchw",
+        "batch_norm_backward dy=bf16[9,16,3,5]nchw x=bf16[9,16,3,5]nchw mean=f32[16] rstd=f32[16] gamma=bf16[16] y=bf16[9,16,3,5]nchw "
+        "return_residual=True",
         "batch_norm_backward dy=f32[3,4,5]nchw x=f32[3,4,5]nchw mean=f32[4] rstd=f32[4] gamma=f32[4] training=False",
         "batch_norm_backward dy=f32[3,4,5]nchw x=f32[3,4,5]nchw mean=f32[4] rstd=f32[4] training=False",
         "batch_norm_backward dy=f32[0,4,5]nchw x=f32[0,4,5]nchw mean=f32[4] rstd=f32[4] gamma=f32[4]",
