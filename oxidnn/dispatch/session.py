@@ -66,13 +66,13 @@ class Prepared:
         self.disjoint: list[int] = []  # addresses last found free of overlaps
         self.scalar_names = tuple(s.name for s in problem.scalars)
 
-    def guarded(self, given: Sequence[Any], pointers: Sequence[int]) -> Guarded | None:
+    def guarded(self, given: Sequence[Any], pointers: Sequence[int], workspace: Workspace) -> Guarded | None:
         """The short way for calls like this one, on these arrays (and out) at these addresses; None where there is none."""
         plan, frame = self.plan, self.frame
-        if plan is None or plan.workspace_bytes or self.order is not None or self.num_outputs != 1 or self.scalar_names or frame.finish:
+        if plan is None or self.order is not None or self.scalar_names or frame.guard is None or reduce(or_, pointers) & 15:
             return None
-        check = None if frame.guard is None or reduce(or_, pointers) & 15 else frame.guard(given)
-        return None if check is None else Guarded(self, plan, check)
+        check = frame.guard(given)
+        return None if check is None else Guarded(self, plan, check, workspace)
 
     def check_overlap(self, pointers: list[int]) -> None:
         """An output may share no byte with an input or another output, unless it is exactly that input and the op works in place."""
@@ -104,16 +104,19 @@ class Prepared:
 class Guarded:
     """The shortest way through a call that is as an earlier one was: one check of all arrays together instead of a key of each.
 
-    For one output, no scratch and addresses that are multiples of 16, so that one test tells that their alignment is the same.
+    For addresses that are multiples of 16, so that one test tells that their alignment is the same.
     """
 
-    __slots__ = ("address", "check", "current_stream", "execute", "make", "prepared", "seen")
+    __slots__ = ("address", "check", "current_stream", "execute", "make", "make_all", "num_bytes", "prepared", "seen", "workspace")
 
-    def __init__(self, prepared: Prepared, plan: Plan, check: Callable[..., bool]) -> None:
+    def __init__(self, prepared: Prepared, plan: Plan, check: Callable[..., bool], workspace: Workspace) -> None:
         self.prepared = prepared
         self.check = check
+        self.workspace = workspace
+        self.num_bytes = plan.workspace_bytes
         self.execute = plan.execute
-        self.make = prepared.make_outputs[0]
+        self.make, *others = prepared.make_outputs
+        self.make_all = prepared.make_outputs if others else None
         self.address = prepared.frame.address
         self.current_stream = prepared.frame.current_stream
         self.seen: list[int] = []  # addresses last found aligned and free of overlaps
@@ -130,9 +133,14 @@ class Guarded:
                 self.prepared.check_overlap(pointers)
             self.seen = pointers
         if out is None:
-            out = self.make()
-            pointers = [*pointers, self.address(out)]
-        self.execute(pointers, 0, self.current_stream())
+            if self.make_all is None:
+                out = self.make()
+                pointers = [*pointers, self.address(out)]
+            else:
+                out = tuple([make() for make in self.make_all])
+                pointers = [*pointers, *map(self.address, out)]
+        stream = self.current_stream()
+        self.execute(pointers, self.workspace.take(self.num_bytes, stream) if self.num_bytes else 0, stream)
         return out
 
 
@@ -183,7 +191,8 @@ class BoundPlan:
         prepared = self._prepared(padded, () if out is None else out if isinstance(out, tuple) else (out,))
         result = self._session.execute(prepared, padded, pointers, out, stream, scalars)
         if is_plain:
-            self._short = (len(arrays), out is not None), prepared.guarded(arrays if out is None else (*arrays, out), pointers)
+            self._short = (len(arrays), out is not None), prepared.guarded(
+                arrays if out is None else (*arrays, out), pointers, self._session.workspace)
         return result
 
     def __repr__(self) -> str:
@@ -260,7 +269,7 @@ class Session:
         prepared = self.prepared(call, names, keys, arrays, attrs, outs, out_key, stream)
         result = self.execute(prepared, arrays, pointers, out, stream, scalars)
         if ways is not None and len(ways) < MAX_WAYS:
-            found = prepared.guarded(given, pointers)
+            found = prepared.guarded(given, pointers, self.workspace)
             if found is not None:
                 if len(self._ways) > MAX_PLANS:
                     self._ways.clear()

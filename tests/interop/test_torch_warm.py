@@ -17,8 +17,10 @@ torch = pytest.importorskip("torch")
 from oxidnn.dispatch import session as session_module  # noqa: E402
 from oxidnn.dispatch.session import Call, Session  # noqa: E402
 from oxidnn.dispatch.tuning_db import TuningDb  # noqa: E402
+from oxidnn.dtypes import F64  # noqa: E402
 from oxidnn.errors import InvalidArgument  # noqa: E402
-from oxidnn.ops.base import Policy, Problem  # noqa: E402
+from oxidnn.ops import OPS  # noqa: E402
+from oxidnn.ops.base import OpDef, Operand, Policy, Problem  # noqa: E402
 from oxidnn.tensor import TensorDesc  # noqa: E402
 
 from ..unit.fakes import INFO, FakeBackend, FakeEngine, double_op  # noqa: E402, F401
@@ -35,7 +37,7 @@ def memory(ptr: int, desc: TensorDesc) -> np.ndarray:
 
 
 class MemoryPlan:
-    """y = 2 x, by the addresses given and the problem's strides."""
+    """Outputs = 2 x, by the addresses given and the problem's strides."""
 
     workspace_bytes = 0
 
@@ -43,8 +45,10 @@ class MemoryPlan:
         self.problem = problem
 
     def execute(self, pointers: list[int], workspace: int, stream: int, scalars: tuple[float, ...] = ()) -> None:
-        x, y = (memory(p, self.problem.desc(n)) for p, n in zip((pointers[0], pointers[-1]), "xy", strict=True))
-        y[...] = 2 * x
+        assert bool(workspace) == bool(self.workspace_bytes)
+        x, *outputs = (memory(p, o.desc) for p, o in zip(pointers, self.problem.operands, strict=True))
+        for y in outputs:
+            y[...] = 2 * x
 
 
 @pytest.fixture
@@ -140,6 +144,35 @@ def test_roles_and_attributes_are_told_apart(session, monkeypatch) -> None:  # t
     run(session, a)
     with pytest.raises(InvalidArgument, match="x"):  # the same tensors, in another role
         session.run(CALL, (None, b), (), None, None)
+
+
+def test_with_scratch(session, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    monkeypatch.setattr(MemoryPlan, "workspace_bytes", 512)
+    run(session, fresh(8, 8))
+    x, result = fresh(8, 8), []
+    assert is_short(session, monkeypatch, lambda: result.append(run(session, x)))
+    assert torch.equal(result[0], 2 * x)
+
+
+def test_several_outputs(session, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    def make(tensors: Any, attrs: Any, policy: Policy) -> Problem:
+        x = tensors["x"]
+        y, wide = TensorDesc.packed(x.dtype, x.shape), TensorDesc.packed(F64, x.shape)
+        return Problem("pair", (Operand("x", x), Operand("y", y, True), Operand("wide", wide, True)), policy=policy)
+
+    monkeypatch.setitem(OPS, "pair", OpDef("pair", ("x",), ("y", "wide"), make))
+    call = Call("pair", ("x",))
+    session.run(call, (fresh(8, 8),), (), None, None)
+    x, result = fresh(8, 8), []
+    assert is_short(session, monkeypatch, lambda: result.extend(session.run(call, (x,), (), None, None)))
+    assert torch.equal(result[0], 2 * x) and torch.equal(result[1], 2 * x.double())
+    y, wide = torch.full_like(x, torch.nan), torch.full_like(x, torch.nan, dtype=torch.float64)
+    for _ in range(2):
+        session.run(call, (x,), (), (y, wide), None)
+        assert torch.equal(y, 2 * x) and torch.equal(wide, 2 * x.double())
+    for out in (y, (y,), (y, wide, wide)):
+        with pytest.raises(InvalidArgument):
+            session.run(call, (x,), (), out, None)
 
 
 def test_few_ways_are_kept_and_the_rest_is_still_right(session) -> None:  # type: ignore[no-untyped-def]

@@ -212,6 +212,9 @@ class FakeBackend:
     def is_capturing(self, stream: int) -> bool:
         return self.capturing
 
+    def capture_id(self, stream: int) -> int:
+        return int(self.capturing)
+
     def bind_view(self, view: TensorView) -> None: ...
     def release_view(self, view: TensorView) -> None: ...
 
