@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 
 from .backend import Allocation, Backend
 
@@ -14,7 +15,7 @@ class Workspace:
 
     A block is shared by all plans run on one stream from one thread: the stream orders them. Two threads that enqueue on one stream
     interleave their kernels, so each has its own. A captured graph is replayed later, on any stream, beside whatever runs then:
-    it gets blocks no one else uses, kept until `close`.
+    it gets blocks no one else uses, kept until `close`. A workspace nobody holds any more gives back all but those.
 
     Concurrency: safe for threads.
     """
@@ -24,6 +25,7 @@ class Workspace:
         self._blocks: dict[tuple[int, int], Allocation] = {}
         self._captured: dict[int, list[Allocation]] = {}
         self._lock = threading.Lock()
+        weakref.finalize(self, _give_back, self._blocks).atexit = False  # the process takes its memory with it
 
     def take(self, num_bytes: int, stream: int) -> int:
         """Address (256-byte aligned) of at least `num_bytes` bytes, whose contents are arbitrary, for work enqueued on `stream` next.
@@ -60,7 +62,13 @@ class Workspace:
     def close(self) -> None:
         """Gives everything back; graphs captured with this workspace must not be replayed any more."""
         with self._lock:
-            for block in (*self._blocks.values(), *(b for bs in self._captured.values() for b in bs)):
+            _give_back(self._blocks)
+            for block in (b for blocks in self._captured.values() for b in blocks):
                 block.free()
-            self._blocks.clear()
             self._captured.clear()
+
+
+def _give_back(blocks: dict[tuple[int, int], Allocation]) -> None:
+    for block in blocks.values():
+        block.free()
+    blocks.clear()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 from collections import defaultdict
 
@@ -110,3 +111,13 @@ def test_on_the_emulated_device_the_old_block_is_gone() -> None:
         backend.fill(first, 1, 100, 0)
     workspace.close()
     assert backend.memory.bytes_allocated == 0
+
+
+def test_dropped_it_gives_back_all_but_what_graphs_may_replay(device: RecordingDevice) -> None:
+    workspace = Workspace(device)  # type: ignore[arg-type]
+    plain = [workspace.take(MB, stream) for stream in (7, 8)]
+    device.captures[9] = 1
+    workspace.take(MB, 9)
+    del workspace
+    gc.collect()
+    assert [e for e in device.events if e[0] == "free"] == [("free", ptr, stream) for ptr, stream in zip(plain, (7, 8), strict=True)]
