@@ -26,9 +26,7 @@ from conv_mma import reference as conv_reference
 from conv_mma import torch_call as conv_call
 from stamp import stamp
 
-from oxidnn.engines.affine_mma_sm80 import MMA_SM80
-from oxidnn.engines.affine_wgmma_sm90 import WGMMA_SM90
-from oxidnn.engines.matmul import MatmulEngine
+from oxidnn.dispatch.registry import ENGINES
 from oxidnn.ops.base import Policy, Problem
 from oxidnn.ops.case import parse_case
 from oxidnn.plan import Plan
@@ -54,16 +52,11 @@ def reference(problem: Problem, tensors: dict[str, torch.Tensor]) -> tuple[torch
 
 
 def measure(backend: CudaBackend, problem: Problem, label: str, options: argparse.Namespace) -> dict[str, Any] | None:
-    algorithms = (WGMMA_SM90, MMA_SM80) if options.mma else (WGMMA_SM90,)
-    choices = []
-    for algorithm in algorithms:
-        engine = MatmulEngine(problem.op, algorithm)
-        support = engine.check_support(problem, backend.info)
-        if not support:
-            print(f"refused {problem.op} {label}: {support.reason}", flush=True)
-            continue
-        choices += [(engine, c) for c in engine.configs(problem, backend.info)[: options.configs or None]]
+    engines = [e for e in ENGINES[problem.op] if e.id.endswith("_sm90") or (options.mma and e.id.endswith("mma_sm80"))]
+    choices = [(engine, c) for engine in engines if engine.check_support(problem, backend.info)
+               for c in engine.configs(problem, backend.info)[: options.configs or None]]
     if not choices:
+        print(f"refused {problem.op} {label}: {engines[-1].check_support(problem, backend.info).reason}", flush=True)
         return None
     tensors = make_tensors(problem, torch.Generator("cuda").manual_seed(1))  # type: ignore[arg-type]
     output = tensors[problem.outputs[0].name]
@@ -74,7 +67,7 @@ def measure(backend: CudaBackend, problem: Problem, label: str, options: argpars
     rows: list[dict[str, Any]] = []
     calls: list[Callable[[], Any]] = []
     for engine, config in choices:
-        row: dict[str, Any] = {"engine": engine.algorithm.name, "config": config.name,
+        row: dict[str, Any] = {"engine": engine.id, "config": config.name,
                                "estimate_us": engine.estimate(problem, config, backend.info)}
         try:
             plan = Plan(problem, engine, config, engine.build_steps(problem, config, backend.info), backend)
@@ -100,7 +93,7 @@ def measure(backend: CudaBackend, problem: Problem, label: str, options: argpars
             row["us"] = statistics.median(next(timed))
     right = [r for r in rows if r.get("error", float("inf")) <= 1.0]
     return {"case": label, "op": problem.op, "flops": problem.flops, "library_us": statistics.median(times[-1]),
-            "best": min(right, key=lambda r: r["us"]) if right else None, "default": rows[0], "rows": rows}
+            "best": min(right, key=lambda r: r["us"]) if right else None, "default": min(rows, key=lambda r: r["estimate_us"]), "rows": rows}
 
 
 def main() -> None:
@@ -152,7 +145,7 @@ def main() -> None:
             continue
         us = best["us"]
         print(f"{problem.op:11} {label:18} {result['library_us']:8.1f} {us:8.1f} {result['library_us'] / us:5.2f} "
-              f"{result['flops'] / us / 1e6:5.0f} {first:8.1f} {first / us - 1:6.0%}  {best['engine']} {best['config']}", flush=True)
+              f"{result['flops'] / us / 1e6:5.0f} {first:8.1f} {first / us - 1:6.0%}  {best['engine'].rpartition('.')[2]} {best['config']}", flush=True)
     for op in sorted({r["op"] for r in results}):
         ratios = [r["library_us"] / r["best"]["us"] for r in results if r["op"] == op and r["best"]]
         if ratios:

@@ -8,7 +8,7 @@ these columns (zero where r is no tap), stays in shared memory; positions come a
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from ..codegen.spec import Target as PtxTarget
@@ -121,8 +121,7 @@ def _plan(p: ConvProblem) -> InterleavedConsts | str:
         return f"{h.offsets} x {w.offsets} offsets of {filters} filters do not fit shared memory"
     stages = min(stages, MAX_STAGES)
     filter_at = -(-stages * stage_bytes // 1024) * 1024
-    return InterleavedConsts(RingConsts(stages, stage_bytes, filter_at + filter_bytes, 1), consts.kind, consts.out, tile_n, WARPGROUPS, filters,
-                             channels, h, w, filter_at)
+    return replace(consts, ring=RingConsts(stages, stage_bytes, filter_at + filter_bytes, 1), filter_at=filter_at)
 
 
 def _blocks(p: ConvProblem) -> tuple[int, int, int]:
@@ -190,8 +189,9 @@ class InterleavedGradient(Engine):
         patches = TensorMapSpec(result.dtype.name, (k, columns, rows, n), (k * 2, columns * k * 2, rows * columns * k * 2),
                                 (SPAN, c.w.patch, c.h.patch, 1), swizzle=128)
         args = [Arg("map_dy", "tensor_map", TensorMapArg(p.result, patches)), *t.args]
-        return Build((Step.of("conv/interleaved_dgrad_sm90", self.op, PtxTarget.for_arch(device.arch, (8, 0)), 128 * (1 + c.warpgroups), args,
-                              c, num_ctas, dynamic_smem=c.ring.barriers_at + 2 * BARRIER_BYTES * c.ring.stages,
+        target = PtxTarget.for_arch(device.arch, (8, 0))
+        return Build((Step.of("conv/interleaved_dgrad_sm90", self.op, target, 128 * (1 + c.warpgroups), args, c, num_ctas,
+                              dynamic_smem=c.ring.barriers_at + 2 * BARRIER_BYTES * c.ring.stages,
                               suffix=f"{c.kind}_{c.h.taps}x{c.w.taps}x{c.columns}"),))
 
 
