@@ -208,3 +208,25 @@ def test_minus_zero_does_not_meet_the_plan_of_zero(given: object) -> None:
         assert (np.copysign(1, h.plan("activation", x, name="leaky_relu", parameters=parameters)(x)) == [sign, 1, sign]).all()
     for text, sign in (("leaky_relu(x, 0.0)", -1), ("leaky_relu(x, -0.0)", 1), ("leaky_relu(x, 0.0)", -1)):
         assert (np.copysign(1, h.pointwise(text, x)) == [sign, 1, sign]).all()
+
+
+class _Recorder:
+    """A session that only writes down what a method passes on."""
+
+    def run(self, call: object, arrays: tuple, attrs: tuple, out: object, stream: object, *more: object) -> tuple:
+        self.call, self.arrays, self.attrs, self.out, self.stream = call, arrays, attrs, out, stream
+        return ()
+
+
+@pytest.mark.parametrize("op", sorted(CALLS))
+def test_methods_pass_arguments_in_the_order_of_their_call(op: str) -> None:
+    h = oxidnn.DnnHandle.__new__(oxidnn.DnnHandle)
+    h._session = recorder = _Recorder()  # type: ignore[assignment]
+    call, method = CALLS[op], getattr(h, METHOD_OF.get(op, op))
+    given = {name: (name,) for name in inspect.signature(method).parameters if name not in ("operands", "scalars")}
+    method(**given)
+    assert recorder.call is call and recorder.out[0] == "out" and recorder.stream == ("stream",)
+    assert dict(zip(call.tensors, recorder.arrays, strict=True)) == {n: (n,) for n in call.tensors}
+    assert dict(zip((n for n, _ in call.attrs), recorder.attrs, strict=True)) == {n: (n,) for n, _ in call.attrs}
+    defaults = {n: p.default for n, p in inspect.signature(method).parameters.items()}
+    assert all(defaults[n] in (inspect.Parameter.empty, default) for n, default in call.attrs)
