@@ -32,7 +32,7 @@ from .tuning_db import TuningDb
 
 POLICY: ContextVar[dict[int, Policy] | None] = ContextVar("oxidnn_policy", default=None)
 MAX_PLANS = 4096
-MAX_WAYS = 4  # kept for one op, attributes and shapes: they differ in type, layout, or what autograd knows of the arrays
+MAX_WAYS = 8  # kept for one op, attributes and sizes: they differ in shape, layout, type, or what autograd knows of the arrays
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -237,18 +237,18 @@ class Session:
         given: list[Any] = []
         ways: Sequence[Guarded] | None = None  # None: no plain call
         if stream is None and not extra and not scalars and self.is_plain:
-            shapes: list[Any] = []
+            sizes: list[int | None] = []  # tell most calls apart at the least cost; the check of the arrays does the rest
             overrides = POLICY.get()
             try:
                 for array in arrays:
                     if array is None:
-                        shapes.append(None)  # roles are told apart by their place
+                        sizes.append(None)  # roles are told apart by their place
                     else:
                         given.append(array)
-                        shapes.append(array.shape)
-                key = (call, attrs, tuple(shapes), out is None, None if overrides is None else overrides.get(id(self)))
+                        sizes.append(array.nbytes)
+                key = (call, attrs, tuple(sizes), out is None, None if overrides is None else overrides.get(id(self)))
                 ways = self._ways.get(key, ())
-            except (AttributeError, RuntimeError, TypeError):  # something without a shape, or a list among the attributes
+            except (AttributeError, RuntimeError, TypeError):  # something without a size, or a list among the attributes
                 ways = None
             else:
                 if out is not None:
