@@ -286,9 +286,13 @@ class RowEngine(Engine):
             if packs <= threads * chunks:
                 found.append(EngineConfig.of(home="registers", lanes=threads, vec=vector, threads=threads))
         found += self._shared_configs(rows, vector, packs, device)
+        clusters = (2, 4, 8) if device.at_least(9, 0) and count * 8 < LIMIT else ()
         if packs > 512 * chunks:
-            cluster = 8 if device.at_least(9, 0) and count * 8 < LIMIT and packs > 512 * 8 else 1
-            found += [EngineConfig.of(home="memory", lanes=512, vec=vector, threads=512, cluster=k) for k in dict.fromkeys((cluster, 1))]
+            if found == []:  # packs that cp.async cannot move
+                found += [EngineConfig.of(home="registers", lanes=512, vec=vector, threads=512, cluster=k) for k in clusters
+                          if packs <= 512 * chunks * k][:1]
+            wide = 8 if clusters and packs > 512 * 8 else 1
+            found += [EngineConfig.of(home="memory", lanes=512, vec=vector, threads=512, cluster=k) for k in dict.fromkeys((wide, 1))]
         return tuple(dict.fromkeys(found)) or (warp,)
 
     def _shared_configs(self, rows: Rows, vector: int, packs: int, device: DeviceInfo) -> list[EngineConfig]:
