@@ -38,7 +38,7 @@ class Access:
     """One memory operand: byte offset and access width, with the allocation it met last."""
 
     __slots__ = ("offset", "width", "mask", "allocation", "bias", "shift", "kind", "sync", "order", "signed_shift",
-                 "window_bias", "step")  # fmt: skip
+                 "window_bias", "step", "is_read_only")  # fmt: skip
 
     def __init__(self, offset: int, width: int, kind: str, order: frozenset[str] | None = None) -> None:
         self.offset = offset
@@ -46,6 +46,7 @@ class Access:
         self.mask = width - 1
         self.kind = kind  # "read", "write", "atomic", "async write"
         self.order = order or frozenset()  # "acquire", "release"
+        self.is_read_only = False  # ld.global.nc: of what nobody writes during the kernel
         self.sync = order is not None  # a strong access: does not race, and may synchronise
         self.shift = _SHIFTS[width]
         self.signed_shift = _SHIFTS_SIGNED[width]

@@ -78,6 +78,7 @@ def ld(d: Decoder, ins: nodes.Instruction) -> Core:
     if width == 32:
         return ld_32_bytes(base, offset, each, sinks, gather)
     access = Access(offset, width, "read", order)
+    access.is_read_only = "nc" in ins.modifiers
     d.op.info["access"] = access
     raw = np.dtype(f"u{each.itemsize}") if each.itemsize < 16 else each
     fetch = loader(space, base, access)

@@ -174,6 +174,7 @@ MUTANTS = mutants([
     ("scratch", "a vote orders no memory", "bar.sync 0; // written", "vote.sync.any.pred %p5, %p0, -1;".replace("%p0", "%p1").replace("vote", "setp.eq.u32 %p1, 0, 0; vote", 1), r"\[race\]"),
     ("scratch", "a barrier of half the CTA", "bar.sync 0; // written", "add.u32 %r5, %warp, 0; and.b32 %r5, %r5, 2; add.u32 %r5, %r5, 1; bar.sync %r5, 64; ld.global.u32 %r6, [%theirs+256]; xor.b32 %r7, %peer, 64;", r"\[(race|bounds|uninit)\]"),
     ("scratch", "a warp barrier", "bar.sync 0; // read", "bar.warp.sync -1;", r"\[race\]"),
+    ("scratch", "reads its own writes as read-only memory", "ld.global.u32 %r3, [%theirs];", "ld.global.nc.u32 %r3, [%theirs];", r"\[race\] reads .* as read-only memory \(.nc\) though the kernel writes it at line"),
     ("flag", "the flag is stored without a release", "st.release.cta.global", "st.relaxed.cta.global", r"\[race\] reads .* while the write by warp 0 of CTA \(0,0,0\)"),
     ("flag", "the flag is loaded without an acquire", "ld.acquire.cta.global", "ld.relaxed.cta.global", r"\[race\] reads"),
     ("flag", "the flag is an ordinary word", "st.release.cta.global", "st.global", r"\[race\] reads"),

@@ -155,9 +155,22 @@ class GlobalRace:
         cluster, agent, row = race.lanes(idx)
         now = race.clock.reshape(-1).take(row + agent)
         kind = (1 + ("gpu" in access.order)) if access.sync or access.kind == "atomic" else 0
+        if access.is_read_only:
+            self._read_only(S, table, index, access.width, idx)
         by = S.lane if idx is None else S.lane.take(idx)
         self._lanes(S, table, index, access.width, Side(
             race, access.kind, kind, cluster + race.first_cluster, agent, row, now, S.pc, 1, idx, False, by))
+
+    def _read_only(self, S: State, table: Table, index: Array, width: int, idx: Array | None) -> None:
+        """ld.global.nc: in whatever order, it may miss what this kernel has written."""
+        cells = index * width // self.granule
+        written = np.flatnonzero(table.writer.take(cells))
+        if len(written):
+            cell = int(cells[written[0]])
+            ins, address = S.program.ops[int(table.written[cell]) >> 34].ins, table.allocation.origin + cell * self.granule
+            place = f"{address:#x} ({S.memory.describe(address)})"
+            raise Fault("race", f"reads {place} as read-only memory (.nc) though the kernel writes it at {S.program.where(ins.line)} "
+                                f"({ins.text})", written[:1], idx)  # fmt: skip
 
     def _synchronise(self, race: SharedRace, table: Table, cells: Array, access: Access, idx: Array | None) -> None:
         """Lanes take turns: what one of them releases, the others see."""
