@@ -1,4 +1,4 @@
-"""Rows longer than a CTA's registers: every home a row may have (shared memory, clusters, memory), against the references, and assembled."""
+"""Rows longer than the registers of a CTA: every home a row may have, of one CTA or a cluster, against the references; assembled."""
 
 from __future__ import annotations
 
