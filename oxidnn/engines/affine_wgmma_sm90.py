@@ -450,32 +450,34 @@ class WgmmaSm90Matmul:
     def estimate(self, am: AffineMatmul | MatmulGroup, config: EngineConfig, device: DeviceInfo) -> float:
         """Rounds of tiles over the SMs at the slower of multiplying and loading, an epilogue each, over the traffic of the whole.
 
-        Constants fitted to 340 timings on an H100 (3x3 layers of ResNet-50, N=128, all directions, and GEMM 1024 to 8192): off by 8 %
-        (root mean square), the first choice 0.7 % slower than the best.
+        Constants fitted to 569 timings on an H100 (3x3 and 1x1 layers of ResNet-50, N=128, all directions, and GEMM 1024 to 8192): off by
+        7 % (root mean square), the first choice 1 % slower than the best.
         """
         plan = _plan(am, config)
         if isinstance(plan, str):
             return float("inf")
-        c, first = plan.consts, plan.members[0].am
+        c, first, grid = plan.consts, plan.members[0].am, plan.members[0].grid
         # wgmma multiplies 4096 flop per clock and SM in 16-bit types, half of that in tf32. Narrow tiles read shared memory too often.
         area = c.tile_m * c.tile_n
         multiply_clocks = area * 2 * 64 / 4096 * (1.6 if c.tile_n <= 64 and c.halo is None else 1.0)
         rows_bytes = min(c.tile_m, first.m.size) * SPAN_BYTES if c.halo is None else c.halo.slot_bytes / c.halo.taps
-        load_clocks = (rows_bytes + c.tile_n * SPAN_BYTES) / 62.5
-        epilogue_clocks = (690 + area / 29) * (0.5 if c.is_ping_pong else 1.0)
+        load_clocks = (rows_bytes + c.tile_n * SPAN_BYTES) / 66
+        epilogue_clocks = (240 + area / 29) * (0.9 if c.is_ping_pong else 1.0)
         # Tiles of members come in turn, so only their sum is rounded up: to tiles of the last, lightest member.
         clocks = [m.grid.k_tiles_per_split * max(multiply_clocks, load_clocks) + epilogue_clocks for m in plan.members]
         work = sum(m.grid.ctas * t for m, t in zip(plan.members, clocks, strict=True))
         compute_us = -(-work // (device.num_sms * clocks[-1])) * clocks[-1] / 1620
-        out_bytes = first.d.dtype.num_bytes * (1 + len(first.operands) * 0.5) * sum(
-            m.am.batch.size * m.am.m.size * m.am.n.size for m in plan.members)
-        unique = first.a.dtype.num_bytes * (max(tiling.source_elements(m.am.a, m.am.m, m.am.k, m.am.batch) for m in plan.members) +
-                                            sum(tiling.source_elements(m.am.b, m.am.n, m.am.k, m.am.batch) for m in plan.members))
-        grid = plan.members[0].grid
-        memory_us = (unique + out_bytes) / (device.bandwidth_gbs * 1e3)
-        total = max(compute_us, memory_us) + 0.33 * min(compute_us, memory_us) + 3.9
+        elements = sum(m.am.batch.size * m.am.m.size * m.am.n.size for m in plan.members)
+        read = first.a.dtype.num_bytes * (
+            max(tiling.source_elements(m.am.a, m.am.m, m.am.k, m.am.batch) for m in plan.members)
+            + sum(tiling.source_elements(m.am.b, m.am.n, m.am.k, m.am.batch) for m in plan.members))
+        read += elements * sum(t.dtype.num_bytes for t in first.operands if any(t.m_strides))
+        written = 0 if grid.splits > 1 else elements * first.d.dtype.num_bytes
+        # Reads come at less than the speed of a copy, writes partly stay in L2.
+        memory_us = (read / 0.96 + written / 1.06) / (device.bandwidth_gbs * 1e3)
+        total = max(compute_us, memory_us) + 0.32 * min(compute_us, memory_us) + 4.0
         if grid.splits > 1:
-            total += 2.6 + 2.0 * grid.partial_elements * first.acc.num_bytes / (device.bandwidth_gbs * 1.37e3)
+            total += 2.4 + 2.0 * grid.partial_elements * first.acc.num_bytes / (device.bandwidth_gbs * 1.22e3)
         if device.is_emulated:  # there a warpgroup's multiplication has no speed of its own: a tile costs what its threads cost
             return 1000.0 * sum(m.grid.ctas * (m.grid.k_tiles_per_split + 20.0) for m in plan.members)
         return total
