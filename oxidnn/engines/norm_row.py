@@ -167,7 +167,7 @@ class NormBackwardEngine(RowEngine):
         args += [Arg(f"ptr_{name}", "u64", TensorArg(name)) for name in sums]
         args += [Arg("num_columns", "u32", columns.size), Arg("num_groups", "u32", groups), *columns.args(r.digits.wide)]
         return Step.of("rowwise/norm_parameter_sums", problem.op, Target.for_arch(device.arch), 512, args, consts,
-                       (-(-columns.size // 32), len(sums), 1), suffix=r.dtype("dgamma"))
+                       (-(-columns.size // 32), len(sums), 1), follows=device.at_least(9, 0), suffix=r.dtype("dgamma"))
 
     def _parameter_steps(self, problem: NormProblem, config: EngineConfig, device: DeviceInfo, scratch: Scratch) -> list[Step]:
         statistics = {n: problem.desc(n) for n in ("mean", "rstd") if problem.has(n)}
