@@ -6,6 +6,8 @@ The plans of this file compute y = 2 x from addresses and strides alone, so a wr
 from __future__ import annotations
 
 import ctypes
+import gc
+import weakref
 from dataclasses import replace
 from typing import Any
 
@@ -222,3 +224,13 @@ def test_a_bound_plan_takes_the_short_way_and_refuses_other_arrays(session, monk
     with pytest.raises(InvalidArgument):
         plan(x, y)
     assert torch.equal(plan(x), 2 * x)
+
+
+def test_nothing_keeps_the_tensors_alive(session) -> None:  # type: ignore[no-untyped-def]
+    x, y = fresh(8, 8), torch.empty(8, 8)
+    plan = session.plan(CALL, (x, None), ())
+    plan(x, out=y), run(session, x), run(session, x, out=y)
+    left = [weakref.ref(x), weakref.ref(y)]
+    del x, y
+    gc.collect()
+    assert [r() for r in left] == [None, None]
