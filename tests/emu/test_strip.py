@@ -66,6 +66,15 @@ def test_elements_beside_a_window_do_not_touch_it() -> None:
     assert np.isfinite(y[:, ~touched]).all() and not np.isfinite(y[:, touched]).any()
 
 
+def test_the_gradient_of_the_stem_assembles() -> None:
+    problem = parse_case("conv_wgrad x=bf16[128,3,224,224]nhwc dy=bf16[128,64,112,112]nhwc w_shape=(64,3,7,7) padding=3 stride=2")
+    device = known_device("sm_90a")
+    engine = MatmulEngine(problem.op, STRIP_GRADIENT_SM90)
+    result = assemble(render(engine.build_steps(problem, engine.configs(problem, device)[0], device).steps[0].spec), "sm_90a")
+    assert result.spill_bytes == 0
+    assert "C75" not in result.log, result.log
+
+
 def test_the_stem_assembles_and_multiplies_from_registers() -> None:
     problem = parse_case("conv_fprop x=bf16[128,3,224,224]nhwc w=bf16[64,3,7,7]nhwc padding=3 stride=2")
     device = known_device("sm_90a")
@@ -73,6 +82,7 @@ def test_the_stem_assembles_and_multiplies_from_registers() -> None:
     (step,) = engine.build_steps(problem, engine.configs(problem, device)[0], device).steps
     result = assemble(render(step.spec), "sm_90a")
     assert result.spill_bytes == 0
+    assert "C75" not in result.log, result.log
     sass = disassemble(result.cubin)
     if sass is None:
         pytest.skip("nvdisasm is not installed")
