@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from ..codegen.spec import Target as PtxTarget
@@ -152,6 +152,7 @@ def _plan(am: AffineMatmul, config: EngineConfig, capability: tuple[int, int]) -
     stage_bytes = -(-offset // 1024) * 1024
     grid = tiling.plan_grid(am, (tile_m, tile_n, tile_k), config["split_k"], tiling.inner_direction(d))
     epilogue = tiling.plan_epilogue(d, am, tile_m, tile_n, threads, wide, grid.splits > 1)
+    epilogue = replace(epilogue, flips=epilogue.inner == "n" and epilogue.vec == 8)
     kind, kind_b = _kind(am.a, am.math), _kind(am.b, am.math)
     lines = 2 if kind == "bf16x3" else 1
     k_steps = tile_k * size // (32 * lines)

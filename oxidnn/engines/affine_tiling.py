@@ -305,6 +305,8 @@ class EpilogueConsts:
     scalars: tuple[str, ...]
     wide: bool
     acc: str  # PTX type of the staged accumulators, where it is another than `compute`: s32
+    # The 16-byte pieces 2i and 2i + 1 of a line change places where i / 4 is odd: a warp then reads 32 bytes a lane without conflicts.
+    flips: bool = False
 
     @property
     def smem_bytes(self) -> int:
@@ -354,7 +356,7 @@ def plan_epilogue(d: Digits, am: AffineMatmul, tile_m: int, tile_n: int, threads
     else:
         targets = tuple(_target_consts(i, t, d, inner, vec) for i, t in enumerate(d.targets))
     iterations = tile_outer // outer_step
-    unroll = max(u for u in (1, 2, 4) if iterations % u == 0 and u * vec <= 16)
+    unroll = max(u for u in (1, 2, 4) if iterations % u == 0 and u * vec <= (32 if len(targets) == 1 else 16))
     m_digits, n_digits = (1, 1) if is_split else (len(d.out_m), len(d.out_n))
     return EpilogueConsts(inner, tile_outer, tile_inner, pitch, vec, inner_threads, outer_step, unroll, m_digits, n_digits,
                           1 if is_split else len(d.batch), am.acc.ptx if is_split else epilogue_type(am), acc_size, targets,
@@ -692,9 +694,9 @@ def estimate_us(am: AffineMatmul, grid: Grid, tile: tuple[int, int, int], sm_flo
     unique = size * (source_elements(am.a, am.m, am.k, am.batch) + source_elements(am.b, am.n, am.k, am.batch))
     out_bytes = am.batch.size * am.m.size * am.n.size * am.d.dtype.num_bytes * (1 + len(am.operands) * 0.5)
     partial_bytes = 2.0 * grid.partial_elements * am.acc.num_bytes
-    memory_us = (unique + out_bytes) / (device.bandwidth_gbs * 1e3)
+    memory_us = (unique + out_bytes) / (device.bandwidth_gbs * 0.88e3)
     l2_us = (grid.ctas * grid.k_tiles_per_split * tile_k * (tile_m + tile_n) * size + partial_bytes) / (device.bandwidth_gbs * 1.8e3)
-    return max(compute_us, memory_us, l2_us) + 2.0 + (2.5 + partial_bytes / (device.bandwidth_gbs * 1.5e3) if grid.splits > 1 else 0.0)
+    return max(compute_us, memory_us, l2_us) + 4.0 + (2.5 + partial_bytes / (device.bandwidth_gbs * 1.5e3) if grid.splits > 1 else 0.0)
 
 
 def source_elements(x: Source, rows: IndexSpace, k: IndexSpace, batch: IndexSpace) -> int:
