@@ -12,6 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
+import numpy as np
+
 from ..codegen.elementary import Emitter, literal
 from ..codegen.fastdiv import magic
 from ..codegen.pointwise import Expression, parse
@@ -122,6 +124,15 @@ class TreeConsts:
                 return str(-(2 ** (bits - 1)) if low else 2 ** (bits - 1) - 1)
             value = float("-inf" if low else "inf")
         return literal(value, self.compute)
+
+    @property
+    def neutral_word(self) -> str:
+        """Two neutral elements of a source of halves that loads move in pairs, else ""."""
+        if self.source.name not in ("f16", "bf16") or self.vec < 2 or self.from_partials:
+            return ""
+        value = REDUCTIONS[self.kind].neutral
+        number = {"low": -np.inf, "high": np.inf}[value] if isinstance(value, str) else value
+        return str(int(np.asarray(number, self.source.numpy).view(np.uint16)) * 0x10001)
 
     def expression(self, part: str) -> Expression:
         row = REDUCTIONS[self.kind]
