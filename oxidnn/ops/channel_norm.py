@@ -7,7 +7,8 @@ x is (N, C, spatial), of any layout. A statistic is of a channel over N and the 
 neighbouring channels over the spatial dimensions (group; instance: groups = C). y = epilogue((x - mean) / sqrt(var + eps) * gamma + beta)
 with the biased variance; gamma and beta are (C,), eps stands inside the root. `residual` is added after that, before what an epilogue
 does: "relu(acc + residual)". Arithmetic is f32 (f64 for f64 tensors); the variance is of differences from the mean. Statistics of no
-elements are 0, rstd too. A NaN reaches the values of its own statistic alone.
+elements are 0, rstd too. A NaN reaches the values of its own statistic alone. For statistics of each position too, over N alone, give
+batch_norm x as (N, C * positions).
 
 batch_norm, training: also new_running_mean = (1 - momentum) running_mean + momentum mean, and new_running_var likewise with the unbiased
 variance; one value a channel is refused, no values leave the running statistics as they were. Not training: mean and variance are the
