@@ -315,7 +315,7 @@ class GlobalTreeEngine(Engine):
         return tuple(c for c in found if c["path"] == "column") or found[:1]
 
     def estimate(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> float:
-        return 3.0 + problem.num_bytes / (device.bandwidth_gbs * 1e3 * 0.9) + 2.0 * (config["splits"] > 1)
+        return 3.0 + problem.num_bytes / (device.bandwidth_gbs * 1e3 * 0.9)
 
     def build_steps(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> Build:
         assert isinstance(problem, PoolProblem)
