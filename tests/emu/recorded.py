@@ -27,7 +27,7 @@ import numpy as np
 
 from oxidnn.codegen.spec import TensorMapSpec
 from oxidnn.emu.tensor_map import CORNER_BITS, TYPES
-from oxidnn.errors import LaunchError
+from oxidnn.errors import AssemblyError, LaunchError
 from oxidnn.runtime.emu_backend import encoded
 from oxidnn.runtime.kernel import ELEMENT_BYTES
 from tests.emu.hopper import Kernel, Map, box_to_global, image, multiply, run
@@ -459,6 +459,8 @@ def record(group: str, file: Path, after: str = "") -> None:
     for name in names[names.index(after) + 1 if after else 0 :]:
         try:
             found |= kept(name, pool.submit(CASES[group][name], backend).result(timeout=15))
+        except AssemblyError as refused:
+            print(f"{name}: {refused}")
         except Exception as problem:
             print(f"{name}: {type(problem).__name__} {str(problem)[:400]}")
             print(f"STOPPED {name}")
