@@ -348,8 +348,9 @@ def _lower_gemm(p: GemmProblem) -> tuple[AffineMatmul, ...]:
     if p.has("aux"):
         rows.append(("aux", "aux", p.desc("aux"), p.desc("aux").strides, 0))
     is_block_scaled = p.is_block_scaled
-    k_blocks = is_block_scaled and p.k > 0
-    k = IndexSpace((-(-p.k // BLOCK), min(p.k, BLOCK)) if k_blocks else (p.k,))
+    k_size = p.k if p.alpha else 0  # as in BLAS: what is multiplied by 0 is not read
+    k_blocks = is_block_scaled and k_size > 0
+    k = IndexSpace((-(-k_size // BLOCK), min(k_size, BLOCK)) if k_blocks else (k_size,))
 
     def bounds(digits: int) -> tuple[Bound, ...]:
         return (Bound((0,) * digits, (BLOCK, 1), 0, p.k),) if k_blocks and p.k > BLOCK and p.k % BLOCK else ()

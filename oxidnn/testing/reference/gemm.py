@@ -21,6 +21,8 @@ def reference(problem: Problem, inputs: Mapping[str, np.ndarray], scalars: Mappi
     assert isinstance(p, GemmProblem)
     a = inputs["a"].swapaxes(-1, -2) if p.transpose_a else inputs["a"]
     b = inputs["b"].swapaxes(-1, -2) if p.transpose_b else inputs["b"]
+    if not p.alpha:  # they are not read, as in BLAS
+        a, b = np.zeros_like(a), np.zeros_like(b)
     scale_a, scale_b = _scale(p, inputs, "scale_a", p.blocks_a), _scale(p, inputs, "scale_b", p.blocks_b)
     is_integer = p.desc("a").dtype in INT8
     # Roundings of a finished sum: by each plain scale, alpha, beta and from an integer; of a term: by each block scale.
