@@ -155,7 +155,7 @@ class BoundPlan:
                  outs: tuple[Any, ...], arrays: tuple[Any, ...]) -> None:
         self._session, self._call, self._names, self._keys, self._attrs = session, call, names, keys, attrs
         self._by_out: dict[Any, Prepared] = {}
-        self._short: tuple[tuple[int, bool], Guarded | None] = (0, False), None  # (number of arrays and whether there was an out, way)
+        self._short: tuple[int, bool, Guarded | None] = 0, False, None  # (number of arrays, whether there was an out, way of such calls)
         self._main = self._prepared(arrays, outs)
 
     def _prepared(self, arrays: tuple[Any, ...], outs: tuple[Any, ...]) -> Prepared:
@@ -177,10 +177,9 @@ class BoundPlan:
 
     def __call__(self, *arrays: Any, out: Any = None, stream: Any = None, **scalars: float) -> Any:
         """Runs it on arrays of the same types, shapes, strides and alignment as it was planned for. Raises InvalidArgument otherwise."""
-        form, short = self._short
-        is_plain = stream is None and not scalars and self._session.is_plain
-        if is_plain and short is not None and form == (len(arrays), out is not None):
-            result = short(arrays if out is None else (*arrays, out), out)
+        count, has_out, short = self._short
+        if short is not None and len(arrays) == count and (out is not None) is has_out and stream is None and not scalars:
+            result = short((*arrays, out) if has_out else arrays, out)
             if result is not None:
                 return result
         missing = len(self._names) - len(arrays)
@@ -190,9 +189,9 @@ class BoundPlan:
             raise InvalidArgument(f"plan {self._call.op}: arguments do not match the planned ones ({format_case(self._main.problem)}).")
         prepared = self._prepared(padded, () if out is None else out if isinstance(out, tuple) else (out,))
         result = self._session.execute(prepared, padded, pointers, out, stream, scalars)
-        if is_plain:
-            self._short = (len(arrays), out is not None), prepared.guarded(
-                arrays if out is None else (*arrays, out), pointers, self._session.workspace)
+        if stream is None and not scalars and self._session.is_plain:
+            given = arrays if out is None else (*arrays, out)
+            self._short = len(arrays), out is not None, prepared.guarded(given, pointers, self._session.workspace)
         return result
 
     def __repr__(self) -> str:
