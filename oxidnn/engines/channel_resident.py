@@ -20,7 +20,7 @@ from .channel_stats import ChannelNormEngine, TileConsts, Vector, magic_args
 
 _MAX_PACKS = 8  # of 16 bytes that a thread holds
 _CLUSTERS = (1, 2, 4, 8)
-_MAX_THREADS = 512
+_MAX_THREADS = 640
 _MAX_LANES = 64
 
 
@@ -100,17 +100,18 @@ class ChannelNormResident(ChannelNormEngine):
         vector = space.vector("column")
 
         def cost(shape: dict[str, int]) -> float:
-            """Threads without rows, short runs of memory, exchanges, and too few CTAs."""
+            """Threads without rows, short runs of memory, exchanges, and too few CTAs; weighed as an H100 does at 10 to 40 MB."""
             idle = shape["packs"] * shape["slots"] * shape["cluster"] / problem.rows
-            run = 1.0 + 8.0 / (16 * shape["lanes"])
+            run = 1.0 + 1.5 / shape["lanes"]
             ctas = problem.batches * problem.channels // (shape["lanes"] * vector) * shape["cluster"]
-            return idle * run + 0.03 * (shape["cluster"].bit_length() - 1) + max(0.0, 2.0 * device.num_sms / ctas - 1) * 0.1
+            alone = 0.15 * (shape["lanes"] * shape["slots"] > _MAX_THREADS // 2)  # on its SM: nothing loads while it exchanges
+            return idle * run + alone + 0.08 * (shape["cluster"].bit_length() - 1) + max(0.0, 2.0 * device.num_sms / ctas - 1) * 0.1
 
         shapes = sorted(self._shapes(problem, vector), key=cost)
         return tuple(EngineConfig.of(along="column", vec=vector, unroll=1, **s) for s in shapes[:4])
 
     def estimate(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> float:
-        return 6.0 + problem.num_bytes / (device.bandwidth_gbs * 1e3 * 0.8)
+        return 4.0 + problem.num_bytes / (device.bandwidth_gbs * 1e3 * 0.64)
 
     def build_steps(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> Build:
         assert isinstance(problem, ChannelNormProblem)

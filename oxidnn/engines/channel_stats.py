@@ -31,9 +31,10 @@ from .digits import DigitConsts, Digits
 THREADS = 256
 _LIMIT = 2**30
 _HELD_BYTES = 128  # of values a thread loads before it uses the first, in the compute type
+_HELD_PARTIALS = 8
 _MASK_PACK = 8  # bits of a byte
 _CTAS = 3  # on each SM at once, where statistics are taken
-_DEPTH = 2  # times a thread loads before it is done, where nothing is summed
+_DEPTH = 1  # times a thread loads before it is done, where nothing is summed
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +94,13 @@ class TileConsts:
     def size(self) -> int:
         return 8 if self.compute == "f64" else 4
 
+    def step(self, threads: int) -> int:
+        """Rows from one pack of a thread to its next in a block."""
+        return threads // self.lanes if self.is_column else self.lanes * self.vector
+
+    def block(self, threads: int) -> int:
+        return self.unroll * self.step(threads)
+
     def tensor(self, name: str) -> TensorConsts:
         return next(t for t in self.tensors if t.name == name)
 
@@ -136,12 +144,13 @@ class TileConsts:
 
 @dataclass(frozen=True, slots=True)
 class CombineConsts:
-    """Of the launches that combine partials. lanes: threads a statistic. has_width: statistics of several channels; weighs: with a gamma
-    each. outputs: what is written, and inputs: what is read besides the partials, each with its type. is_counted: the partials' counts are
-    in memory; is_constant: gradients for statistics that do not depend on x, without partials."""
+    """Of the launches that combine partials. lanes: threads a statistic; held: partials of a thread, 0 if many. has_width: statistics of
+    several channels; weighs: with a gamma each. outputs: what is written, and inputs: what is read besides the partials, each with its
+    type. is_counted: the partials' counts are in memory; is_constant: gradients for statistics that do not depend on x."""
 
     compute: str
     lanes: int
+    held: int
     has_width: bool
     weighs: bool
     inputs: tuple[tuple[str, str], ...]
@@ -306,17 +315,26 @@ def _power_of_two(n: int) -> int:
 
 @dataclass(frozen=True)
 class Cut:
-    """How the index space is dealt out: chunks of `length` rows."""
+    """How rows are dealt out: in blocks of `block`, to `chunks` in turns, so that the device sweeps over memory."""
 
-    length: int
+    rows: int
+    block: int
     chunks: int
 
     @staticmethod
-    def of(rows: int, wanted: int, multiple: int) -> Cut:
-        """About `wanted` chunks, none shorter than `multiple` rows but the last."""
-        length = -(-max(rows, 1) // max(wanted, 1))
-        length = -(-length // multiple) * multiple
-        return Cut(length, -(-rows // length))
+    def of(rows: int, block: int, wanted: int) -> Cut:
+        """At most `wanted` chunks, as even as can be."""
+        blocks = -(-rows // block)
+        rounds = max(1, -(-blocks // max(wanted, 1)))
+        return Cut(rows, block, -(-blocks // rounds))
+
+    def count_args(self) -> list[Arg]:
+        """Chunk i has chunk_rows, block_rows more if i <= last_chunk, and last_chunk's last block lacks rows_beyond."""
+        blocks = -(-self.rows // self.block)
+        rounds, last = divmod(max(blocks - 1, 0), max(self.chunks, 1))
+        values = {"chunk_rows": rounds * self.block, "block_rows": self.block, "last_chunk": last,
+                  "rows_beyond": blocks * self.block - self.rows}
+        return [Arg(name, "u32", value) for name, value in values.items()]
 
 
 class ChannelNormEngine(Engine):
@@ -369,7 +387,7 @@ class ChannelNormEngine(Engine):
                     lanes = min(32, _power_of_two(flat.channels // wider))
                     unroll = max(1, min(8, _HELD_BYTES // compute_of(problem).num_bytes // wider))
                     found.insert(0, EngineConfig.of(**usual | {"along": "flat", "vec": wider, "lanes": lanes, "unroll": unroll}))
-                others = ({"ctas": 2}, {"ctas": 6}, {"depth": 1}, {"depth": 4}, {"unroll": max(1, unroll // 2)})
+                others = ({"ctas": 2}, {"depth": 2}, {"unroll": max(1, unroll // 2)})
                 found += [c for change in others if (c := EngineConfig.of(**usual | change)) not in found]
         return tuple(found)
 
@@ -378,9 +396,10 @@ class ChannelNormEngine(Engine):
         space = self.space(problem)
         if space is None:
             return 4.0
-        efficiency = 0.9 if config["vec"] * problem.desc("x").dtype.num_bytes >= 16 else 0.4
-        efficiency *= 0.7 if config["along"] == "flat" else 1.0 if config["along"] == space.along() else 0.2
-        return 9.0 + 1.6 * problem.num_bytes / (device.bandwidth_gbs * 1e3 * efficiency)
+        efficiency = 1.0 if config["vec"] * problem.desc("x").dtype.num_bytes >= 16 else 0.4
+        efficiency *= 0.7 if config["along"] == "flat" else 1.0 if config["along"] == space.along() else 0.15
+        is_map = not problem.is_training and problem.op not in ("batch_norm_backward_reduce", "batch_norm_stats")
+        return 8.0 + (1.0 if is_map else 1.25) * problem.num_bytes / (device.bandwidth_gbs * 1e3 * 0.93 * efficiency)
 
     def laid_out(self, problem: ChannelNormProblem, config: EngineConfig) -> tuple[ChannelNormProblem, EngineConfig]:
         """The problem as the launches see it."""
@@ -392,14 +411,14 @@ class ChannelNormEngine(Engine):
 
     # ---- launches --------------------------------------------------------------------------------------------------------------
 
-    def cut(self, problem: ChannelNormProblem, config: EngineConfig, ctas: int, packs: int) -> Cut:
-        """Chunks for about `ctas` CTAs over all, each thread of which has at least `packs` packs of a chunk."""
-        lanes, vector = config["lanes"], config["vec"]
+    def cut(self, problem: ChannelNormProblem, config: EngineConfig, ctas: int) -> Cut:
+        """Chunks for at most about `ctas` CTAs in all."""
+        lanes, vector, unroll = config["lanes"], config["vec"], config["unroll"]
         if config["along"] == "column":
-            tiles = -(-problem.channels // (lanes * vector))
-            return Cut.of(problem.rows, -(-ctas // max(1, tiles * problem.batches)), THREADS // lanes * packs)
+            tiles = -(-problem.channels // (lanes * vector)) * problem.batches
+            return Cut.of(problem.rows, THREADS // lanes * unroll, -(-ctas // max(1, tiles)))
         units = problem.batches * problem.channels
-        return Cut.of(problem.rows, -(-ctas * (THREADS // lanes) // max(1, units)), lanes * vector * packs)
+        return Cut.of(problem.rows, lanes * vector * unroll, -(-ctas * (THREADS // lanes) // max(1, units)))
 
     def tile_over(self, problem: ChannelNormProblem, space: Space, names: Sequence[str], vectors: Mapping[str, Vector],
                   config: EngineConfig, **consts: Any) -> tuple[TileConsts, list[Arg]]:
@@ -439,7 +458,7 @@ class ChannelNormEngine(Engine):
         units = problem.batches * cut.chunks * tiles
         args += [Arg("num_tiles", "u32", tiles), *magic_args("tiles", tiles), Arg("num_chunks", "u32", cut.chunks),
                  *magic_args("chunks", cut.chunks), Arg("num_channels", "u32", problem.channels), Arg("num_rows", "u32", problem.rows),
-                 Arg("chunk_length", "u32", cut.length), Arg("num_units", "u32", units)]
+                 Arg("sweep", "u32", cut.chunks * cut.block), Arg("num_units", "u32", units)]
         args += [Arg(f"ptr_{n}", "u64", value) for n, value in (results or {}).items()]
         grid = units if tile.is_column else -(-units * lanes // THREADS)
         target = Target.for_arch(device.arch)
@@ -455,8 +474,9 @@ class ChannelNormEngine(Engine):
         groups = problem.channels // max(1, width)
         lanes = 32 if items * width <= 128 else THREADS // 2
         weighs = "gamma" in inputs and not inputs["gamma"].is_grouped and width != 1
-        tile = CombineConsts(compute.ptx, lanes, width != 1, weighs, tuple((n, v.dtype.name) for n, v in inputs.items()),
-                             tuple((n, v.dtype.name) for n, v in outputs.items()), **consts)
+        held = -(-items * width // lanes)
+        types = [tuple((n, v.dtype.name) for n, v in given.items()) for given in (inputs, outputs)]
+        tile = CombineConsts(compute.ptx, lanes, held if held <= _HELD_PARTIALS else 0, width != 1, weighs, types[0], types[1], **consts)
         args = [Arg("num_statistics", "u32", batches * groups), Arg("num_items", "u32", items * width), Arg("items", "u32", items),
                 Arg("width", "u32", width)]
         args += [*magic_args("width", width), Arg("groups", "u32", groups), *magic_args("groups", groups)]
@@ -478,15 +498,16 @@ class ChannelNormEngine(Engine):
 
     def per_channel(self, problem: ChannelNormProblem, scratch: Scratch, names: Sequence[str]) -> dict[str, Vector]:
         """Workspace for values of every channel of every batch."""
-        return self.partials(problem, Cut(1, 1), scratch, names)
+        return self.partials(problem, Cut(1, 1, 1), scratch, names)
 
     def streaming(self, problem: ChannelNormProblem, config: EngineConfig) -> Cut:
-        """Short chunks, for launches that carry nothing from row to row."""
-        return self.cut(problem, config, _LIMIT, config["depth"] * config["unroll"])
+        """Chunks of `depth` blocks, for launches that carry nothing from row to row."""
+        cut = self.cut(problem, config, _LIMIT)
+        return replace(cut, chunks=-(-cut.chunks // config["depth"]))
 
     def resident(self, problem: ChannelNormProblem, config: EngineConfig, device: DeviceInfo) -> Cut:
         """As many chunks as the device runs at once."""
-        return self.cut(problem, config, config["ctas"] * device.num_sms, config["unroll"])
+        return self.cut(problem, config, config["ctas"] * device.num_sms)
 
 
 class ChannelNorm(ChannelNormEngine):
@@ -538,8 +559,7 @@ class ChannelNorm(ChannelNormEngine):
                 results = {"partial_mean": partials["means"].value, "partial_squares": partials["squares"].value}
                 steps.append(self.tile_step("channelwise/moments", problem, space, ["x"], {}, config, cut, device, results=results,
                                             leads=_gets_ready(Target.for_arch(device.arch))))
-            extra += [Arg("total", kind.ptx, float(problem.rows * problem.width)), Arg("num_rows", "u32", problem.rows),
-                      Arg("chunk_length", "u32", cut.length)]
+            extra += [Arg("total", kind.ptx, float(problem.rows * problem.width)), *cut.count_args()]
         inputs = {n: Vector.of(problem, n) for n in ("running_mean", "running_var") if problem.has(n)}
         written = [o.name for o in problem.outputs if o.name in ("mean", "rstd", "count", "m2", "new_running_mean", "new_running_var")]
         outputs = {n: Vector.of(problem, n) for n in written}
