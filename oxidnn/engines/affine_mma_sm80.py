@@ -165,6 +165,14 @@ def _plan(am: AffineMatmul, config: EngineConfig, capability: tuple[int, int]) -
     return consts, d, grid
 
 
+@lru_cache(maxsize=256)
+def _vector_widths(am: AffineMatmul) -> tuple[int, int]:
+    """Elements that a load of A and of B may take."""
+    d = tiling.merged_digits(am)
+    a, b = (tiling.best_vector(x, d.k, d.batch).width for x in (d.a, d.b))
+    return a, b
+
+
 def registers_needed(c: MmaConsts) -> int:
     """About how many registers the kernel takes; the assembler spills where this exceeds what a thread may have."""
     acc, frag = c.warp_m * c.warp_n // 32, (c.warp_m + c.warp_n) // 4
@@ -232,7 +240,10 @@ class MmaSm80Matmul:
         efficiency = 0.8 * fragment_bound * min(1.0, 0.55 + 0.45 * warps / 8)
         if device.is_emulated:
             return self._emulated_us(config, tile, grid, size)
-        return tiling.estimate_us(am, grid, tile, peak * 1e6 / device.num_sms, ctas_per_sm, device, efficiency)
+        # Loads of less than 16 bytes: 7 to 17 clocks of an SM a warp (measured at 2 bytes: the 7x7 filter of 3 channels).
+        short = sum(rows / width for rows, width in zip(tile[:2], _vector_widths(am), strict=True) if width * size < 16)
+        load_us = grid.ctas * grid.k_tiles_per_split * tile[2] * short / 32 * 12 / device.num_sms / 1620
+        return max(load_us + 4, tiling.estimate_us(am, grid, tile, peak * 1e6 / device.num_sms, ctas_per_sm, device, efficiency))
 
     @staticmethod
     def _emulated_us(config: EngineConfig, tile: tuple[int, int, int], grid: tiling.Grid, size: int) -> float:

@@ -188,8 +188,8 @@ class _Plan:
 
 
 @lru_cache(maxsize=256)
-def _plan(am: AffineMatmul) -> _Plan | str:
-    """Strips for m's positions, or why there are none."""
+def _plan(am: AffineMatmul, tile_rows: int = 0) -> _Plan | str:
+    """Strips for m's positions in tiles of so many rows (0: of which a large problem takes), or why there are none."""
     size, d = am.a.dtype.num_bytes, am.d
     if len(am.n.extents) != 1 or am.batch.size != 1:
         return "there are groups, or several digits of n"
@@ -221,7 +221,7 @@ def _plan(am: AffineMatmul) -> _Plan | str:
                and s.strip_rows(r) <= MAX_BOX and free // _aligned(s.strip_rows(r) * row_bytes, 128) >= warpgroups]
     if not choices or units > MAX_BOX:
         return "a strip does not fit shared memory or a box"
-    tile_rows = min(choices, key=lambda r: (round(_aligned(r * s.columns, PANEL) / (r * s.columns), 2), -r))
+    tile_rows = tile_rows or min(choices, key=lambda r: (round(_aligned(r * s.columns, PANEL) / (r * s.columns), 2), -r))
     copied = s.strip_rows(tile_rows) * row_bytes
     stage_bytes = _aligned(copied, 128)
     stages = warpgroups * min(4, free // stage_bytes // warpgroups)
@@ -278,27 +278,35 @@ class StripSm90Matmul:
         return refuse(f"strip_sm90: {plan}") if isinstance(plan, str) else common
 
     def configs(self, am: AffineMatmul, device: DeviceInfo) -> tuple[EngineConfig, ...]:
-        return (EngineConfig(),)
+        """The tiles a large problem takes, and fewer rows of them while there are fewer tiles than SMs; the fastest by estimate first."""
+        plan = _plan(am)
+        assert not isinstance(plan, str), plan
+        rows = [plan.tile_rows]
+        while rows[-1] > 1 and plan.strips.images * (plan.strips.rows // rows[-1]) < device.num_sms:
+            rows.append(max(r for r in range(1, rows[-1]) if plan.strips.rows % r == 0))
+        return tuple(sorted((EngineConfig.of(tile_rows=r) for r in rows), key=lambda c: self.estimate(am, c, device)))
 
     def estimate(self, am: AffineMatmul, config: EngineConfig, device: DeviceInfo) -> float:
         """Blocks of 64 positions over the SMs, at the time their products and shared memory accesses take, over the traffic."""
-        plan = _plan(am)
+        plan = _plan(am, config["tile_rows"])
         assert not isinstance(plan, str), plan
         c = plan.consts
         clocks = c.blocks * (1.3 * c.steps * max(32, c.tile_n // 2) + 16 * c.steps + 1.5 * c.tile_n)
-        compute_us = -(-plan.num_tiles * clocks // device.num_sms) / 1620
+        # A warpgroup by itself waits for its loads and stores.
+        alone = -(-plan.num_tiles // (device.num_sms * c.warpgroups)) * c.blocks * (c.steps * 60 + 500)
+        compute_us = max(plan.num_tiles * clocks / device.num_sms, alone) / 1620
         num_bytes = 2 * (tiling.source_elements(am.a, am.m, am.k, am.batch) + am.m.size * am.n.size)
-        memory_us = num_bytes / (device.bandwidth_gbs * 1e3)
+        memory_us = num_bytes / (device.bandwidth_gbs * 0.95e3)
         if device.is_emulated:
             return 1000.0 * plan.num_tiles * c.blocks * c.steps
-        return max(compute_us, memory_us) + 0.33 * min(compute_us, memory_us) + 5
+        return max(compute_us, memory_us) + 0.1 * min(compute_us, memory_us) + 7
 
     def build(self, op: str, am: AffineMatmul, config: EngineConfig, device: DeviceInfo, workspace_offset: int = 0) -> Build:
         """One persistent CTA per SM."""
         empty = tiling.empty_build(am)
         if empty is not None:
             return empty
-        plan = _plan(am)
+        plan = _plan(am, config["tile_rows"])
         assert not isinstance(plan, str), plan
         c = plan.consts
         num_ctas = min(plan.num_tiles, device.num_sms)
@@ -455,7 +463,7 @@ class StripGradientSm90Matmul:
         memory_us = num_bytes / (device.bandwidth_gbs * 1e3)
         if device.is_emulated:
             return 1000.0 * plan.num_tiles * c.tile_rows * c.padded_columns / 16
-        return max(compute_us, memory_us) + 0.33 * min(compute_us, memory_us) + 12
+        return max(compute_us, memory_us) + 0.2 * min(compute_us, memory_us) + 11
 
     def build(self, op: str, am: AffineMatmul, config: EngineConfig, device: DeviceInfo, workspace_offset: int = 0) -> Build:
         """One persistent CTA per SM, then the sum of their parts in a fixed order."""
@@ -474,8 +482,8 @@ class StripGradientSm90Matmul:
                 Arg("map_b", "tensor_map", TensorMapArg(am.a.name, plan.gradients, am.a.base * am.a.dtype.num_bytes))]
         target = PtxTarget.for_arch(device.arch, (8, 0))
         smem = c.ring.barriers_at + 2 * BARRIER_BYTES * c.ring.stages
-        step = Step.of("matmul/strip_gradient_sm90", op, target, 128 * (1 + c.ring.consumers), maps + t.args, c, num_ctas, dynamic_smem=smem,
-                       suffix=f"{c.kind}_{c.taps}x{c.tile_n}")
+        step = Step.of("matmul/strip_gradient_sm90", op, target, 128 * (1 + c.ring.consumers), maps + t.args, c, num_ctas,
+                       dynamic_smem=smem, suffix=f"{c.kind}_{c.taps}x{c.tile_n}")
         reduce = tiling.reduce_step(op, am, plan.digits, grid, plan.epilogue, target, plan.epilogue.wide, workspace_offset)
         return Build((step, reduce), workspace_offset + num_ctas * grid.outer_size * grid.padded_inner * am.acc.num_bytes)
 

@@ -24,6 +24,7 @@ from .base import SUPPORTED, Arg, Build, Engine, EngineConfig, Step, Support, Te
 
 SPAN = 64  # filters of a line of 128 bytes
 WARPGROUPS = 3
+MAX_CHANNELS = 16
 MAX_COLUMNS = 64
 MAX_PRODUCTS = 400  # of a tile, all unrolled
 MAX_STAGES = 4 * WARPGROUPS
@@ -106,6 +107,8 @@ def _plan(p: ConvProblem) -> InterleavedConsts | str:
     filters, channels = filter.shape[:2]
     h, w = (_axis(filter.shape[2 + i], p.stride[i], p.padding[i][0]) for i in range(2))
     columns, run = h.stride * w.stride * channels, w.stride * channels
+    if channels > MAX_CHANNELS:
+        return f"{channels} channels are more than {MAX_CHANNELS}"
     if columns > MAX_COLUMNS or run % 2 or image.shape[3] * channels % 2:
         return f"{columns} columns of (row, column, channel) in runs of {run} are more than {MAX_COLUMNS} or odd"
     if filters % 8 or result.align % 16 or image.align % 4:
@@ -155,12 +158,12 @@ class InterleavedGradient(Engine):
         assert not isinstance(c, str), c
         n, down, across = _blocks(problem)
         tiles = n * down * across
-        clocks = len(c.products) * max(22.0, c.tile_n / 2) + 300
+        clocks = len(c.products) * max(18.5, c.tile_n / 2)
         compute_us = -(-tiles * clocks // device.num_sms) / 1620
         memory_us = problem.num_bytes / (device.bandwidth_gbs * 0.85e3)  # short stores
         if device.is_emulated:
             return 1000.0 * tiles * len(c.products)
-        return max(compute_us, memory_us) + 0.33 * min(compute_us, memory_us) + 5
+        return max(compute_us, memory_us) + 0.1 * min(compute_us, memory_us) + 7
 
     def build_steps(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> Build:
         """One persistent CTA per SM."""
