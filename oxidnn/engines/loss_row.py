@@ -98,6 +98,10 @@ class CrossEntropyEngine(_CrossEntropyEngine):
     id = "cross_entropy.row"
     value_operands = ("target", "loss")
 
+    def reads_once(self, problem: Problem) -> bool:
+        assert isinstance(problem, CrossEntropyProblem)
+        return not problem.is_probability and not problem.smoothing
+
     def build_steps(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> Build:
         assert isinstance(problem, CrossEntropyProblem)
         if problem.is_empty:
@@ -130,6 +134,7 @@ class CrossEntropyBackwardEngine(_CrossEntropyEngine):
     """d_logits, softmax recomputed. A mean over class indices first sums the targets' weights, in a fixed order."""
 
     id = "cross_entropy_backward.row"
+    most_threads = 256
     row_operands = ("d_logits",)
     value_operands = ("target", "d_loss")
 

@@ -106,13 +106,16 @@ class NormBackwardEngine(RowEngine):
         if packs <= 32 * most:
             lanes = power_of_two(-(-packs // most))
             found = [EngineConfig.of(home="ring", lanes=n, vec=vector, threads=256, cluster=1)
-                     for n in dict.fromkeys((lanes, min(32, 2 * lanes)))]
+                     for n in dict.fromkeys((min(32, 2 * lanes), lanes))]
         if packs > 32:
+            wide = []
             for threads in (256, 512):
                 for cluster in (1, 2, 4, 8) if device.at_least(9, 0) and count * 8 < LIMIT else (1,):
                     if -(-packs // (threads * cluster)) <= most and packs >= threads * cluster // 2:
-                        found.append(EngineConfig.of(home="ring", lanes=threads, vec=vector, threads=threads, cluster=cluster))
+                        wide.append(EngineConfig.of(home="ring", lanes=threads, vec=vector, threads=threads, cluster=cluster))
                         break
+            # Measured on an H100: one CTA, then two, then eight, and four last.
+            found += sorted(wide, key=lambda c: (1, 2, 8, 4).index(c["cluster"]))
         return [c for c in found if self._stages(rows, c, device) >= 2]
 
     @staticmethod

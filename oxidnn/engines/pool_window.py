@@ -41,7 +41,7 @@ class AxisConsts:
 class PoolConsts:
     """is_unrolled: all taps are; else the last axis takes `round` taps a loop. index_dtype: "" without indices.
 
-    gathered: (operand, register suffix) of what the backward reads per output. strip: outputs a thread has along the first axis.
+    gathered: (operand, register suffix) of what the backward reads per output.
     """
 
     dtype: str
@@ -58,7 +58,6 @@ class PoolConsts:
     divisor: int | None = None
     norm: float = 2.0
     gathered: tuple[tuple[str, str], ...] = ()
-    strip: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,13 +131,11 @@ class _PoolEngine(Engine):
         operands: name -> (description, argument value). Those that share main's extents move with its spatial digits; the others get
         their spatial strides as parameters stride_<name><axis>.
         """
-        vector, strip = config["vec"], dict(config.knobs).get("strip", 1)
+        vector = config["vec"]
         shape = operands[main][0].shape
-        if strip > 1:
-            shape = (*shape[:2], -(-shape[2] // strip), *shape[3:])
         outer, rank = 2, len(problem.axes)
         names = ("n", "c", *(f"{coordinate}{a}" for a in range(rank)))
-        direct = {n for n, (d, _) in operands.items() if d.shape == operands[main][0].shape and n not in fields["walked"]}
+        direct = {n for n, (d, _) in operands.items() if d.shape == shape and n not in fields["walked"]}
         per_image = shape[1] // vector * prod(shape[2:])
         images = max(1, min(shape[0], (_LIMIT - 1) // max(per_image, 1)))
         wide = any(abs(s) >= _LIMIT for d, _ in operands.values() for s in (*byte_strides(d), byte_strides(d)[1] * vector))
@@ -148,7 +145,7 @@ class _PoolEngine(Engine):
             strides = {}
             for name, (desc, _) in operands.items():
                 row = byte_strides(desc)
-                spatial = (row[2] * strip, *row[3:]) if name in direct else (0,) * rank
+                spatial = row[2:] if name in direct else (0,) * rank
                 strides[name] = (row[0], row[1] * vector, *spatial)
             digits = Digits(names, extents, strides).ordered_for(main)
             args = [Arg(f"ptr_{n}", "u64", _shifted(v, begin * byte_strides(d)[0])) for n, (d, v) in operands.items()]
@@ -158,17 +155,15 @@ class _PoolEngine(Engine):
                 args += [Arg(f"extent_x{a}", "u32", axis.extent), Arg(f"outputs{a}", "u32", axis.outputs)]
                 args += [Arg(f"stride_{n}{a}", "s64" if wide else "s32", byte_strides(d)[outer + a])
                          for n, (d, _) in operands.items() if n not in direct]
-            if strip > 1:
-                args.append(Arg("stride_y0", "s64" if wide else "s32", byte_strides(operands["y"][0])[outer]))
             axes = _axis_consts(problem.axes, fields["backward"])
             backward = fields["backward"]
             sizes = [a.sharing if backward else a.window for a in axes]
-            is_unrolled = strip > 1 or (prod(sizes) <= 32 and prod(sizes) * vector <= _UNROLL[backward])
+            is_unrolled = prod(sizes) <= 32 and prod(sizes) * vector <= _UNROLL[backward]
             kind = problem.operands[0].desc.dtype
             consts = PoolConsts(
                 kind.name, compute_type(kind), problem.mode, axes, digits.consts(wide), vector, is_unrolled,
                 min(sizes[-1], max(1, _ROUND[backward] // vector), 8), fields["index_dtype"],
-                fields.get("write_y", True), problem.count_include_pad, problem.divisor, problem.norm, fields.get("gathered", ()), strip)
+                fields.get("write_y", True), problem.count_include_pad, problem.divisor, problem.norm, fields.get("gathered", ()))
             threads = config["threads"]
             steps.append(Step.of(template, problem.op, Target.for_arch(device.arch), threads, args, consts,
                                  -(-digits.size // threads), min_ctas_per_sm=512 // threads, suffix=f"{consts.dtype}_v{vector}"))
@@ -185,22 +180,6 @@ class WindowEngine(_PoolEngine):
     """Forward: all pooling kinds, any layout; packs of channels where they lie together."""
 
     id = "pool.window"
-
-    def configs(self, problem: Problem, device: DeviceInfo) -> tuple[EngineConfig, ...]:
-        """Where the windows of a maximum overlap along the first axis, also strips of outputs, which read their common taps once."""
-        assert isinstance(problem, PoolProblem)
-        found = super().configs(problem, device)
-        first, taps = problem.axes[0], prod(a.window for a in problem.axes)
-        kind = problem.operands[0].desc.dtype
-        strips: list[EngineConfig] = []
-        if (problem.mode == "max" and len(problem.axes) > 1 and not problem.has("indices") and not any(a.adaptive for a in problem.axes)
-                and first.dilation == 1 and first.stride < first.window and taps <= 25 and kind.num_bytes <= 4):
-            vector, step = found[0]["vec"], taps // first.window * first.stride
-            for strip in (4, 2):
-                loaded = (taps + (strip - 1) * step) * max(1, vector * kind.num_bytes // 4)
-                if loaded <= 80 and first.outputs >= strip:
-                    strips += [EngineConfig.of(vec=vector, threads=t, strip=strip) for t in (128, 256)]
-        return (*found[:2], *strips, *found[2:]) if strips else found
 
     def build_steps(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> Build:
         assert isinstance(problem, PoolProblem)

@@ -46,7 +46,7 @@ class RowConsts:
     digits, columns: those of the index of a row and of a column (one is the column itself). lanes: threads a row, of `cluster` CTAs;
     chunks: packs of `vector` columns a thread holds in registers; shared: packs it holds in shared memory, of each of `held`; both 0: the
     row is read again for every pass. live: packs whose registers are in use at once. slots: reductions over a row. epilogue: of "acc" and
-    operands to the outputs.
+    operands to the outputs. is_whole: every pack of every thread lies in an existing row.
     """
 
     operands: tuple[OperandConsts, ...]
@@ -63,6 +63,7 @@ class RowConsts:
     held: tuple[str, ...] = ()
     cluster: int = 1
     live: int = 1
+    is_whole: bool = False
 
     inf: ClassVar[float] = inf
     nan: ClassVar[float] = nan
@@ -70,6 +71,11 @@ class RowConsts:
     @property
     def compute_bytes(self) -> int:
         return 8 if self.compute == "f64" else 4
+
+    @property
+    def p_column(self) -> str:
+        """The predicate of a pack, "" where all lie inside."""
+        return "" if self.is_whole else "%p_column"
 
     @property
     def is_held(self) -> bool:
@@ -252,9 +258,14 @@ class RowEngine(Engine):
     held_operands: ClassVar[tuple[str, ...]] = ("x",)  # of a row, for all passes over it; those that the problem has
     held: ClassVar[int] = 1  # of them in registers at once
     live_elements: ClassVar[int] = 32  # of a row that is read again, loaded before the first is used
+    most_threads: ClassVar[int] = 512  # of a CTA that holds a row in registers, where shared memory would do, too
 
     def rows(self, problem: Problem) -> Rows:
         raise NotImplementedError
+
+    def reads_once(self, problem: Problem) -> bool:
+        """Whether one pass over a row is all it takes, so that nothing is won by holding it."""
+        return False
 
     def resident(self, kind: DType) -> int:
         """The most elements of a row a thread holds in registers."""
@@ -281,18 +292,19 @@ class RowEngine(Engine):
         found = []
         if packs <= 32 * min(chunks, 4):  # several packs a thread: more loads under way, fewer steps to reduce
             found += [EngineConfig.of(home="registers", lanes=power_of_two(-(-packs // min(chunks, 4))), vec=vector, threads=128), warp]
+        shared = self._shared_configs(rows, vector, packs, device)
         if packs > 64:
             threads = max(64, min(512, power_of_two(-(-packs // chunks))))
-            if packs <= threads * chunks:
-                found.append(EngineConfig.of(home="registers", lanes=threads, vec=vector, threads=threads))
-        found += self._shared_configs(rows, vector, packs, device)
+            held = [EngineConfig.of(home="registers", lanes=threads, vec=vector, threads=threads)] if packs <= threads * chunks else []
+            found += [*held, *shared] if threads <= self.most_threads else [*shared, *held]
         clusters = (2, 4, 8) if device.at_least(9, 0) and count * 8 < LIMIT else ()
         if packs > 512 * chunks:
             if found == []:  # packs that cp.async cannot move
                 found += [EngineConfig.of(home="registers", lanes=512, vec=vector, threads=512, cluster=k) for k in clusters
                           if packs <= 512 * chunks * k][:1]
             wide = 8 if clusters and packs > 512 * 8 else 1
-            found += [EngineConfig.of(home="memory", lanes=512, vec=vector, threads=512, cluster=k) for k in dict.fromkeys((wide, 1))]
+            memory = [EngineConfig.of(home="memory", lanes=512, vec=vector, threads=512, cluster=k) for k in dict.fromkeys((wide, 1))]
+            found = [*memory[::-1], *found] if self.reads_once(problem) else [*found, *memory]
         return tuple(dict.fromkeys(found)) or (warp,)
 
     def _shared_configs(self, rows: Rows, vector: int, packs: int, device: DeviceInfo) -> list[EngineConfig]:
@@ -309,7 +321,8 @@ class RowEngine(Engine):
             for cluster in clusters:
                 each = -(-packs // (threads * cluster))
                 if each <= _SHARED_PACKS and each * threads * sum(sizes) * len(held) <= min(_SHARED_BYTES, device.smem_per_cta // 2):
-                    found.append(EngineConfig.of(home="shared", lanes=threads, vec=vector, threads=threads, cluster=cluster))
+                    found += [EngineConfig.of(home="shared", lanes=threads, vec=vector, threads=threads, cluster=k)
+                              for k in ((cluster, 8) if cluster in (2, 4) else (cluster,))]
                     break
         return found
 
@@ -331,8 +344,10 @@ class RowEngine(Engine):
         live = chunks or min(shared, 1) or max(1, min(8, self.live_elements // (vector * max(1, len(names)))))
         operands = tuple(OperandConsts(o.name, o.dtype.name, o.has_rows, o.has_columns, rows.moves_packs(o, vector)) for o in rows.operands)
         wide = digits.consts().wide or columns.consts().wide
+        together = max(1, knobs["threads"] // lanes) if "threads" in knobs else 0  # rows of a CTA
+        is_whole = bool(chunks or shared) and columns.size == lanes * vector * per_thread and together > 0 and digits.size % together == 0
         return RowConsts(operands, compute_type(rows.dtype), digits.consts(wide), columns.consts(wide), lanes, vector, chunks, slots,
-                         epilogue, tuple(outputs), shared, names if shared else (), cluster, live)
+                         epilogue, tuple(outputs), shared, names if shared else (), cluster, live, is_whole)
 
     def row_step(self, template: str, consts: TemplateConsts, op: str, rows: Rows, config: EngineConfig, device: DeviceInfo,
                  extra: Sequence[Arg] = ()) -> Step:

@@ -216,7 +216,6 @@ KERNELS = {
                                 ("rms_norm_backward dy=f32[23,900] x=f32[23,900] rstd=f32[23] gamma=f32[900]",),
                                 {"home": "ring", "lanes": 64, "vec": 4, "threads": 64, "cluster": 2}, (
         ("no choice", "%p_row", "a cluster has one row"), ("no guard", r"cp\.async.*slot\+0\]", "the first pack lies inside"))),
-    "pool_strip": Kernel("pool/window", "pool.window", ("max_pool x=bf16[5,16,11,9]nhwc window=3 stride=2 padding=1",), {"strip": 2}),
     "pool_window": Kernel("pool/window", "pool.window", ("max_pool x=f32[2,3,7,9]nchw window=3 stride=2 padding=1",
                                                         "max_pool x=f32[2,7,8,10]nchw window=3 stride=2 padding=1")),
     "map": Kernel("pointwise/map", "pointwise.map",
@@ -364,7 +363,7 @@ FLOOR = {
     "wgmma_coop": (26, 26), "wgmma_pingpong": (26, 26), "wgmma_halo": (26, 26), "tiled_mma": (26, 26), "tiled_mma_conv": (25, 26),
     "tiled_simt": (25, 26), "split_k_reduce": (25, 26), "direct": (26, 26), "tree": (24, 26), "tree_column": (25, 26),
     "softmax": (26, 26), "softmax_cta": (26, 26), "norm": (25, 26), "cross_entropy": (26, 26), "pool_window": (24, 26),
-    "map": (18, 18), "softmax_cluster": (23, 26), "norm_ring": (24, 26), "norm_ring_cluster": (23, 26), "pool_strip": (22, 26),
+    "map": (18, 18), "softmax_cluster": (23, 26), "norm_ring": (24, 26), "norm_ring_cluster": (23, 26),
 }
 
 
