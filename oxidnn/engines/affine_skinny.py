@@ -225,21 +225,23 @@ class SkinnyMmaMatmul:
 def _estimate_us(am: AffineMatmul, plan: _Plan, ctas: int, device: DeviceInfo) -> float:
     """The weights at the memory's speed, once launched; more where few bytes are in flight, columns outweigh rows or a cluster adds.
 
-    Fitted to timings on an H100 (four shapes of weights of 29 to 75 MB, 1 to 64 columns): ring of 64 to 128 KB in flight on an SM are
-    best, more waits longer for the first step; each doubling of a cluster costs 1.5 us.
+    Fitted to timings on an H100 (four shapes of weights of 29 to 75 MB, 1 to 64 columns, either way the weights lie).
     """
     c = plan.consts
     per_sm = max(1, min(device.smem_per_sm // (c.smem_bytes + 1024), 2048 // (32 * c.warps),
                         65536 // (32 * c.warps * (_registers_needed(c) + 8))))
     resident = min(per_sm * device.num_sms, ctas)
-    step_bytes = c.rows * STEP_K * 2
-    in_flight = resident * c.warps * min(c.depth, -(-am.k.size // (STEP_K * c.warps * c.splits))) * step_bytes
+    in_flight = resident * c.warps * min(c.depth, -(-am.k.size // (STEP_K * c.warps * c.splits))) * c.rows * STEP_K * 2
     weights = am.batch.size * max(am.m.size, am.n.size) * am.k.size * 2
     memory_us = weights / (device.bandwidth_gbs * 1e3)
-    enough = 64e3 * device.num_sms
-    starved = max(1.0, enough / max(in_flight, 1)) ** 0.5 + 0.04 * max(0.0, in_flight / enough - 2.0)
-    l2_us = weights * (1 + min(am.m.size, am.n.size) / c.rows) / (device.bandwidth_gbs * 1.8e3)
-    return 1.5 + memory_us * starved + 0.3 * l2_us + 1.5 * (c.splits.bit_length() - 1) + 0.02 * c.warps
+    share = in_flight / (64e3 * device.num_sms)
+    starved = max(1.0, 1 / share) ** 0.5 + 0.02 * max(0.0, share - 1.2)
+    l2_us = weights * (1 + min(am.m.size, am.n.size) / c.rows) / (device.bandwidth_gbs * 1.65e3)
+    # Lines of 128 bytes of each k want 64 rows, if they make tiles enough; lines along k want more CTAs of fewer rows.
+    best_rows = (32,) if c.major == "k" else (64,) if ctas * c.rows >= 128 * device.num_sms * c.splits else (32, 64)
+    unfit = 0.0 if c.rows in best_rows else 0.03 if c.major == "k" and c.rows == 16 else 0.1 if c.rows > 16 else 0.2
+    return (2.5 + max(memory_us * starved, l2_us) + 0.1 * min(memory_us, l2_us) + unfit * memory_us
+            + 1.5 * (c.splits.bit_length() - 1) + 0.03 * c.warps)
 
 
 def _arguments(am: AffineMatmul, plan: _Plan) -> list[Arg]:

@@ -695,6 +695,9 @@ def estimate_us(am: AffineMatmul, grid: Grid, tile: tuple[int, int, int], sm_flo
     out_bytes = am.batch.size * am.m.size * am.n.size * am.d.dtype.num_bytes * (1 + len(am.operands) * 0.5)
     partial_bytes = 2.0 * grid.partial_elements * am.acc.num_bytes
     memory_us = (unique + out_bytes) / (device.bandwidth_gbs * 0.88e3)
+    # Memory answers in about 1.2 us; with fewer bytes under way than it gives in that time (some 2.5 stages a CTA) it waits.
+    in_flight = min(grid.ctas, device.num_sms * ctas_per_sm) * 2.5 * tile_k * (tile_m + tile_n) * size
+    memory_us *= max(1.0, min(unique, device.bandwidth_gbs * 1.2e3) / in_flight)
     l2_us = (grid.ctas * grid.k_tiles_per_split * tile_k * (tile_m + tile_n) * size + partial_bytes) / (device.bandwidth_gbs * 1.8e3)
     return max(compute_us, memory_us, l2_us) + 4.0 + (2.5 + partial_bytes / (device.bandwidth_gbs * 1.5e3) if grid.splits > 1 else 0.0)
 
