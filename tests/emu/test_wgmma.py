@@ -6,8 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from oxidnn.engines.affine_wgmma_sm90 import WGMMA_SM90
-from oxidnn.engines.matmul import MatmulEngine
+from oxidnn.engines.affine_wgmma_sm90 import WGMMA_SM90, _plan
+from oxidnn.engines.base import EngineConfig
+from oxidnn.engines.matmul import MatmulEngine, lower
 from oxidnn.ops.case import parse_case
 from oxidnn.runtime.emu_backend import EmulatedBackend
 from oxidnn.testing.harness import run_problem
@@ -55,3 +56,15 @@ def test_against_the_reference(line: str) -> None:
             tried.add(kind)
             run_problem(backend, problem, engine, config, seed=len(line))
     assert tried
+
+
+def test_prefetched_k_tiles() -> None:
+    """The only kernels that send boxes to L2 ahead: long sums, tiles that share rows and columns."""
+    backend = EmulatedBackend("sm_90a", checkers="all")
+    problem = parse_case("gemm a=bf16[390,776] b=bf16[776,264] bias=f32[264] epilogue=bias_relu")
+    engine = MatmulEngine(problem.op, WGMMA_SM90)
+    config = EngineConfig.of(schedule="coop", loader="boxes", tile_m=128, tile_n=64, stages=3, split_k=1)
+    plan = _plan(lower(problem)[0], config)
+    assert not isinstance(plan, str) and plan.consts.prefetches
+    backend.info = replace(backend.info, num_sms=3)
+    run_problem(backend, problem, engine, config, seed=3)
