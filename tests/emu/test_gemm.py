@@ -10,8 +10,9 @@ from oxidnn.engines.matmul import MatmulEngine
 from oxidnn.ops.base import Scalar
 from oxidnn.ops.case import parse_case
 from oxidnn.runtime.emu_backend import EmulatedBackend
-from oxidnn.testing.harness import run_problem
+from oxidnn.testing.harness import execute, run_problem
 from oxidnn.testing.sample import CASES, SAMPLES
+from oxidnn.testing.sample.gemm import sample_scaled
 
 ENGINE = MatmulEngine("gemm", DIRECT)
 
@@ -42,3 +43,33 @@ def test_scalars_given_with_each_call() -> None:
         assert problem.scalars == (Scalar("gain", kind),)
         outcomes = [run_problem(backend, problem, ENGINE, scalars={"gain": gain}).outputs["d"] for gain in (0.1, 2.0)]
         assert not np.array_equal(*outcomes)
+
+
+@pytest.mark.parametrize("arch", ("sm_80", "sm_90a"))
+def test_scaled_problems(arch: str) -> None:
+    """8-bit inputs, scales of every granularity, gates and second outputs."""
+    rng, backend = np.random.default_rng(len(arch)), EmulatedBackend(arch, checkers="all")
+    for seed in range(40):
+        problem = sample_scaled(rng, "tiny")
+        for config in ENGINE.configs(problem, backend.info):
+            run_problem(backend, problem, ENGINE, config, seed=seed)
+
+
+def test_every_code_of_the_8_bit_floats() -> None:
+    """Products with 1 give each code's value: subnormals, infinities, NaN."""
+    for kind, name in (("e4m3", "float8_e4m3fn"), ("e5m2", "float8_e5m2")):
+        problem = parse_case(f"gemm a={kind}[256,1] b={kind}[1,1] d=f32[256,1]")
+        codes = np.arange(256, dtype=np.uint8).view(problem.desc("a").dtype.numpy).reshape(256, 1)
+        one = np.ones((1, 1)).astype(codes.dtype)
+        got = execute(EmulatedBackend("sm_80", checkers="all"), problem, ENGINE, ENGINE.configs(problem, EmulatedBackend("sm_80").info)[0],
+                      {"a": codes, "b": one})["d"]
+        np.testing.assert_array_equal(got, codes.astype(np.float32), err_msg=name)
+
+
+def test_what_is_multiplied_by_nothing_leaves_no_nan() -> None:
+    backend = EmulatedBackend("sm_80", checkers="all")
+    nan, one = np.full((4, 4), np.nan, np.float32), np.ones((4, 4), np.float32)
+    for attrs, inputs, want in (("", {"a": one, "b": one, "c": nan}, 4), ("alpha=0.0 beta=3.0", {"a": nan, "b": nan, "c": one}, 3)):
+        problem = parse_case(f"gemm a=f32[4,4] b=f32[4,4] c=f32[4,4] {attrs}")
+        got = execute(backend, problem, ENGINE, ENGINE.configs(problem, backend.info)[0], inputs)["d"]
+        assert (got == want).all()

@@ -1,0 +1,99 @@
+"""Skinny products in the emulator, all checkers on: weights along k and rows, rings and registers, clusters, tails, both sides, epilogues;
+the turned wgmma loop; and the assembler's word on every shape of tile."""
+
+from __future__ import annotations
+
+import pytest
+
+from oxidnn.codegen.render import render
+from oxidnn.device import known_device
+from oxidnn.engines.affine_skinny import SKINNY_MMA
+from oxidnn.engines.affine_turned import WGMMA_SM90_TURNED
+from oxidnn.engines.base import EngineConfig
+from oxidnn.engines.matmul import MatmulEngine, lower
+from oxidnn.ops.case import parse_case
+from oxidnn.runtime.assembler import assemble
+from oxidnn.runtime.emu_backend import EmulatedBackend
+from oxidnn.testing.harness import run_problem
+
+ENGINE = MatmulEngine("gemm", SKINNY_MMA)
+
+
+def config(rows: int, warps: int, stages: int, splits: int = 1, weights: str = "ring") -> EngineConfig:
+    return EngineConfig.of(rows=rows, warps=warps, stages=stages, splits=splits, weights=weights)
+
+
+def run(line: str, chosen: EngineConfig, arch: str = "sm_90a", schedule: object = ("random", 3)) -> None:
+    problem, backend = parse_case(line), EmulatedBackend(arch, checkers="all", schedule=schedule)
+    support = ENGINE.check_support(problem, backend.info)
+    assert support, support.reason
+    run_problem(backend, problem, ENGINE, chosen, seed=len(line), aliases=True)
+
+
+@pytest.mark.parametrize("chosen", [config(16, 4, 2), config(32, 4, 3), config(64, 8, 4), config(16, 4, 4, weights="registers"),
+                                    config(32, 8, 3, weights="registers")], ids=lambda c: c.name)
+@pytest.mark.parametrize("line", [
+    "gemm a=bf16[1,328] b=bf16[72,328] transpose_b=True",  # rows and k that are no multiple of a tile
+    "gemm a=f16[9,64] b=f16[40,64] transpose_b=True bias=f32[40] epilogue=bias_relu",
+    "gemm a=bf16[40,520] b=bf16[3,520] transpose_b=True",  # the weights on the left
+    "gemm a=bf16[2,5,136] b=bf16[2,24,136] transpose_b=True d=f32[2,5,24](120,1,5) alpha=0.5 beta=1.0 c=f32[2,5,24]",
+], ids=lambda line: line.split()[1])
+def test_weights_along_k(line: str, chosen: EngineConfig) -> None:
+    run(line, chosen)
+
+
+@pytest.mark.parametrize("chosen", [config(16, 4, 2), config(32, 4, 3), config(64, 8, 4)], ids=lambda c: c.name)
+@pytest.mark.parametrize("line", [
+    "gemm a=bf16[1,328] b=bf16[328,72]", "gemm a=f16[33,72] b=f16[72,40](48,1) d=f32[33,40]",
+    "gemm a=bf16[136,40] b=bf16[4,136] transpose_a=True transpose_b=True",  # the weights on the left, along m
+    "gemm a=f16[2,5,136] b=f16[136,24] residual=f16[2,5,24] epilogue='relu(acc + residual)'",
+], ids=lambda line: line.split()[1])
+def test_weights_along_rows(line: str, chosen: EngineConfig) -> None:
+    run(line, chosen)
+
+
+@pytest.mark.parametrize("splits", [2, 4])
+@pytest.mark.parametrize("line", ["gemm a=bf16[3,904] b=bf16[40,904] transpose_b=True", "gemm a=f16[20,904] b=f16[904,40] bias=f32[40]"])
+@pytest.mark.parametrize("schedule", ["lowest_pc", ("random", 7)])
+def test_clusters_add_their_parts(line: str, splits: int, schedule: object) -> None:
+    run(line, config(16, 4, 2, splits), schedule=schedule)
+
+
+def test_before_clusters() -> None:
+    for c in (config(32, 4, 2), config(16, 4, 3, weights="registers")):
+        run("gemm a=bf16[5,328] b=bf16[72,328] transpose_b=True", c, arch="sm_80")
+
+
+@pytest.mark.parametrize(("line", "reason"), [
+    ("gemm a=bf16[65,64] b=bf16[72,64] transpose_b=True", "at most 64 columns"), ("gemm a=f32[5,64] b=f32[72,64] transpose_b=True", "f32"),
+    ("gemm a=bf16[5,60] b=bf16[72,60] transpose_b=True", "columns in 16 bytes"), ("gemm a=bf16[5,64] b=bf16[64,70]", "weights in 16 bytes"),
+    ("gemm a=bf16[5,64] b=bf16[72,64]@8 transpose_b=True", "weights in 16 bytes"),
+])
+def test_refusals_say_why(line: str, reason: str) -> None:
+    support = ENGINE.check_support(parse_case(line), known_device("sm_90a"))
+    assert not support and reason in support.reason
+
+
+@pytest.mark.parametrize("line", [
+    "gemm a=bf16[1,136] b=bf16[72,136] transpose_b=True", "gemm a=f16[17,136] b=f16[136,264] bias=f32[264] epilogue=bias_relu",
+    "gemm a=bf16[64,64] b=bf16[200,64] transpose_b=True d=f32[64,200] alpha=0.5 beta=1.0 c=f32[64,200]",
+], ids=lambda line: line.split()[1])
+def test_turned(line: str) -> None:
+    engine, problem = MatmulEngine("gemm", WGMMA_SM90_TURNED), parse_case(line)
+    backend = EmulatedBackend("sm_90a", checkers="all")
+    assert engine.check_support(problem, backend.info)
+    run_problem(backend, problem, engine, seed=3)
+
+
+@pytest.mark.parametrize("m", [1, 16, 32, 64])
+@pytest.mark.parametrize("weights", ["bf16[4096,7168] transpose_b=True", "bf16[7168,4096]"])
+def test_no_config_spills(m: int, weights: str) -> None:
+    (am,) = lower(parse_case(f"gemm a=bf16[{m},7168] b={weights}"))
+    for arch in ("sm_80", "sm_90a"):
+        seen = set()
+        for c in SKINNY_MMA.configs(am, known_device(arch)):
+            key = (c["rows"], c["warps"], c["weights"], c["stages"] if c["weights"] == "registers" else 0)
+            if c["splits"] == 1 and key not in seen:
+                seen.add(key)
+                assembled = assemble(render(SKINNY_MMA.build("gemm", am, c, known_device(arch)).steps[0].spec), arch)
+                assert assembled.spill_bytes == 0, c.name
