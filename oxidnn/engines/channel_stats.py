@@ -64,7 +64,7 @@ class TileConsts:
     along: "column" | "row". rows: digits of a row. lanes: threads along the pack's dimension; vector: elements of a pack; unroll: packs a
     thread loads before it uses them. has_batches: whether batches have an index of their own. leads: the next launch may get ready while
     this one runs. reversed: CTAs go from the last tile to the
-    first, so that what an earlier launch read last is still in the cache.
+    first, so that what an earlier launch read last is still in the cache; streams: stores leave the cache first, so that it stays there.
     """
 
     along: str
@@ -78,6 +78,7 @@ class TileConsts:
     has_batches: bool
     leads: bool = False
     reversed: bool = False
+    streams: bool = False
     epilogue: Expression | None = None
     has_mask: bool = False
 
@@ -93,6 +94,10 @@ class TileConsts:
     @property
     def size(self) -> int:
         return 8 if self.compute == "f64" else 4
+
+    @property
+    def store(self) -> str:
+        return "st.global.cs." if self.streams else "st.global."
 
     def step(self, threads: int) -> int:
         """Rows from one pack of a thread to its next in a block."""
@@ -378,7 +383,8 @@ class ChannelNormEngine(Engine):
             if lanes < min(8, packs):
                 lanes = min(32, _power_of_two(packs))
             unroll = max(1, min(8, _HELD_BYTES // compute_of(problem).num_bytes // vector))
-            usual = {"along": along, "vec": vector, "lanes": lanes, "unroll": unroll, "ctas": _CTAS, "depth": _DEPTH}
+            usual = {"along": along, "vec": vector, "lanes": lanes, "unroll": unroll, "ctas": _CTAS, "depth": _DEPTH,
+                     "streams": problem.desc("x").num_bytes > device.l2_bytes}
             found.append(EngineConfig.of(**usual))
             if along == first:
                 flat = FlatProblem.of(problem) if along == "row" else None
@@ -387,7 +393,7 @@ class ChannelNormEngine(Engine):
                     lanes = min(32, _power_of_two(flat.channels // wider))
                     unroll = max(1, min(8, _HELD_BYTES // compute_of(problem).num_bytes // wider))
                     found.insert(0, EngineConfig.of(**usual | {"along": "flat", "vec": wider, "lanes": lanes, "unroll": unroll}))
-                others = ({"ctas": 2}, {"depth": 2}, {"unroll": max(1, unroll // 2)})
+                others = ({"streams": not usual["streams"]}, {"ctas": 2}, {"depth": 2}, {"unroll": max(1, unroll // 2)})
                 found += [c for change in others if (c := EngineConfig.of(**usual | change)) not in found]
         return tuple(found)
 
@@ -537,7 +543,8 @@ class ChannelNorm(ChannelNormEngine):
             names = ["x", "y", *(["mask"] if problem.has("mask") else []), *problem.epilogue_operands]
             cut = self.streaming(problem, config)
             steps.append(self.tile_step("channelwise/apply", problem, space, names, vectors, config, cut, device, extra,
-                                        reversed=problem.is_training, epilogue=problem.epilogue, follows=bool(steps)))
+                                        reversed=problem.is_training, streams=config["streams"], epilogue=problem.epilogue,
+                                        follows=bool(steps)))
         return Build(tuple(steps), scratch.num_bytes)
 
     def statistics(self, problem: ChannelNormProblem, config: EngineConfig, device: DeviceInfo, scratch: Scratch,
@@ -613,8 +620,9 @@ class ChannelNormBackward(ChannelNormEngine):
                                            is_constant=not problem.is_training, follows=bool(steps)))
         if has_dx:
             names = ["dy", *(["x"] if problem.is_training else []), "dx", *gate, *(["d_residual"] if problem.has("d_residual") else [])]
-            steps.append(self.tile_step("channelwise/gradient_apply", problem, space, names, found, config, self.streaming(problem, config),
-                                        device, reversed=True, follows=True))
+            cut = self.streaming(problem, config)
+            steps.append(self.tile_step("channelwise/gradient_apply", problem, space, names, found, config, cut, device, reversed=True,
+                                        streams=config["streams"], follows=True))
         return Build(tuple(steps), scratch.num_bytes)
 
 
