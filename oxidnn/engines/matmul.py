@@ -65,7 +65,7 @@ def collapse(am: AffineMatmul) -> AffineMatmul:
                                                               *(x.batch_strides for _, x in sources.values())])
     rest = {"m": iter(m_columns[len(targets):]), "n": iter(n_columns[len(targets):])}
     ks, batches = iter(k_columns), iter(batch_columns[len(targets):])
-    made: dict[str, Source] = {}
+    made: dict[str, Any] = {}
     for name, (side, old) in sources.items():
         row_strides, k_strides = next(rest[side]), next(ks)
         bounds = tuple(replace(x, row_coefs=next(rest[side]), k_coefs=next(ks)) for x in old.bounds)
@@ -313,12 +313,13 @@ def _lower_gemm(p: GemmProblem) -> tuple[AffineMatmul, ...]:
     a_m, a_k = a.strides[-2:][::-1] if p.transpose_a else a.strides[-2:]
     b_k, b_n = b.strides[-2:][::-1] if p.transpose_b else b.strides[-2:]
     # A scale's strides: over the batch, of a block of rows, of a block of k.
-    scales = {}
+    scales: dict[str, tuple[tuple[int, ...], int, int]] = {}
     for name, blocks in (("scale_a", p.blocks_a), ("scale_b", p.blocks_b)):
         if blocks is not None:
             desc, is_a = p.desc(name), name == "scale_a"
             shape, strides = scale_shape(desc, is_a), scale_strides(desc, is_a)
-            scales[name] = (batch_strides(shape, strides), *(strides[-2:] if is_a else strides[-2:][::-1]))
+            step, k_step = strides[-2:] if is_a else strides[-2:][::-1]
+            scales[name] = (batch_strides(shape, strides), step, k_step)
     # Whether a (b) or its scale changes over each batch dimension.
     a_moves, b_moves = (tuple(bool(s or t) for s, t in zip(own, scales.get(name, (own, 0, 0))[0], strict=True))
                         for name, own in (("scale_a", a_batch), ("scale_b", b_batch)))
@@ -362,7 +363,7 @@ def _lower_gemm(p: GemmProblem) -> tuple[AffineMatmul, ...]:
     in_blocks = [blocks is not None and blocks.rows == BLOCK for blocks in (p.blocks_a, p.blocks_b)]
     for first_m, extents_m, steps_m, blocks_m in _pieces(p.m, in_blocks[0]):
         for first_n, extents_n, steps_n, blocks_n in _pieces(columns, in_blocks[1]):
-            sources: dict[str, Source] = {}
+            sources: dict[str, Any] = {}
             for name, blocks, first, steps, per_step, where in (("scale_a", p.blocks_a, first_m, steps_m, blocks_m, in_m),
                                                                 ("scale_b", p.blocks_b, first_n, steps_n, blocks_n, in_n)):
                 if blocks is None or blocks.is_plain:

@@ -33,6 +33,7 @@ def sample_scaled(rng: np.random.Generator, size: str) -> Problem:
     batch = [2] if rng.random() < 0.2 else []
     attrs: dict[str, Any] = {name: bool(rng.random() < 0.4) for name in ("transpose_a", "transpose_b")}
     tensors = {}
+    shape: tuple[int, ...]
     for name, shape in (("a", (k, m) if attrs["transpose_a"] else (m, k)), ("b", (n, k) if attrs["transpose_b"] else (k, n))):
         own = batch if rng.random() < 0.6 else []
         tensors[name] = random_desc(rng, kinds[int(rng.integers(len(kinds)))], (*own, *shape))
