@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
-from oxidnn.emu import atomics, ldst
+from oxidnn.emu import atomics, floats, ldst
 from oxidnn.emu.access import RANK_SHIFT, Access, mark_ready, split, unwritten_shared, window_index
 from oxidnn.emu.decode import DTYPE, RAWINT, Core, Decoder, Source
 from oxidnn.emu.floats import F16, U16
@@ -310,6 +310,7 @@ def pixels(issue: Issue, m: TensorMap, coordinates: list[int], offsets: list[int
 
 def load_image(issue: Issue, m: TensorMap, coordinates: list[int], offsets: list[int] | None) -> Array:
     """The box as (rows, bytes): what lies outside of the tensor is filled."""
+    check_start(issue, m, coordinates)
     rows, inner = image_shape(m)
     image = fill(m, rows, inner)
     if m.corners is None:
@@ -364,13 +365,21 @@ def combine(issue: Issue, operation: str, type_: str, flushes: bool, old: Array,
     dtype = LANE.get(type_, DTYPE[type_])
     fn, _ = atomics.update(operation, type_, flushes)
     a, b = (np.ascontiguousarray(x).reshape(-1).view(dtype) for x in (old, new))
-    return np.ascontiguousarray(fn(a, b, b)).astype(dtype, copy=False).view(np.uint8).reshape(old.shape)
+    new = np.ascontiguousarray(fn(a, b, b)).astype(dtype, copy=False)
+    return (floats.canonical(new) if type_ == "f32" else new).view(np.uint8).reshape(old.shape)
+
+
+def check_start(issue: Issue, m: TensorMap, coordinates: list[int]) -> None:
+    """An H100 faults on a box that begins between the 16-byte chunks of a row."""
+    if coordinates[0] * m.size % 16:
+        raise issue.fault("align", f"the box begins {coordinates[0] * m.size} bytes into the rows of the tensor, not a multiple of 16")
 
 
 def store_image(issue: Issue, m: TensorMap, coordinates: list[int], image: Array, operation: str | None) -> None:
     """Write the part of a box that lies inside the tensor."""
     if any(c < 0 for c in coordinates):
         raise issue.fault("bounds", f"a tensor store at the negative coordinates {coordinates}")
+    check_start(issue, m, coordinates)
     S = issue.S
     if m.corners is None:
         slices, address, shape, strides = tile_region(m, coordinates, True)

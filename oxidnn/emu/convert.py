@@ -38,6 +38,16 @@ def to_f32(type_: str) -> Fn:
     return lambda x: x
 
 
+def quiet(x: Array) -> Array:
+    """NaNs with the highest bit of their mantissas set."""
+    nan = x != x
+    if not nan.any():
+        return x
+    size = x.dtype.itemsize
+    bits = x.view(f"u{size}")
+    return np.where(nan, bits | np.array([{2: 0x200, 4: 0x400000, 8: 1 << 51}[size]], bits.dtype), bits).view(x.dtype)
+
+
 def clamp_finite(x: Array, limit: float) -> Array:
     """Clamp to [-limit, limit]; NaN stays."""
     return np.clip(x, np.array(-limit, x.dtype), np.array(limit, x.dtype))
@@ -101,15 +111,18 @@ def to_tf32(mods: set[str]) -> Fn:
 
 
 def float_to_integer(source: np.dtype, target: np.dtype, mode: str) -> Fn:
-    """Round to an integer, clamp to the target's range; NaN becomes 0."""
+    """Round to an integer, clamp to the target's range; NaN becomes 0; from f64, or to 64 bits, the highest bit alone."""
     info = np.iinfo(target)
     rounding = INTEGRAL[mode]
+    of_nan: Array = np.zeros(1, target)
+    if source == F64 or target.itemsize == 8:
+        of_nan = np.array([1 << 8 * target.itemsize - 1], f"u{target.itemsize}").view(target)
 
     def convert(x: Array) -> Array:
         r = rounding(x.astype(F64))
         nan = r != r
         if nan.any():
-            r = np.where(nan, 0.0, r)
+            return np.where(nan, of_nan, convert(np.where(nan, 0.0, r)))
         if target.itemsize < 8:
             return np.clip(r, info.min, info.max).astype(I64).astype(target)
         top = 2.0**63 if target.kind == "i" else 2.0**64
@@ -120,12 +133,22 @@ def float_to_integer(source: np.dtype, target: np.dtype, mode: str) -> Fn:
     return convert
 
 
+def to_odd_f64(x: Array) -> Array:
+    """Integers to f64, rounded to odd: what rounds them further to fewer bits is right."""
+    if x.dtype.itemsize < 8:
+        return x.astype(F64)
+    magnitude = np.where(x < 0, np.uint64(0) - x.view(np.uint64), x.view(np.uint64))
+    low = magnitude & np.uint64(0x7FF)
+    odd = np.where((magnitude >> np.uint64(53)) != 0, magnitude - low | (low != 0).astype(np.uint64) << np.uint64(11), magnitude)
+    return np.where(x < 0, -odd.astype(F64), odd.astype(F64))
+
+
 def integer_to_float(type_: str, mode: str) -> Fn:
     def convert(x: Array) -> Array:
         if type_ == "f64":
             return x.astype(F64)
         if mode != "rn":
-            return floats.round_f64(x.astype(F64), DTYPE[type_], mode)
+            return floats.round_f64(to_odd_f64(x), DTYPE[type_], mode)
         if type_ == "f32":
             return x.astype(F32)
         if type_ == "f16":
@@ -138,13 +161,15 @@ def integer_to_float(type_: str, mode: str) -> Fn:
 def float_to_float(to: str, source: str, mods: set[str]) -> Fn:
     mode = next((m for m in ROUNDING if m in mods), "rn")
     integral = next((m for m in INTEGRAL if m in mods), None)
+    keeps_nan = "f64" in (to, source)  # sign and payload
 
     def convert(x: Array) -> Array:
         x = floats.bf16_to_f32(x) if source == "bf16" else x
         if "ftz" in mods and x.dtype == F32:
-            x = floats.flush(x)
+            x = floats.canonical(floats.flush(x))
         if integral:
             x = INTEGRAL[integral](x)
+        x = quiet(x) if keeps_nan else x
         if to == "f64":
             x = x.astype(F64)
         elif to == "f32":
@@ -156,12 +181,13 @@ def float_to_float(to: str, source: str, mods: set[str]) -> Fn:
             if to == "f16":
                 x = floats.round_f64(x, F16, mode)
             else:
-                x = floats.f64_to_odd_f32(x)
-                x = from_f32(to, mods)(x)
+                narrow = quiet(x.astype(F32)).view(U32) >> np.array([16], U32)  # of NaNs
+                x = np.where(x != x, narrow.astype(U16), from_f32(to, mods)(floats.f64_to_odd_f32(x)))
         else:
             x = from_f32(to, mods)(x.astype(F32)).view(DTYPE[to])
         if x.dtype.kind == "f":
-            x = floats.canonical(x)
+            if (to, source) != ("f32", "bf16"):  # a shift: NaNs as they are
+                x = quiet(x) if keeps_nan else floats.canonical(x)
             if "sat" in mods:
                 x = floats.saturate(x)
         return x

@@ -188,9 +188,9 @@ def directed(operation: str, mode: str) -> Callable[..., Array]:
         # the f64 quotient may have rounded onto an f32 value: q is exact iff q * y == x, judged by the remainder
         product, error = _two_product(q, y)
         rest = (x - product) - error
-        fix = np.isfinite(q) & (rest != 0) & ((q.view(I64) & 1) == 0) & (y != 0)
+        fix = np.isfinite(q) & np.isfinite(y) & (rest != 0) & ((q.view(I64) & 1) == 0) & (y != 0)
         toward = np.where((rest > 0) == (y > 0), np.inf, -np.inf)
-        return round_f64(np.where(fix, np.nextafter(q, toward), q), F32, mode)
+        return canonical(round_f64(np.where(fix, np.nextafter(q, toward), q), F32, mode))
 
     def sqrt(a: Array) -> Array:
         x = _split64(a)
@@ -198,7 +198,7 @@ def directed(operation: str, mode: str) -> Callable[..., Array]:
         product, error = _two_product(q, q)
         rest = (x - product) - error
         fix = np.isfinite(q) & (rest != 0) & ((q.view(I64) & 1) == 0)
-        return round_f64(np.where(fix, np.nextafter(q, np.where(rest > 0, np.inf, 0.0)), q), F32, mode)
+        return canonical(round_f64(np.where(fix, np.nextafter(q, np.where(rest > 0, np.inf, 0.0)), q), F32, mode))
 
     table: dict[str, Callable[..., Array]] = {
         "add": add,
@@ -300,13 +300,16 @@ def bf16_to_f32(x: Array) -> Array:
 
 
 def f32_to_bf16(x: Array, mode: str = "rn") -> Array:
-    """Round to nearest even (rn) or toward zero (rz); NaN becomes 0x7FFF."""
+    """Round to nearest even (rn), toward zero (rz), down (rm) or up (rp); NaN becomes 0x7FFF."""
     bits = x.view(U32)
     sixteen = np.array([16], U32)
     if mode == "rn":
         rounded = (bits + np.array([0x7FFF], U32) + ((bits >> sixteen) & np.array([1], U32))) >> sixteen
     else:
         rounded = bits >> sixteen
+        if mode != "rz":  # away from zero by one where that is the direction
+            away = ((bits & np.array([0xFFFF], U32)) != 0) & (np.signbit(x) == (mode == "rm"))
+            rounded = rounded + (away & np.isfinite(x)).astype(U32)
     nan = x != x
     if count_nonzero(nan):
         rounded = np.where(nan, np.array([0x7FFF], U32), rounded)

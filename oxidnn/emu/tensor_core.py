@@ -83,7 +83,7 @@ def _truncated(
 ) -> Array:
     ea, eb = exponents(a, MINIMUM_EXPONENT[types[0]]), exponents(b, MINIMUM_EXPONENT[types[1]])
     e = (ea[:, :, None, :] + eb[:, None, :, :]).max(-1)
-    e = np.maximum(np.maximum(e, exponents(c, -126)), -600).astype(I64)
+    e = np.maximum(np.maximum(e, exponents(c, -126 if dtype == F32 else -14)), -600).astype(I64)
     scale = ((1023 + fraction - e) << 52).view(F64)  # 2^(F - E)
     unit = ((1023 - fraction + e) << 52).view(F64)
     products = a[:, :, None, :] * b[:, None, :, :]

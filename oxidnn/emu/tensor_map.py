@@ -1,7 +1,7 @@
 """Tensor maps: 128 bytes, laid out as the driver lays them out for sm_90.
 
     word 0-1  address                                 word 8-12  dims - 1
-    word 2    bit 0 im2col, 4-6 rank - 1, 7-10 type, 13-14 swizzle, 15 fill, 17-18 L2 promotion
+    word 2    bit 0 im2col, 4-6 rank - 1, 7-10 type, 13-14 swizzle, 15 fill, 16 rounds f32 to tf32, 17-18 L2 promotion
     word 3-6  strides of dims 1-4 over 16, low 32 bits; word 7: their high 4 bits as nibbles
     word 13   element strides - 1, 3 bits each; byte 55 box[0] - 1
     tiled     bytes 56-59 box[1..4] - 1
@@ -26,6 +26,9 @@ SIZES = dict(zip(TYPES, (1, 2, 4, 4, 8, 8, 2, 4, 4, 8, 2, 4), strict=True))
 SPANS = (0, 32, 64, 128)
 PROMOTIONS = (0, 64, 128, 256)
 CORNER_BITS = {3: 16, 4: 8, 5: 5}
+_ROUNDS = 1 << 16 - 7  # seen from the type's field
+_CODE = {t: TYPES.index("f32") | _ROUNDS if t == "tf32" else i for i, t in enumerate(TYPES)}
+_NAME = {code: t for t, code in _CODE.items()}
 _SPAN_WORD = {0: 0x10, 32: 0x100, 64: 0x200, 128: 0x400}
 
 
@@ -60,7 +63,7 @@ class TensorMap:
     def encode(self) -> bytes:
         rank = len(self.dims)
         flags = (
-            (self.corners is not None) | (rank - 1) << 4 | TYPES.index(self.dtype) << 7 | SPANS.index(self.swizzle) << 13
+            (self.corners is not None) | (rank - 1) << 4 | _CODE[self.dtype] << 7 | SPANS.index(self.swizzle) << 13
             | self.fills_nan << 15 | PROMOTIONS.index(self.l2_promotion) << 17
         )  # fmt: skip
         strides = [s >> 4 for s in self.strides] + [0] * (5 - rank)
@@ -109,8 +112,8 @@ class TensorMap:
         """Raises Fault for bytes that are no tensor map."""
         address, flags, *rest = struct.unpack_from("<QI4II5II", raw, 0)
         strides, high, dims, steps = rest[:4], rest[4], rest[5:10], rest[10]
-        rank, type_, span = (flags >> 4 & 7) + 1, flags >> 7 & 15, flags >> 13 & 3
-        if rank > 5 or type_ >= len(TYPES) or address == 0 or struct.unpack_from("<I", raw, 72)[0] != _SPAN_WORD[SPANS[span]]:
+        rank, type_, span = (flags >> 4 & 7) + 1, _NAME.get(flags >> 7 & (15 | _ROUNDS)), flags >> 13 & 3
+        if rank > 5 or type_ is None or address == 0 or struct.unpack_from("<I", raw, 72)[0] != _SPAN_WORD[SPANS[span]]:
             raise Fault("bounds", "the address of the tensor map points at bytes that are no tensor map")
         corners = None
         box: tuple[int, ...] = (raw[55] + 1, *(raw[56 + i] + 1 for i in range(rank - 1)))
@@ -122,7 +125,7 @@ class TensorMap:
             corners = (lower, upper)
             box = (raw[55] + 1, pixels + 1)
         return TensorMap(
-            TYPES[type_], address, tuple(d + 1 for d in dims[:rank]),
+            type_, address, tuple(d + 1 for d in dims[:rank]),
             tuple((s | (high >> 4 * i & 15) << 32) << 4 for i, s in enumerate(strides[: rank - 1])), box,
             tuple((steps >> 3 * i & 7) + 1 for i in range(rank)), SPANS[span], corners, PROMOTIONS[flags >> 17 & 3], bool(flags >> 15 & 1),
         )  # fmt: skip

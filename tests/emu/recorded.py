@@ -403,6 +403,8 @@ def _of_driver(spec: TensorMapSpec, address: int, backend: Any) -> bytes:
     return target.raw
 
 
+# A box that begins between the 16-byte chunks of a row faults
+FAULTING = {*(f"tma load, {n}" for n, c in LOADS.items() if c[-1][0] * ELEMENT_BYTES[c[0]] % 16), *(f"tma store, {n}" for n, c in STORES.items() if c[-1][0] * ELEMENT_BYTES[c[0]] % 16)}
 CASES["tensor maps"] = {"tensor maps": map_bytes}
 CASES["tma load"] = {f"tma load, {n}": partial(tma_load, n) for n in LOADS}
 CASES["im2col"] = {f"im2col, {n}": partial(im2col, n) for n in IM2COL}
