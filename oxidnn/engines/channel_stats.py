@@ -30,6 +30,7 @@ from .digits import DigitConsts, Digits
 
 THREADS = 256
 _LIMIT = 2**30
+_NARROW = 2**31  # strides below it, in bytes, are 32 bits wide
 _HELD_BYTES = 128  # of values a thread loads before it uses the first, in the compute type
 _HELD_PARTIALS = 8
 _MASK_PACK = 8  # bits of a byte
@@ -436,7 +437,7 @@ class ChannelNormEngine(Engine):
         given = tuple(VectorConsts(n, v.dtype.name, along == "row" or v.moves_packs(vector, problem.channels), v.is_grouped)
                       for n, v in vectors.items())
         reach = [s for row in space.strides.values() for s in row] + [s for v in vectors.values() for s in v.strides]
-        wide = any(abs(s) >= 2**31 for s in reach) or digits.consts().wide
+        wide = any(abs(s) >= _NARROW for s in reach) or digits.consts().wide
         tile = TileConsts(along, tensors, given, compute.ptx, digits.consts(wide), lanes, vector, config["unroll"], bool(problem.groups),
                           **consts)
         kind = "s64" if wide else "s32"
