@@ -253,7 +253,7 @@ def reduction_configs(x: TensorDesc, y: TensorDesc, axes: Sequence[int], kind: s
             few = 32 * vec * UNROLL * 2  # what a warp takes in two rounds
             alongs = [min(32, _power_of_two(-(-space.num_reduced // (vec * 2))))] if space.num_reduced <= few else [THREADS]
             if few < space.num_reduced <= 4 * few:
-                alongs.append(32)
+                alongs = [32, THREADS] if space.num_reduced <= 2 * few else [THREADS, 32]
             # the elements beyond the last whole pack take a thread each
             alongs = [max(n, vec) if space.num_reduced % vec else n for n in alongs]
             arrangements = [(n, THREADS // n) for n in alongs]
