@@ -1,4 +1,4 @@
-"""Row-wise engines of layer and RMS normalisation: a row belongs to one thread, a part of a warp, a warp or a CTA."""
+"""Row-wise engines of layer and RMS normalisation: a row belongs to one thread, a part of a warp, a warp, a CTA or a cluster."""
 
 from __future__ import annotations
 
