@@ -1,4 +1,4 @@
-"""Row-wise engines: softmax, its gradient, softmax cross-entropy. A row belongs to one thread, a part of a warp, a warp, a CTA or a cluster."""
+"""Row-wise engines: softmax, its gradient, cross-entropy. A row belongs to one thread, a part of a warp, a warp, a CTA or a cluster."""
 
 from __future__ import annotations
 
