@@ -690,11 +690,11 @@ def estimate_us(am: AffineMatmul, grid: Grid, tile: tuple[int, int, int], sm_flo
     latency_us = 1.2 + 0.002 * tile_m * tile_n / 64
     compute_us = rounds * tile_us + latency_us * max(1.0, rounds / ctas_per_sm)
     size = am.a.dtype.num_bytes
-    # Unique bytes from memory; every tile's operands from L2 (measured there: about 5.5 TB/s on an H100, twice memory elsewhere).
+    # Unique bytes from memory, somewhat slower than a copy; every tile's operands from L2 (measured there: about 5.5 TB/s on an H100, twice memory elsewhere).
     unique = size * (source_elements(am.a, am.m, am.k, am.batch) + source_elements(am.b, am.n, am.k, am.batch))
     out_bytes = am.batch.size * am.m.size * am.n.size * am.d.dtype.num_bytes * (1 + len(am.operands) * 0.5)
     partial_bytes = 2.0 * grid.partial_elements * am.acc.num_bytes
-    memory_us = (unique + out_bytes) / (device.bandwidth_gbs * 0.88e3)
+    memory_us = (unique + out_bytes) / (device.bandwidth_gbs * 0.82e3)
     # Memory answers in about 1.2 us; with fewer bytes under way than it gives in that time (some 2.5 stages a CTA) it waits.
     in_flight = min(grid.ctas, device.num_sms * ctas_per_sm) * 2.5 * tile_k * (tile_m + tile_n) * size
     memory_us *= max(1.0, min(unique, device.bandwidth_gbs * 1.2e3) / in_flight)
