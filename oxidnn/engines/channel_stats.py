@@ -396,15 +396,15 @@ class ChannelNormEngine(Engine):
                     found.insert(0, EngineConfig.of(**usual | {"along": "flat", "vec": wider, "lanes": lanes, "unroll": unroll}))
                 others = ({"streams": not usual["streams"]}, {"ctas": 2}, {"depth": 2}, {"unroll": max(1, unroll // 2)})
                 found += [c for change in others if (c := EngineConfig.of(**usual | change)) not in found]
-        return tuple(found)
+        return tuple(sorted(found, key=lambda config: self.estimate(problem, config, device)))
 
     def estimate(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> float:
         assert isinstance(problem, ChannelNormProblem)
         space = self.space(problem)
         if space is None:
             return 4.0
-        efficiency = 1.0 if config["vec"] * problem.desc("x").dtype.num_bytes >= 16 else 0.4
-        efficiency *= 0.7 if config["along"] == "flat" else 1.0 if config["along"] == space.along() else 0.15
+        efficiency = min(1.0, config["vec"] * problem.desc("x").dtype.num_bytes / 16) ** 0.5
+        efficiency *= 0.9 if config["along"] == "flat" else 1.0 if config["along"] == space.along() else 0.15
         is_map = not problem.is_training and problem.op not in ("batch_norm_backward_reduce", "batch_norm_stats")
         return 8.0 + (1.0 if is_map else 1.25) * problem.num_bytes / (device.bandwidth_gbs * 1e3 * 0.93 * efficiency)
 

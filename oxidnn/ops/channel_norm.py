@@ -297,6 +297,8 @@ _RUNNING = ("running_mean", "running_var")
 _FORWARD = (("eps", EPS), ("epilogue", None), ("return_stats", False), ("return_mask", False))
 _GRADIENT = (("dy", "x", "mean", "rstd", "gamma", "mask", "y"), ("dx", "dgamma", "dbeta", "d_residual"))
 _GIVEN = ("gamma", "mask", "y")
+_OPTIONAL = (*_AFFINE, "residual")
+_STATS = ("y", "mean", "rstd", "mask")
 
 
 def _row(op: str, build: Any, inputs: tuple[str, ...], outputs: tuple[str, ...], optional: tuple[str, ...] = (),
@@ -305,12 +307,12 @@ def _row(op: str, build: Any, inputs: tuple[str, ...], outputs: tuple[str, ...],
 
 
 DEFINITIONS: tuple[OpDef, ...] = (
-    _row("batch_norm", _make, ("x", *_AFFINE, *_RUNNING), ("y", "mean", "rstd", "mask", "new_running_mean", "new_running_var"),
-         (*_AFFINE, *_RUNNING), (("training", None), ("momentum", MOMENTUM), *_FORWARD)),
-    _row("batch_norm_apply", _make, ("x", "mean", "rstd", *_AFFINE), ("y", "mask"), _AFFINE,
+    _row("batch_norm", _make, ("x", *_AFFINE, *_RUNNING, "residual"), (*_STATS, "new_running_mean", "new_running_var"),
+         (*_OPTIONAL, *_RUNNING), (("training", None), ("momentum", MOMENTUM), *_FORWARD)),
+    _row("batch_norm_apply", _make, ("x", "mean", "rstd", *_AFFINE, "residual"), ("y", "mask"), _OPTIONAL,
          (("epilogue", None), ("return_mask", False))),
-    _row("group_norm", _make, ("x", *_AFFINE), ("y", "mean", "rstd", "mask"), _AFFINE, (("groups", None), *_FORWARD)),
-    _row("instance_norm", _make, ("x", *_AFFINE), ("y", "mean", "rstd", "mask"), _AFFINE, _FORWARD),
+    _row("group_norm", _make, ("x", *_OPTIONAL), _STATS, _OPTIONAL, (("groups", None), *_FORWARD)),
+    _row("instance_norm", _make, ("x", *_OPTIONAL), _STATS, _OPTIONAL, _FORWARD),
     _row("batch_norm_backward", _make_backward, *_GRADIENT, _GIVEN, (("training", True), ("return_residual", False))),
     _row("group_norm_backward", _make_backward, *_GRADIENT, _GIVEN, (("groups", None), ("return_residual", False))),
     _row("instance_norm_backward", _make_backward, *_GRADIENT, _GIVEN, (("return_residual", False),)),
