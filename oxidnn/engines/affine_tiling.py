@@ -690,7 +690,8 @@ def estimate_us(am: AffineMatmul, grid: Grid, tile: tuple[int, int, int], sm_flo
     latency_us = 1.2 + 0.002 * tile_m * tile_n / 64
     compute_us = rounds * tile_us + latency_us * max(1.0, rounds / ctas_per_sm)
     size = am.a.dtype.num_bytes
-    # Unique bytes from memory, somewhat slower than a copy; every tile's operands from L2 (measured there: about 5.5 TB/s on an H100, twice memory elsewhere).
+    # Unique bytes from memory, somewhat slower than a copy; every tile's operands from L2 (measured there: about 5.5 TB/s on an H100,
+    # twice memory elsewhere).
     unique = size * (source_elements(am.a, am.m, am.k, am.batch) + source_elements(am.b, am.n, am.k, am.batch))
     out_bytes = am.batch.size * am.m.size * am.n.size * am.d.dtype.num_bytes * (1 + len(am.operands) * 0.5)
     partial_bytes = 2.0 * grid.partial_elements * am.acc.num_bytes
