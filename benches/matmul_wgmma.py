@@ -93,7 +93,8 @@ def measure(backend: CudaBackend, problem: Problem, label: str, options: argpars
             row["us"] = statistics.median(next(timed))
     right = [r for r in rows if r.get("error", float("inf")) <= 1.0]
     return {"case": label, "op": problem.op, "flops": problem.flops, "library_us": statistics.median(times[-1]),
-            "best": min(right, key=lambda r: r["us"]) if right else None, "default": min(rows, key=lambda r: r["estimate_us"]), "rows": rows}
+            "best": min(right, key=lambda r: r["us"]) if right else None,
+            "default": min(rows, key=lambda r: r["estimate_us"]), "rows": rows}
 
 
 def main() -> None:
@@ -145,7 +146,8 @@ def main() -> None:
             continue
         us = best["us"]
         print(f"{problem.op:11} {label:18} {result['library_us']:8.1f} {us:8.1f} {result['library_us'] / us:5.2f} "
-              f"{result['flops'] / us / 1e6:5.0f} {first:8.1f} {first / us - 1:6.0%}  {best['engine'].rpartition('.')[2]} {best['config']}", flush=True)
+              f"{result['flops'] / us / 1e6:5.0f} {first:8.1f} {first / us - 1:6.0%}  {best['engine'].rpartition('.')[2]} "
+              f"{best['config']}", flush=True)
     for op in sorted({r["op"] for r in results}):
         ratios = [r["library_us"] / r["best"]["us"] for r in results if r["op"] == op and r["best"]]
         if ratios:
