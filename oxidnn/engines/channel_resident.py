@@ -91,6 +91,7 @@ class ChannelNormResident(ChannelNormEngine):
                     packs = -(-share // slots)
                     if packs <= _MAX_PACKS:
                         yield {"lanes": lanes, "slots": slots, "packs": packs, "cluster": cluster}
+                    if packs <= _MAX_PACKS // 2:  # few registers, so that more CTAs run at once
                         break
 
     def configs(self, problem: Problem, device: DeviceInfo) -> tuple[EngineConfig, ...]:
@@ -105,10 +106,11 @@ class ChannelNormResident(ChannelNormEngine):
             run = 1.0 + 1.5 / shape["lanes"]
             ctas = problem.batches * problem.channels // (shape["lanes"] * vector) * shape["cluster"]
             alone = 0.15 * (shape["lanes"] * shape["slots"] > _MAX_THREADS // 2)  # on its SM: nothing loads while it exchanges
+            alone -= 0.06 * (shape["packs"] <= _MAX_PACKS // 2)
             return idle * run + alone + 0.08 * (shape["cluster"].bit_length() - 1) + max(0.0, 2.0 * device.num_sms / ctas - 1) * 0.1
 
         shapes = sorted(self._shapes(problem, vector), key=cost)
-        return tuple(EngineConfig.of(along="column", vec=vector, unroll=1, **s) for s in shapes[:4])
+        return tuple(EngineConfig.of(along="column", vec=vector, unroll=1, **s) for s in shapes[:6])
 
     def estimate(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> float:
         return 4.0 + problem.num_bytes / (device.bandwidth_gbs * 1e3 * 0.64)
@@ -139,7 +141,8 @@ class ChannelNormResident(ChannelNormEngine):
                      Arg(f"stride_{name}_g", "s64", v.strides[1])]
         suffix = f"{consts.x_dtype}_w{width}_l{lanes}_p{config['packs']}_c{cluster}"
         return Build((Step.of("channelwise/resident", problem.op, Target.for_arch(device.arch), lanes * slots, args, consts,
-                              problem.batches * tiles * cluster, cluster=cluster, suffix=suffix),))
+                              problem.batches * tiles * cluster, cluster=cluster, suffix=suffix,
+                              min_ctas_per_sm=3 if config["packs"] <= _MAX_PACKS // 2 and lanes * slots <= _MAX_THREADS // 2 else 1),))
 
 
 ENGINES: dict[str, tuple[Engine, ...]] = {"group_norm": (ChannelNormResident(),), "instance_norm": (ChannelNormResident(),)}
