@@ -1,6 +1,6 @@
 """The table of README's "How fast", out of records under benches/results/.
 
-    python benches/report.py benches/results/2026-11-28_h100_matmul_wgmma.json [more.json ...]
+    python benches/report.py benches/results/2026-11-28_h100_conv_resnet50.json [more.json ...]
 
 Ratios are the library's time over ours, of the configuration chosen without tuning; geometric mean, worst and best over the shapes.
 """

@@ -243,6 +243,7 @@ class GlobalEngine(RowEngine):
     """One window that is the whole image, whose elements lie side by side: threads share it."""
 
     id = "pool.global_row"
+    held_operands = ()  # read once
 
     def rows(self, problem: Problem) -> Rows:
         assert isinstance(problem, PoolProblem)

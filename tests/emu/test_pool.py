@@ -138,3 +138,14 @@ def test_kernels_assemble_without_spills(op: str, arch: str) -> None:
                 assert len(text.splitlines()) <= 6000
                 assembled = assemble(text, arch)
                 assert assembled.spill_bytes == 0 and assembled.registers <= 128, step.spec.describe()
+
+
+@pytest.mark.parametrize("line", ["global_avg_pool x=f64[3,4,12,12,10]nchw", "global_max_pool x=f32[2,3,60,65]nchw",
+                                  "global_avg_pool x=bf16[2,2,33,99]nchw"])
+def test_every_config_of_whole_images(line: str) -> None:
+    backend = EmulatedBackend("sm_90a", checkers="all")
+    problem = parse_case(line)
+    for engine in ENGINES[problem.op]:
+        if engine.check_support(problem, backend.info):
+            for config in engine.configs(problem, backend.info):
+                run_problem(backend, problem, engine, config)

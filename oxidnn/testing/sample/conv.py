@@ -46,6 +46,8 @@ def _draw(rng: np.random.Generator, op: str, size: str) -> Problem | None:
     is_dense = rng.random() < 0.25  # what tensor cores and bulk copies want: 16-bit, channels last, channels in eights
     if is_dense:
         channels, filters = (int(rng.choice((8, 16, 24, 64))) for _ in range(2))
+        if rng.random() < 0.4:  # the first layer of a network
+            channels, groups = upto(4), 1
     n = 0 if rng.random() < 0.03 else upto(2 if is_tiny else 4)
     if rng.random() < 0.02 and not is_dense:
         channels = 0
