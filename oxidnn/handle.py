@@ -31,6 +31,7 @@ from .dtypes import dtype as dtype_of
 from .errors import InvalidArgument, expected
 from .ops.base import MATH, Policy, Problem
 from .ops.case import near, parse_case
+from .ops.checks import check_integer
 from .ops.pointwise import output_names_of
 from .runtime.backend import Backend
 from .tensor import TensorDesc
@@ -95,6 +96,10 @@ CALLS: dict[str, Call] = {
         Call("cross_entropy_backward", ("logits", "target", "weight", "d_loss"), _LOSS),
         Call("activation", ("x",), (("name", None), ("parameters", ()))),
         Call("activation_backward", ("dy", "x"), (("name", None), ("parameters", ()))),
+        Call("dropout", ("x",), (("p", 0.5),)),
+        Call("dropout_backward", ("dy",), (("p", 0.5),)),
+        Call("random", (), (("shape", None), ("distribution", "uniform"), ("parameters", (0.0, 1.0)), ("dtype", None))),
+        Call("bernoulli", ("probability",), (("dtype", None),)),
         Call("reduce", ("x",), (("op", "sum"), ("axes", None), ("keepdims", False), ("correction", 0))),
     )
 }
@@ -505,8 +510,57 @@ class DnnHandle:
         """
         return self._session.run(CALLS["reduce"], (x,), (op, axes, keepdims, correction), out, stream)
 
+    # ---- dropout and random numbers ------------------------------------------------------------------------------------------------
+
+    def dropout(self, x: Any, p: float = 0.5, *, seed: int, offset: int = 0, out: Any = None, stream: Any = None) -> Any:
+        """Zeros with chance p, the rest divided by 1 - p.
+
+        seed, offset: integers in [0, 2^64). They and an element's index (in the order of the dimensions) alone say whether it is kept, on
+        every device and in every layout and type; `dropout_backward` with the same two draws the mask again. Take another offset for
+        each call.
+        """
+        return self._session.run(CALLS["dropout"], (x,), (p,), out, stream, _draw("dropout", seed, offset))
+
+    def dropout_backward(self, dy: Any, p: float = 0.5, *, seed: int, offset: int = 0, out: Any = None, stream: Any = None) -> Any:
+        """dx of `dropout` with the same p, seed and offset."""
+        return self._session.run(CALLS["dropout_backward"], (dy,), (p,), out, stream, _draw("dropout_backward", seed, offset))
+
+    def random(self, shape: Sequence[int] | None = None, distribution: str = "uniform", parameters: Sequence[float] = (0.0, 1.0),
+               dtype: Any = None, *, seed: int, offset: int = 0, out: Any = None, stream: Any = None) -> Any:
+        """Random floats: a DeviceArray of `shape` and `dtype` (f32), or `out` filled. seed, offset: see `dropout`.
+
+        distribution: "uniform" in [low, high), of 24 random bits, or "normal", at most 6.7 deviations off the mean. parameters:
+        (low, high) or (mean, standard deviation).
+        """
+        draw = _draw("random", seed, offset)
+        if out is None:
+            if shape is None:
+                raise expected("random", "shape", None, "a shape, or out")
+            out = self.empty(shape, "float32" if dtype is None else dtype)
+        attrs = (shape if shape is None else _shape(shape), distribution, parameters, dtype)
+        return self._session.run(CALLS["random"], (), attrs, out, stream, draw)
+
+    def uniform(self, shape: Sequence[int] | None = None, low: float = 0.0, high: float = 1.0, *, dtype: Any = None, seed: int,
+                offset: int = 0, out: Any = None, stream: Any = None) -> Any:
+        """Uniform numbers in [low, high): see `random`."""
+        return self.random(shape, "uniform", (low, high), dtype, seed=seed, offset=offset, out=out, stream=stream)
+
+    def normal(self, shape: Sequence[int] | None = None, mean: float = 0.0, std: float = 1.0, *, dtype: Any = None, seed: int,
+               offset: int = 0, out: Any = None, stream: Any = None) -> Any:
+        """Normal numbers: see `random`."""
+        return self.random(shape, "normal", (mean, std), dtype, seed=seed, offset=offset, out=out, stream=stream)
+
+    def bernoulli(self, probability: Any, *, dtype: Any = None, seed: int, offset: int = 0, out: Any = None, stream: Any = None) -> Any:
+        """1 with the chance that each element of `probability` gives, else 0; of its type, or `dtype`. seed, offset: see `dropout`."""
+        return self._session.run(CALLS["bernoulli"], (probability,), (dtype,), out, stream, _draw("bernoulli", seed, offset))
+
 
 _CONV, _GEMM = CALLS["conv_fprop"], CALLS["gemm"]
+
+
+def _draw(op: str, seed: int, offset: int) -> dict[str, int]:
+    """The numbers that name a draw, checked."""
+    return {"seed": check_integer(op, "seed", seed, 0, 2**64 - 1), "offset": check_integer(op, "offset", offset, 0, 2**64 - 1)}
 
 
 def _signature(op: str, arrays: tuple[Any, ...], attrs: Mapping[str, Any]) -> tuple[Call, tuple[Any, ...], tuple[Any, ...]]:

@@ -366,8 +366,8 @@ class Session:
             if found is not None:
                 return found
             views = {n: self._checked_view(call.op, n, a) for n, a in zip(names, arrays, strict=True) if a is not None}
-            if not views:
-                raise expected(call.op, call.tensors[0], None, "an array")
+            if not views and not outs:
+                raise expected(call.op, call.tensors[0] if call.tensors else "out", None, "an array")
             out_names = OPS[call.op].outputs if call.outputs is None else call.outputs
             out_views = [self._checked_view(call.op, "out", a) for a in outs]
             for view in out_views:
@@ -375,7 +375,7 @@ class Session:
                     raise expected(call.op, "out", f"a read-only {view.framework} array", "writable memory")
             given_outputs = {n: v.desc for n, v in zip(out_names, out_views, strict=False)}
             problem = self.problem(call, {n: v.desc for n, v in views.items()} | given_outputs, attrs)
-            frame = frame_of(next(a for a in arrays if a is not None), self.backend, self.stream)
+            frame = frame_of(next(a for a in (*arrays, *outs) if a is not None), self.backend, self.stream)
             plan = None
             if not problem.is_empty:
                 capturing = self.backend.is_capturing(frame.stream(stream))

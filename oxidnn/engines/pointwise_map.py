@@ -13,11 +13,12 @@ from ..codegen.fastdiv import magic
 from ..codegen.pointwise import Expression
 from ..codegen.spec import Target
 from ..device import DeviceInfo
-from ..dtypes import DType
+from ..dtypes import U8, DType
 from ..ops.base import Operand, Problem
 from ..ops.pointwise import PointwiseProblem
-from ..tensor import packed_strides
-from .base import SUPPORTED, Arg, Build, Engine, EngineConfig, ScalarArg, Step, Support, TensorArg, refuse
+from ..ops.random import SOURCES
+from ..tensor import TensorDesc, packed_strides
+from .base import SUPPORTED, Arg, Build, Engine, EngineConfig, ScalarArg, Step, Support, TensorArg, WorkspaceArg, refuse
 from .collapse import by_stride, collapse
 
 THREADS = 256
@@ -37,7 +38,11 @@ class Access:
 
 @dataclass(frozen=True)
 class MapConsts:
-    """rank: digits of the index space. wide_index: the linear index exceeds 2^31 - 1; wide_offset: a byte offset does."""
+    """rank: digits of the index space. wide_index: the linear index exceeds 2^31 - 1; wide_offset: a byte offset does.
+
+    index: how the logical index of an element is reached where the expression has random numbers: as the offset of an operand of bytes.
+    sums: each CTA writes the sum of its results, in the compute type, in place of them.
+    """
 
     expression: Expression
     compute: str
@@ -48,6 +53,24 @@ class MapConsts:
     has_tail: bool
     wide_index: bool
     wide_offset: bool
+    index: Access | None = None
+    sums: bool = False
+
+    @property
+    def reached(self) -> tuple[Access, ...]:
+        """What needs an address a pack or an element."""
+        kept = self.inputs if self.sums else self.accesses
+        return kept if self.index is None else (*kept, self.index)
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """The random numbers that the expression takes."""
+        return tuple(n for n in self.expression.args if n in SOURCES)
+
+    @property
+    def shares_words(self) -> bool:
+        """A pack takes whole groups of four neighbours, which one run of the generator serves."""
+        return self.index is not None and self.vec % 4 == 0 and self.index.mode in ("flat", "pack")
 
     @property
     def inputs(self) -> tuple[Access, ...]:
@@ -59,11 +82,11 @@ class MapConsts:
 
     @property
     def has_pack_digits(self) -> bool:
-        return any(a.mode in ("pack", "same") for a in self.accesses)
+        return any(a.mode in ("pack", "same") for a in self.reached)
 
     @property
     def has_element_digits(self) -> bool:
-        return any(a.mode == "each" for a in self.accesses)
+        return any(a.mode == "each" for a in self.reached)
 
     def register(self, access: Access, element: int) -> str:
         return f"%{'out' if access.is_output else 'in'}{access.index}_{0 if access.mode == 'same' else element}"
@@ -75,6 +98,7 @@ class MapConsts:
         """The PTX of the expression for one element of the pack."""
         registers = {name: self.register(a, element) for name, a in zip(self.names, self.inputs, strict=True)}
         registers |= {name: f"%scalar{i}" for i, name in enumerate(self.expression.scalars)}
+        registers |= {name: f"%{name}_{element}" for name in self.sources}
         return self.expression.lower(registers, [self.register(a, element) for a in self.outputs], self.compute)
 
 
@@ -101,14 +125,27 @@ class PointwiseMap(Engine):
         if problem.is_empty:
             return Build(())
         wide = dict(config.knobs).get("index") == 64  # forces the 64-bit path
-        extents, strides = _space(problem)
-        return Build((_map_step(problem, extents, strides, config["vec"], device, wide),))
+        return Build((map_step(problem, config["vec"], device, wide),))
+
+
+def reached(problem: PointwiseProblem) -> tuple[Operand, ...]:
+    """The operands that the kernel touches: inputs that the expression names, and outputs."""
+    return tuple(o for o in problem.operands if o.is_output or o.name in problem.expression.args)
+
+
+def _logical_index(problem: PointwiseProblem) -> Operand:
+    """The operand whose byte offset is an element's index in the order of the dimensions, however tensors lie."""
+    return Operand("index", TensorDesc.packed(U8, problem.shape), True)
 
 
 def _space(problem: PointwiseProblem) -> tuple[tuple[int, ...], tuple[tuple[int, ...], ...]]:
-    """The collapsed index space, in the memory order of the first output, and the strides of every operand in it."""
-    strides = [problem.strides(o) for o in problem.operands]
-    order = by_stride(problem.shape, strides[len(problem.inputs)])
+    """The collapsed index space, in the memory order of the first output, and the strides in it of every operand reached and, last, of
+    the logical index where it counts."""
+    touched = reached(problem)
+    strides = [problem.strides(o) for o in touched]
+    order = by_stride(problem.shape, strides[len(touched) - len(problem.outputs)])
+    if set(SOURCES) & set(problem.expression.args):
+        strides.append(problem.strides(_logical_index(problem)))
     return collapse([problem.shape[i] for i in order], [[row[i] for i in order] for row in strides])
 
 
@@ -131,30 +168,36 @@ def _mode(operand: Operand, row: tuple[int, ...], extents: tuple[int, ...], vec:
 
 def max_vec(problem: PointwiseProblem) -> int:
     """The largest pack at which most operands still move in packs: their type, alignment and strides decide."""
-    extents, strides = _space(problem)
-    smallest = min(o.desc.dtype.num_bytes for o in problem.operands)
-    vec = min(16 if all(o.desc.dtype.num_bytes == 1 for o in problem.operands) else 8, 16 // smallest)
+    (extents, strides), touched = _space(problem), reached(problem)
+    smallest = min(o.desc.dtype.num_bytes for o in touched)
+    vec = min(16 if all(o.desc.dtype.num_bytes == 1 for o in touched) else 8, 16 // smallest)
     while vec > 1:
-        modes = [_mode(o, row, extents, vec) for o, row in zip(problem.operands, strides, strict=True)]
-        large = [m for m, o in zip(modes, problem.operands, strict=True) if o.desc.numel * 4 >= prod(problem.shape)]
+        modes = [_mode(o, row, extents, vec) for o, row in zip(touched, strides, strict=False)]
+        large = [m for m, o in zip(modes, touched, strict=True) if o.desc.numel * 4 >= prod(problem.shape)]
         if "each" not in large and vec <= prod(extents):
             return vec
         vec //= 2
     return 1
 
 
-def _map_step(problem: PointwiseProblem, extents: tuple[int, ...], strides: tuple[tuple[int, ...], ...], vec: int, device: DeviceInfo,
-              wide: bool) -> Step:
+def map_step(problem: PointwiseProblem, vec: int, device: DeviceInfo, wide: bool = False, sums: WorkspaceArg | None = None) -> Step:
+    """The launch. sums: it writes not its one output but, there, the sum over each CTA's THREADS * vec elements, in the compute type."""
+    (extents, strides), touched = _space(problem), reached(problem)
     count = prod(extents)
     accesses = tuple(Access(i, o.desc.dtype, _mode(o, row, extents, vec), o.is_output)
-                     for i, (o, row) in enumerate(zip(problem.operands, strides, strict=True)))
+                     for i, (o, row) in enumerate(zip(touched, strides, strict=False)))
+    index = None
+    if len(strides) > len(touched):
+        index = Access(len(touched), U8, _mode(_logical_index(problem), strides[-1], extents, vec), False)
     wide_index = wide or count + THREADS * vec >= 2**31
-    reach = max(max(-low, high) * o.desc.dtype.num_bytes for o in problem.operands for low, high in [o.desc.offset_range])
+    reach = max(max(-low, high) * o.desc.dtype.num_bytes for o in touched for low, high in [o.desc.offset_range])
     wide_offset = wide_index or reach >= 2**31
-    consts = MapConsts(problem.expression, problem.compute, tuple(o.name for o in problem.inputs), accesses, vec, len(extents),
-                       count % vec != 0, wide_index, wide_offset)
-    args = [Arg(f"ptr{i}", "u64", TensorArg(o.name)) for i, o in enumerate(problem.operands)]
-    args += [Arg(f"scalar{i}", s.type, ScalarArg(s.name)) for i, s in enumerate(problem.scalars)]
+    consts = MapConsts(problem.expression, problem.compute, tuple(o.name for o in touched if not o.is_output), accesses, vec, len(extents),
+                       count % vec != 0, wide_index, wide_offset, index, sums is not None)
+    args = [Arg(f"ptr{i}", "u64", sums if o.is_output and sums else TensorArg(o.name)) for i, o in enumerate(touched)]
+    fixed = dict(problem.values)
+    args += [Arg(f"scalar{i}", problem.compute, fixed.get(name, ScalarArg(name))) for i, name in enumerate(problem.expression.scalars)]
+    args += [Arg(name, "u64", ScalarArg(name)) for name in ("seed", "offset") if index]
     args.append(Arg("count", "u64" if wide_index else "u32", count))
     if consts.has_pack_digits or consts.has_element_digits:
         for d in range(1, len(extents)):
@@ -162,16 +205,17 @@ def _map_step(problem: PointwiseProblem, extents: tuple[int, ...], strides: tupl
             if not wide_index:
                 multiplier, shift = magic(extents[d])
                 args += [Arg(f"multiplier{d}", "u32", multiplier), Arg(f"shift{d}", "u32", shift)]
-        for access, row in zip(accesses, strides, strict=True):
-            if access.mode != "flat":
+        for access, row in zip((*accesses, *([index] if index else [])), strides, strict=True):
+            if access.mode != "flat" and access in consts.reached:
                 args += [Arg(f"stride{access.index}_{d}", "s64" if wide_offset else "s32", row[d]) for d in range(len(extents))]
     grid = -(-count // (THREADS * vec))
     # A CTA loads once and then computes: only other CTAs keep the memory busy meanwhile. 40 registers suffice for short expressions.
-    is_short = (problem.compute == "f32" and vec <= 8 and len(problem.inputs) <= 2 and len(problem.outputs) == 1 and not wide_offset
-                and all(a.mode in ("flat", "same") for a in accesses)
+    is_short = (problem.compute == "f32" and vec <= 8 and index is None and len(consts.inputs) <= 2 and len(problem.outputs) == 1
+                and not wide_offset and all(a.mode in ("flat", "same") for a in accesses)
                 and len(ops := [n.op for n in problem.expression.nodes()]) <= 16 and not LONG_FUNCTIONS & set(ops))
     return Step.of("pointwise/map", problem.op, Target.for_arch(device.arch), THREADS, args, consts, grid,
                    min_ctas_per_sm=6 if is_short else 1)
 
 
-ENGINES: dict[str, tuple[Engine, ...]] = {op: (PointwiseMap(),) for op in ("pointwise", "activation", "activation_backward")}
+_OPS = ("pointwise", "activation", "activation_backward", "dropout", "dropout_backward", "random", "bernoulli")
+ENGINES: dict[str, tuple[Engine, ...]] = {op: (PointwiseMap(),) for op in _OPS}

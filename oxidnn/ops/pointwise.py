@@ -33,11 +33,13 @@ MAX_RANK = 8
 
 @dataclass(frozen=True)
 class PointwiseProblem(Problem):
-    """expression: over the operands' names. shape: of the outputs. compute: "f32", "f64", "s32" or "s64"."""
+    """expression: over the operands' names. shape: of the outputs. compute: "f32", "f64", "s32" or "s64". values: scalars of the
+    expression that the problem fixes; the others are given with each call."""
 
     expression: Expression = None  # type: ignore[assignment]
     shape: tuple[int, ...] = ()
     compute: str = "f32"
+    values: tuple[tuple[str, float], ...] = ()
 
     @property
     def aliases(self) -> tuple[tuple[str, str], ...]:

@@ -63,6 +63,7 @@ def reference(problem: Problem, inputs: Mapping[str, np.ndarray], scalars: Mappi
     assert isinstance(problem, PointwiseProblem)
     expression, rank = problem.expression, len(problem.shape)
     arrays = {}
+    scalars = {**scalars, **dict(problem.values)}
     for name in expression.args:
         values = inputs[name]
         if problem.compute[0] == "f":

@@ -1,0 +1,57 @@
+"""Problems that draw random numbers: every layout, so that packs are whole groups of four, parts of them and strangers."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+
+from ...dtypes import dtype
+from ...ops import OPS
+from ...ops.base import Policy, Problem
+from . import Fill, Sampler
+from .pointwise import FLOATS, INTEGERS, _shape, view
+
+
+def _dropout(op: str, source: str, result: str, rng: np.random.Generator, size: str) -> Problem:
+    kind, shape = dtype(str(rng.choice(FLOATS))), _shape(rng, size)
+    tensors = {source: view(rng, kind, shape)}
+    if rng.random() < 0.5:
+        like = tensors[source] if tensors[source].is_injective and rng.random() < 0.5 else view(rng, kind, shape, True)
+        tensors[result] = like
+    return OPS[op].make(tensors, {"p": float(rng.choice([0.0, 0.1, 0.5, 0.9, 1.0]))}, Policy())
+
+
+def sample_random(rng: np.random.Generator, size: str) -> Problem:
+    kind, shape = dtype(str(rng.choice(FLOATS))), _shape(rng, size)
+    attrs = {"distribution": str(rng.choice(["uniform", "normal"])), "parameters": (float(rng.integers(-2, 1)), float(rng.integers(0, 3)))}
+    if rng.random() < 0.5:
+        return OPS["random"].make({"y": view(rng, kind, shape, True)}, attrs, Policy())
+    return OPS["random"].make({}, attrs | {"shape": shape, "dtype": kind.name}, Policy())
+
+
+def sample_bernoulli(rng: np.random.Generator, size: str) -> Problem:
+    kind, shape = dtype(str(rng.choice(FLOATS))), _shape(rng, size)
+    result = dtype(str(rng.choice([*FLOATS, *INTEGERS, "bool"])))
+    tensors = {"probability": view(rng, kind, shape)}
+    if rng.random() < 0.5:
+        return OPS["bernoulli"].make(tensors | {"y": view(rng, result, shape, True)}, {}, Policy())
+    return OPS["bernoulli"].make(tensors, {"dtype": result.name}, Policy())
+
+
+def _probability(rng: np.random.Generator, problem: Problem) -> np.ndarray:
+    return rng.uniform(0, 1, problem.desc("probability").shape).round(2)
+
+
+SAMPLES: dict[str, Sampler] = {
+    "dropout": partial(_dropout, "dropout", "x", "y"), "dropout_backward": partial(_dropout, "dropout_backward", "dy", "dx"),
+    "random": sample_random, "bernoulli": sample_bernoulli,
+}
+FILLS: dict[tuple[str, str], Fill] = {("bernoulli", "probability"): _probability}
+CASES: dict[str, tuple[str, ...]] = {
+    "dropout": ("dropout x=f16[7,33]nchw p=0.1", "dropout x=f32[2,5,3,4]nhwc p=0.25", "dropout x=f64[9]nchw@8", "dropout x=bf16[0,4]nchw"),
+    "dropout_backward": ("dropout_backward dy=bf16[7,40]nchw p=0.1", "dropout_backward dy=f32[6,10](1,6) p=1.0"),
+    "random": ("random shape=(3,77)", "random y=f16[2,8,3,3]nhwc distribution=normal",
+               "random shape=(1001,) distribution=normal parameters=(1.0,0.5) dtype=f64", "random shape=() parameters=(-1.0,1.0)"),
+    "bernoulli": ("bernoulli probability=f32[5,13]nchw dtype=bool", "bernoulli probability=f16[64]nchw"),
+}

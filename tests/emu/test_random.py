@@ -1,0 +1,101 @@
+"""Random numbers in the emulator: published answers, the same numbers whatever the launch, distributions, dropout's way back."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import oxidnn
+from oxidnn.dispatch.registry import ENGINES
+from oxidnn.errors import InvalidArgument
+from oxidnn.ops.case import parse_case
+from oxidnn.runtime.emu_backend import EmulatedBackend
+from oxidnn.testing.harness import execute
+from oxidnn.testing.reference.random import philox
+
+# Random123 kat_vectors, philox4x32 10: counter, key, words
+KNOWN_ANSWERS = [
+    ((0, 0, 0, 0), (0, 0), (0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8)),
+    ((0xFFFFFFFF,) * 4, (0xFFFFFFFF,) * 2, (0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD)),
+    ((0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344), (0xA4093822, 0x299F31D0), (0xD16CFE09, 0x94FDCCEB, 0x5001E420, 0x24126EA1)),
+]
+
+
+def run(line: str, seed: int = 7, offset: int = 3, config: int = 0, **inputs: np.ndarray) -> np.ndarray:
+    problem, backend = parse_case(line), EmulatedBackend("sm_90a", checkers="all")
+    engine = ENGINES[problem.op][0]
+    configs = engine.configs(problem, backend.info)
+    got = execute(backend, problem, engine, configs[config % len(configs)], inputs, {"seed": seed, "offset": offset})
+    return got[problem.outputs[0].name]
+
+
+@pytest.mark.parametrize(("counter", "key", "want"), KNOWN_ANSWERS)
+def test_reference_gives_the_published_words(counter: tuple[int, ...], key: tuple[int, int], want: tuple[int, ...]) -> None:
+    assert philox(np.array(counter), key).tolist() == list(want)
+
+
+def test_kernel_gives_the_published_words() -> None:
+    """The first four uniform numbers under key 0 and counter 0, through packs of every size."""
+    want = np.array([w >> 8 for w in KNOWN_ANSWERS[0][2]]) * 2.0**-24
+    for config in range(5):
+        np.testing.assert_array_equal(run("random shape=(4,) dtype=f32", 0, 0, config), want.astype(np.float32))
+        np.testing.assert_array_equal(run("random shape=(4,) dtype=f64", 0, 0, config), want)
+
+
+@pytest.mark.parametrize("distribution", ["uniform", "normal"])
+def test_numbers_depend_on_nothing_but_seed_offset_and_index(distribution: str) -> None:
+    tail, seed = f"distribution={distribution}", 0x123456789ABCDEF0
+    want = run(f"random shape=(3,5,4,7) {tail}", seed)
+    for config in range(1, 4):
+        np.testing.assert_array_equal(run(f"random shape=(3,5,4,7) {tail}", seed, config=config), want)
+    for layout in ("nhwc", "(1,3,15,60)", "(280,56,7,1)", "(-140,28,7,1)"):
+        np.testing.assert_array_equal(run(f"random y=f32[3,5,4,7]{layout} {tail}", seed), want)
+    np.testing.assert_array_equal(run(f"random shape=(420,) {tail}", seed), want.reshape(-1))
+    np.testing.assert_array_equal(run(f"random shape=(3,5,4,7) dtype=f16 {tail}", seed), want.astype(np.float16))
+    for other in ((seed ^ 1 << 63, 3), (seed, 4), (seed, 3 + 2**40)):
+        assert np.mean(run(f"random shape=(3,5,4,7) {tail}", *other) == want) < 0.01
+
+
+def test_distributions() -> None:
+    """Mean, deviation and the largest gap to the distribution function, within 5 standard errors."""
+    n = 40000
+    u, z = run(f"random shape=({n},)").astype(np.float64), run(f"random shape=({n},) distribution=normal").astype(np.float64)
+    assert 0 <= u.min() and u.max() < 1 and abs(u.mean() - 0.5) < 5 * 0.289 / n**0.5
+    assert np.abs(np.sort(u) - np.arange(n) / n).max() < 2 / n**0.5
+    assert abs(z.mean()) < 5 / n**0.5 and abs(z.std() - 1) < 5 / (2 * n) ** 0.5 and abs((z**4).mean() - 3) < 5 * (96 / n) ** 0.5
+    assert abs(np.corrcoef(z[::2], z[1::2])[0, 1]) < 5 / (n / 2) ** 0.5
+
+
+def test_dropout_and_its_way_back() -> None:
+    h = oxidnn.DnnHandle("emu:sm_80")
+    x = np.random.default_rng(0).uniform(1, 2, (37, 129)).astype(np.float32)
+    y = h.dropout(x, 0.3, seed=11, offset=5)
+    kept = y != 0
+    assert abs(kept.mean() - 0.7) < 5 * (0.21 / x.size) ** 0.5
+    np.testing.assert_allclose(y[kept], x[kept] / np.float32(0.7), rtol=1e-6)
+    np.testing.assert_array_equal(h.dropout_backward(x, 0.3, seed=11, offset=5), y)
+    assert (h.dropout(x, 0.3, seed=11, offset=6) != y).mean() > 0.3
+    np.testing.assert_array_equal(h.dropout(x, 0.0, seed=11), x)
+    assert not h.dropout(np.full((3, 5), np.nan, np.float32), 1.0, seed=11).any(), "what is dropped is zero, whatever it was"
+
+
+def test_handle_draws() -> None:
+    h = oxidnn.DnnHandle("emu:sm_80")
+    a = h.uniform((3, 5), -1, 1, seed=2**64 - 1).numpy()
+    np.testing.assert_array_equal(a, h.uniform(out=np.empty((3, 5), np.float32), low=-1, seed=2**64 - 1))
+    assert a.shape == (3, 5) and (np.abs(a) <= 1).all()
+    assert h.normal((8,), 100, 0.5, dtype="float64", seed=1).numpy().mean() == pytest.approx(100, abs=1)
+    assert h.bernoulli(np.array([0, 1, 0.5, np.nan]), dtype="bool", seed=1).tolist()[:2] == [False, True]
+    assert h.uniform((0, 4), seed=1).shape == (0, 4)
+
+
+@pytest.mark.parametrize(("call", "words"), [
+    (lambda h, x: h.dropout(x, 1.5, seed=1), "p is 1.5"), (lambda h, x: h.dropout(x, 0.5, seed=-1), "seed is -1"),
+    (lambda h, x: h.dropout(x, 0.5, seed=1, offset=2**64), "offset is"), (lambda h, x: h.uniform((3,), 2, 1, seed=1), "low <= high"),
+    (lambda h, x: h.normal((3,), 0, -1, seed=1), "deviation >= 0"), (lambda h, x: h.normal(seed=1), "shape is None"),
+    (lambda h, x: h.uniform((3,), dtype="int32", seed=1), "dtype"),
+    (lambda h, x: h.bernoulli(x.astype(int), seed=1), "type of probability"),
+])
+def test_refusals(call, words: str) -> None:  # type: ignore[no-untyped-def]
+    with pytest.raises(InvalidArgument, match=words):
+        call(oxidnn.DnnHandle("emu:sm_80"), np.ones((2, 2), np.float32))
