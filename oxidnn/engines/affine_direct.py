@@ -137,7 +137,7 @@ def _deal(am: AffineMatmul, digit: int) -> AffineMatmul:
     rest = (Bound((0,) * len(am.m.extents), step, 0, extent),) if extent % _WARP else ()
     sources: dict[str, Any] = {
         name: replace(s, k_strides=scaled(s.k_strides), bounds=tuple(replace(x, k_coefs=scaled(x.k_coefs)) for x in s.bounds))
-               for name, s in (("a", am.a), ("b", am.b), ("up", am.up), ("scale_a", am.scale_a), ("scale_b", am.scale_b)) if s is not None}
+        for name, s in (("a", am.a), ("b", am.b), ("up", am.up), ("scale_a", am.scale_a), ("scale_b", am.scale_b)) if s is not None}
     sources["a"] = replace(sources["a"], bounds=sources["a"].bounds + rest)
     return replace(am, k=IndexSpace(extents), **sources)
 
