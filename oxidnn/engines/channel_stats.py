@@ -231,6 +231,8 @@ class Space:
         axes = self.problem.row_axes
         digits = Digits(tuple(f"d{i}" for i in axes), tuple(self.problem.shape[i] for i in axes),
                         {n: tuple(s[i] for i in axes) for n, s in self.strides.items()})
+        if "mask" in self.tensors and not channels_innermost(self.problem.desc("x")):
+            return digits.collapsed("r")  # a byte has 8 positions in the order of the shape
         return digits.ordered_for("x" if "x" in self.tensors else next(iter(self.tensors))).collapsed("r")
 
     def moves_packs(self, name: str, along: str, vector: int) -> bool:
@@ -283,7 +285,8 @@ class FlatProblem(ChannelNormProblem):
     def of(problem: ChannelNormProblem) -> FlatProblem | None:
         """None where channels and positions are not one run of memory in every tensor."""
         shape = problem.shape
-        if problem.groups or len(shape) < 3 or problem.has("mask") or not 0 < prod(shape[1:]) < _LIMIT or not shape[0]:
+        is_given = problem.op == "batch_norm_backward_apply"  # with sums of whole channels
+        if problem.groups or is_given or len(shape) < 3 or problem.has("mask") or not 0 < prod(shape[1:]) < _LIMIT or not shape[0]:
             return None
         operands = []
         for operand in problem.operands:

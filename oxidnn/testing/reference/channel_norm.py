@@ -38,7 +38,7 @@ def _spread(p: ChannelNormProblem, inputs: Inputs, name: str, default: float) ->
 
 def _given(p: ChannelNormProblem, values: np.ndarray) -> np.ndarray:
     """Statistics, for arrays of _split."""
-    return values.reshape(p.batches, -1, 1, 1) if values.size else values.reshape(p.batches, 0, 1, 1)
+    return values.reshape(p.batches, min(p.groups, p.channels) if p.groups else p.channels, 1, 1)
 
 
 def _bits(p: ChannelNormProblem, a: np.ndarray) -> np.ndarray:
@@ -143,7 +143,7 @@ def gather(problem: Problem, inputs: Inputs, scalars: Mapping[str, float]) -> di
     var = (m2_of + count * d**2).sum(0) / n
     off = (m2_of + count * (d**2 + 2 * np.abs(d) * size + kind.epsilon * size**2)).sum(0) / n
     rstd, terms = 1 / np.sqrt(var + p.eps), len(mean_of) + 1
-    found = {"mean": Expected(mean, (count * np.abs(mean_of)).sum(0) / n, terms, kind),
+    found = {"mean": Expected(mean, size.max(0), terms, kind),
              "rstd": Expected(rstd, rstd * (1 + off * rstd**2), terms, kind)}
     return found | _running(p, inputs, found["mean"], Expected(var, off, terms, kind), n, kind)
 

@@ -145,6 +145,7 @@ CASES: dict[str, tuple[str, ...]] = {
         "batch_norm x=bf16[3,16,6,6]nhwc gamma=f32[16] beta=f32[16] residual=bf16[3,16,6,6]nhwc training=True return_mask=True "
         "epilogue='relu(acc + residual)'",
         "batch_norm x=f16[3,4,4,6]nchw gamma=f16[4] beta=f16[4] training=True return_mask=True epilogue='relu(acc)'",
+        "batch_norm x=f16[5,4,8,7](336,8,1,1680) beta=f16[4] training=True return_mask=True epilogue='relu(acc)'",
         "batch_norm x=f32[2,8,3,3]nhwc beta=f32[8] training=True return_mask=True epilogue='relu(acc)'",
         "batch_norm x=f32[2,8,5]nchw running_mean=f32[8] running_var=f32[8] training=False eps=0.001",
         "batch_norm x=bf16[2,64,9]nhwc gamma=bf16[64] beta=bf16[64] running_mean=f32[64] running_var=f32[64] training=False "
@@ -173,6 +174,7 @@ CASES: dict[str, tuple[str, ...]] = {
         "batch_norm_backward dy=bf16[3,16,6,6]nhwc x=bf16[3,16,6,6]nhwc mean=f32[16] rstd=f32[16] gamma=f32[16] mask=u8[3,2,6,6]nhwc "
         "return_residual=True",
         "batch_norm_backward dy=f32[3,4,4,6]nchw x=f32[3,4,4,6]nchw mean=f32[4] rstd=f32[4] mask=u8[3,4,3]nchw",
+        "batch_norm_backward dy=bf16[5,4,8,7]nhwc x=bf16[5,4,8,7](336,8,1,1680) mean=f32[4] rstd=f32[4] mask=u8[5,4,7](1,40,5)",
         "batch_norm_backward dy=f32[3,4,5,5]nchw x=f32[3,4,5,5]nhwc mean=f32[4] rstd=f32[4] gamma=f32[4] y=f32[3,4,5,5]nchw",
         "batch_norm_backward dy=bf16[9,16,3,5]nchw x=bf16[9,16,3,5]nchw mean=f32[16] rstd=f32[16] gamma=bf16[16] y=bf16[9,16,3,5]nchw "
         "return_residual=True",
