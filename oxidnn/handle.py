@@ -48,6 +48,9 @@ _CHANNEL_NORM = (("eps", 1e-5), ("epilogue", None), ("return_stats", False), ("r
 _CHANNEL_GRADIENT = ("dy", "x", "mean", "rstd", "gamma", "mask", "y")
 _MOMENTUM = (("momentum", 0.1),)
 _LOSS = (("reduction", "mean"), ("label_smoothing", 0.0), ("ignore_index", -100))
+_ELEMENTWISE = ("x", "target", "x2", "var", "weight", "pos_weight")
+_ELEMENTWISE_LOSS = (("name", None), ("reduction", "mean"), ("beta", None), ("delta", None), ("margin", None), ("eps", None),
+                     ("log_input", True), ("log_target", False), ("full", False))
 
 CALLS: dict[str, Call] = {
     c.op: c
@@ -94,6 +97,8 @@ CALLS: dict[str, Call] = {
         Call("softmax_backward", ("dy", "y"), (("axis", -1), ("log", False))),
         Call("cross_entropy", ("logits", "target", "weight"), _LOSS),
         Call("cross_entropy_backward", ("logits", "target", "weight", "d_loss"), _LOSS),
+        Call("loss", _ELEMENTWISE, _ELEMENTWISE_LOSS),
+        Call("loss_backward", (*_ELEMENTWISE, "d_loss"), _ELEMENTWISE_LOSS),
         Call("activation", ("x",), (("name", None), ("parameters", ()))),
         Call("activation_backward", ("dy", "x"), (("name", None), ("parameters", ()))),
         Call("dropout", ("x",), (("p", 0.5),)),
@@ -475,6 +480,31 @@ class DnnHandle:
         """d_logits, for an upstream gradient d_loss of the loss's shape (default 1)."""
         attrs = (reduction, label_smoothing, ignore_index)
         return self._session.run(CALLS["cross_entropy_backward"], (logits, target, weight, d_loss), attrs, out, stream)
+
+    def loss(self, x: Any, target: Any, name: str, *, x2: Any = None, var: Any = None, weight: Any = None, pos_weight: Any = None,
+             reduction: str = "mean", beta: float | None = None, delta: float | None = None, margin: float | None = None,
+             eps: float | None = None, log_input: bool = True, log_target: bool = False, full: bool = False, out: Any = None,
+             stream: Any = None) -> Any:
+        """An elementwise loss by name, with PyTorch's formula and defaults.
+
+        name: "mse", "l1", "smooth_l1" (beta), "huber" (delta), "bce", "bce_with_logits" (pos_weight), "kl_div" (log_target),
+        "poisson_nll" (log_input, full, eps), "gaussian_nll" (var, full, eps), "hinge", "squared_hinge", "hinge_embedding" (margin),
+        "soft_margin", "margin_ranking" (x2, margin). target, x2: of x's shape; var, weight, pos_weight broadcast to it; weight multiplies
+        each element. reduction: "none", "mean" (over the elements), "sum", "batchmean" (the sum over x.shape[0]).
+        """
+        arrays = (x, target, x2, var, weight, pos_weight)
+        attrs = (name, reduction, beta, delta, margin, eps, log_input, log_target, full)
+        return self._session.run(CALLS["loss"], arrays, attrs, out, stream)
+
+    def loss_backward(self, x: Any, target: Any, name: str, *, d_loss: Any = None, x2: Any = None, var: Any = None, weight: Any = None,
+                      pos_weight: Any = None, reduction: str = "mean", beta: float | None = None, delta: float | None = None,
+                      margin: float | None = None, eps: float | None = None, log_input: bool = True, log_target: bool = False,
+                      full: bool = False, out: Any = None, stream: Any = None) -> Any:
+        """dx of `loss`, for an upstream gradient d_loss of the loss's shape (default 1); (dx, dx2) of margin_ranking, (dx, dvar) of
+        gaussian_nll with a var of x's shape."""
+        arrays = (x, target, x2, var, weight, pos_weight, d_loss)
+        attrs = (name, reduction, beta, delta, margin, eps, log_input, log_target, full)
+        return self._session.run(CALLS["loss_backward"], arrays, attrs, out, stream)
 
     # ---- elementwise and reductions ------------------------------------------------------------------------------------------------
 
