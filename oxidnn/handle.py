@@ -97,6 +97,8 @@ CALLS: dict[str, Call] = {
         Call("softmax_backward", ("dy", "y"), (("axis", -1), ("log", False))),
         Call("cross_entropy", ("logits", "target", "weight"), _LOSS),
         Call("cross_entropy_backward", ("logits", "target", "weight", "d_loss"), _LOSS),
+        Call("nll", ("logits", "target", "weight"), _LOSS[::2]),
+        Call("nll_backward", ("logits", "target", "weight", "d_loss"), _LOSS[::2]),
         Call("loss", _ELEMENTWISE, _ELEMENTWISE_LOSS),
         Call("loss_backward", (*_ELEMENTWISE, "d_loss"), _ELEMENTWISE_LOSS),
         Call("activation", ("x",), (("name", None), ("parameters", ()))),
@@ -480,6 +482,16 @@ class DnnHandle:
         """d_logits, for an upstream gradient d_loss of the loss's shape (default 1)."""
         attrs = (reduction, label_smoothing, ignore_index)
         return self._session.run(CALLS["cross_entropy_backward"], (logits, target, weight, d_loss), attrs, out, stream)
+
+    def nll(self, logits: Any, target: Any, *, reduction: str = "mean", ignore_index: int = -100, weight: Any = None, out: Any = None,
+            stream: Any = None) -> Any:
+        """Negative log-likelihood: `cross_entropy` of class indices, of logits that are logarithms of probabilities (softmax(log=True))."""
+        return self._session.run(CALLS["nll"], (logits, target, weight), (reduction, ignore_index), out, stream)
+
+    def nll_backward(self, logits: Any, target: Any, *, d_loss: Any = None, reduction: str = "mean", ignore_index: int = -100,
+                     weight: Any = None, out: Any = None, stream: Any = None) -> Any:
+        """d_logits of `nll`, for an upstream gradient d_loss of the loss's shape (default 1)."""
+        return self._session.run(CALLS["nll_backward"], (logits, target, weight, d_loss), (reduction, ignore_index), out, stream)
 
     def loss(self, x: Any, target: Any, name: str, *, x2: Any = None, var: Any = None, weight: Any = None, pos_weight: Any = None,
              reduction: str = "mean", beta: float | None = None, delta: float | None = None, margin: float | None = None,

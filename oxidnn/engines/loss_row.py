@@ -68,6 +68,7 @@ class CrossEntropyConsts:
     smoothing: float
     is_probability: bool
     reduction: str = ""
+    is_log: bool = False  # logits hold logarithms of probabilities
 
 
 class _CrossEntropyEngine(RowEngine):
@@ -85,7 +86,8 @@ class _CrossEntropyEngine(RowEngine):
         return Rows.of(problem.desc("logits").shape, (1,), {n: problem.desc(n) for n in full}, {n: problem.desc(n) for n in values}, weight)
 
     def consts(self, problem: CrossEntropyProblem, rows: Rows, config: EngineConfig, slots: int, reduction: str) -> CrossEntropyConsts:
-        return CrossEntropyConsts(self.row_consts(rows, config, slots), problem.smoothing, problem.is_probability, reduction)
+        return CrossEntropyConsts(self.row_consts(rows, config, slots), problem.smoothing, problem.is_probability, reduction,
+                                  problem.is_log)
 
     @staticmethod
     def extra(problem: CrossEntropyProblem) -> list[Arg]:
@@ -166,9 +168,33 @@ class CrossEntropyBackwardEngine(_CrossEntropyEngine):
         return self.row_step("rowwise/target_weight", self.consts(problem, rows, config, 0, ""), problem.op, rows, config, device, extra)
 
 
+class NllEngine(CrossEntropyEngine):
+    """Reads one element a row."""
+
+    id = "nll.row"
+
+    def configs(self, problem: Problem, device: DeviceInfo) -> tuple[EngineConfig, ...]:
+        return (EngineConfig.of(lanes=1, vec=1, threads=128),)
+
+    def estimate(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> float:
+        assert isinstance(problem, CrossEntropyProblem)
+        return 5.0 + problem.rows * 64.0 / (device.bandwidth_gbs * 1e3)
+
+
+class NllBackwardEngine(CrossEntropyBackwardEngine):
+    """Writes -weight at each target, 0 elsewhere."""
+
+    id = "nll_backward.row"
+
+    def configs(self, problem: Problem, device: DeviceInfo) -> tuple[EngineConfig, ...]:
+        return tuple(c for c in super().configs(problem, device) if c["home"] != "shared")  # there is no row to hold
+
+
 ENGINES: dict[str, tuple[Engine, ...]] = {
     "softmax": (SoftmaxEngine(),),
     "softmax_backward": (SoftmaxBackwardEngine(),),
     "cross_entropy": (CrossEntropyEngine(),),
     "cross_entropy_backward": (CrossEntropyBackwardEngine(),),
+    "nll": (NllEngine(),),
+    "nll_backward": (NllBackwardEngine(),),
 }

@@ -1,9 +1,9 @@
-"""Softmax, log-softmax and softmax cross-entropy over one dimension of a tensor, with gradients.
+"""Softmax, log-softmax, softmax cross-entropy and negative log-likelihood over one dimension of a tensor, with gradients.
 
 Cross-entropy follows PyTorch's CrossEntropyLoss: logits (N, C, spatial); target holds class indices (N, spatial), or probabilities of
 logits' shape. "mean" divides by the summed weights of the targets that are not ignored (by the number of rows for probabilities), so the
 mean over nothing is NaN. A target outside [0, C) that is not ignore_index reads no memory: its loss, its gradient, and any sum or mean
-that holds it are NaN.
+that holds it are NaN. nll is the same of logits that are logarithms of probabilities already (of class indices, without smoothing).
 """
 
 from __future__ import annotations
@@ -40,6 +40,11 @@ class CrossEntropyProblem(Problem):
     smoothing: float = 0.0
     ignore_index: int = -100
     is_probability: bool = False
+
+    @property
+    def is_log(self) -> bool:
+        """logits hold logarithms of probabilities."""
+        return self.op.startswith("nll")
 
     @property
     def rows(self) -> int:
@@ -87,7 +92,7 @@ def _make_cross_entropy(op: str, tensors: Mapping[str, TensorDesc], attrs: Mappi
         raise expected(op, "logits' shape", logits.shape, "(N, C, spatial...) with C >= 1")
     rows = (logits.shape[0], *logits.shape[2:])
     target = tensors.get("target")
-    is_probability = target is not None and target.dtype.is_float
+    is_probability = target is not None and target.dtype.is_float and not op.startswith("nll")
     target = operand(op, "target", tensors, FLOATS if is_probability else (S64, S32), logits.shape if is_probability else rows)
     reduction = check_choice(op, "reduction", attrs.get("reduction", "mean"), ("none", "mean", "sum"))
     smoothing = check_number(op, "label_smoothing", attrs.get("label_smoothing", 0.0))
@@ -105,7 +110,7 @@ def _make_cross_entropy(op: str, tensors: Mapping[str, TensorDesc], attrs: Mappi
     if "weight" in tensors:
         operands.append(Operand("weight", operand(op, "weight", tensors, FLOATS, (logits.shape[1],))))
     loss_shape = rows if reduction == "none" else ()
-    if op == "cross_entropy":
+    if not op.endswith("_backward"):
         loss = output(op, "loss", tensors, (logits.dtype,), loss_shape, TensorDesc.packed(logits.dtype, loss_shape))
         operands.append(Operand("loss", loss, True))
     else:
@@ -124,10 +129,22 @@ def _make_loss_backward(tensors: Mapping[str, TensorDesc], attrs: Mapping[str, A
     return _make_cross_entropy("cross_entropy_backward", tensors, attrs, policy)
 
 
+def _make_nll(tensors: Mapping[str, TensorDesc], attrs: Mapping[str, Any], policy: Policy) -> CrossEntropyProblem:
+    return _make_cross_entropy("nll", tensors, attrs, policy)
+
+
+def _make_nll_backward(tensors: Mapping[str, TensorDesc], attrs: Mapping[str, Any], policy: Policy) -> CrossEntropyProblem:
+    return _make_cross_entropy("nll_backward", tensors, attrs, policy)
+
+
+_NLL_ATTRS = (("reduction", "mean"), ("ignore_index", -100))
 DEFINITIONS: tuple[OpDef, ...] = (
     OpDef("softmax", ("x",), ("y",), _make_softmax, attrs=_SOFTMAX_ATTRS),
     OpDef("softmax_backward", ("dy", "y"), ("dx",), _make_softmax_backward, attrs=_SOFTMAX_ATTRS),
     OpDef("cross_entropy", ("logits", "target", "weight"), ("loss",), _make_loss, optional=("weight",), attrs=_LOSS_ATTRS),
     OpDef("cross_entropy_backward", ("logits", "target", "weight", "d_loss"), ("d_logits",), _make_loss_backward,
           optional=("weight", "d_loss"), attrs=_LOSS_ATTRS),
+    OpDef("nll", ("logits", "target", "weight"), ("loss",), _make_nll, optional=("weight",), attrs=_NLL_ATTRS),
+    OpDef("nll_backward", ("logits", "target", "weight", "d_loss"), ("d_logits",), _make_nll_backward, optional=("weight", "d_loss"),
+          attrs=_NLL_ATTRS),
 )

@@ -5,9 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+import oxidnn
 from oxidnn.codegen.render import render
 from oxidnn.device import known_device
 from oxidnn.dispatch.registry import ENGINES
+from oxidnn.errors import InvalidArgument
 from oxidnn.ops.case import parse_case
 from oxidnn.runtime.assembler import assemble
 from oxidnn.runtime.emu_backend import EmulatedBackend
@@ -132,3 +134,31 @@ def test_kernels_assemble_without_spills(op: str, arch: str) -> None:
                 for step in engine.build_steps(problem, config, device).steps:
                     assembled = assemble(render(step.spec), arch)
                     assert assembled.spill_bytes == 0 and assembled.registers <= 128, step.spec.describe()
+
+
+@pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
+def test_negative_log_likelihood_is_that_of_torch(reduction: str) -> None:
+    """With weights, ignored rows and spatial extents; cross-entropy, with label smoothing, beside it."""
+    torch = pytest.importorskip("torch")
+    h, rng = oxidnn.DnnHandle("emu:sm_90a"), np.random.default_rng(0)
+    logits, target, weight = rng.standard_normal((5, 7, 3)), rng.integers(0, 7, (5, 3)), rng.uniform(0.5, 2, 7)
+    target[1, 2] = target[4, 0] = 2
+    F = torch.nn.functional
+    for name, attrs in (("nll", {}), ("cross_entropy", {}), ("cross_entropy", {"label_smoothing": 0.2})):
+        x = torch.tensor(logits, requires_grad=True)
+        function = F.nll_loss if name == "nll" else F.cross_entropy
+        want = function(x, torch.tensor(target), torch.tensor(weight), ignore_index=2, reduction=reduction, **attrs)
+        upstream = rng.standard_normal(want.shape)
+        want.backward(torch.tensor(upstream))
+        given = {"weight": weight, "ignore_index": 2, "reduction": reduction, **attrs}
+        np.testing.assert_allclose(getattr(h, name)(logits, target, **given), want.detach().numpy(), rtol=1e-12)
+        got = getattr(h, name + "_backward")(logits, target, d_loss=upstream, **given)
+        np.testing.assert_allclose(got, x.grad.numpy(), rtol=1e-9, atol=1e-13)
+
+
+def test_refusals_of_negative_log_likelihood() -> None:
+    h, x = oxidnn.DnnHandle("emu:sm_80"), np.zeros((2, 3), np.float32)
+    with pytest.raises(InvalidArgument, match="type of target"):
+        h.nll(x, x)
+    with pytest.raises(InvalidArgument, match="'label_smoothing' is no attribute"):
+        parse_case("nll logits=f32[2,3]nchw target=s64[2]nchw label_smoothing=0.1")

@@ -78,7 +78,7 @@ def _divided(numerator: np.ndarray, divisor: float) -> np.ndarray:
 def cross_entropy(problem: Problem, inputs: Mapping[str, np.ndarray], scalars: Mapping[str, float]) -> dict[str, Expected]:
     assert isinstance(problem, CrossEntropyProblem)
     q, ignored, divisor = _shares(problem, inputs)
-    log_p = _log_softmax(inputs["logits"], 1)
+    log_p = inputs["logits"] if problem.is_log else _log_softmax(inputs["logits"], 1)
     counts = q != 0 if not problem.is_probability and not problem.smoothing else np.ones(q.shape, bool)
     with np.errstate(all="ignore"):
         terms = np.where(counts, -q * log_p, 0.0)
@@ -100,7 +100,7 @@ def cross_entropy(problem: Problem, inputs: Mapping[str, np.ndarray], scalars: M
 def cross_entropy_backward(problem: Problem, inputs: Mapping[str, np.ndarray], scalars: Mapping[str, float]) -> dict[str, Expected]:
     assert isinstance(problem, CrossEntropyProblem)
     q, ignored, divisor = _shares(problem, inputs)
-    p = np.exp(_log_softmax(inputs["logits"], 1))
+    p = np.zeros(q.shape) if problem.is_log else np.exp(_log_softmax(inputs["logits"], 1))
     d_loss = inputs.get("d_loss", np.ones(()))
     gradient = np.expand_dims(d_loss, 1) if problem.reduction == "none" and d_loss.ndim else d_loss
     if problem.reduction == "mean":
@@ -114,5 +114,6 @@ def cross_entropy_backward(problem: Problem, inputs: Mapping[str, np.ndarray], s
 
 REFERENCES: dict[str, Reference] = {
     "softmax": softmax, "softmax_backward": softmax_backward,
-    "cross_entropy": cross_entropy, "cross_entropy_backward": cross_entropy_backward,
+    "cross_entropy": cross_entropy, "cross_entropy_backward": cross_entropy_backward, "nll": cross_entropy,
+    "nll_backward": cross_entropy_backward,
 }

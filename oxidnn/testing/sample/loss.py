@@ -49,13 +49,15 @@ def _cross_entropy(name: str, rng: np.random.Generator, size: str) -> Problem:
     rows = (batch, *spatial)
     dtype = _FLOATS[int(rng.integers(len(_FLOATS)))]
     attrs: dict[str, Any] = {"reduction": str(rng.choice(["none", "mean", "sum"])),
-                             "label_smoothing": float(rng.choice([0.0, 0.0, 0.1, 0.25])),
                              "ignore_index": int(rng.choice([-100, -100, 0, 1]))}
     tensors = {"logits": view(rng, dtype, shape)}
-    tensors["target"] = view(rng, dtype, shape) if rng.random() < 0.3 else view(rng, S64 if rng.random() < 0.6 else S32, rows)
+    indices = name.startswith("nll") or rng.random() >= 0.3
+    if not name.startswith("nll"):
+        attrs["label_smoothing"] = float(rng.choice([0.0, 0.0, 0.1, 0.25]))
+    tensors["target"] = view(rng, dtype, shape) if not indices else view(rng, S64 if rng.random() < 0.6 else S32, rows)
     if rng.random() < 0.4:
         tensors["weight"] = view(rng, dtype if rng.random() < 0.7 else F32, shape[1:2])
-    if name == "cross_entropy_backward":
+    if name.endswith("_backward"):
         if rng.random() < 0.5:
             tensors["d_loss"] = view(rng, dtype, rows if attrs["reduction"] == "none" else ())
         if rng.random() < 0.5:
@@ -80,6 +82,8 @@ def _target(rng: np.random.Generator, problem: Problem) -> np.ndarray:
 def _logits(rng: np.random.Generator, problem: Problem) -> np.ndarray:
     """Normal values; in some problems far from zero, where only differences matter."""
     desc = problem.operands[0].desc
+    if getattr(problem, "is_log", False) and isinstance(problem, CrossEntropyProblem):
+        return -rng.exponential(2.0, desc.shape)
     values = rng.standard_normal(desc.shape) * float(rng.choice([1.0, 3.0]))
     return values + float(rng.choice([0.0, 0.0, 1e4, -1e4]))
 
@@ -97,10 +101,11 @@ def _softmax_result(rng: np.random.Generator, problem: Problem) -> np.ndarray:
 
 
 SAMPLES: dict[str, Sampler] = {n: partial(_softmax, n) for n in ("softmax", "softmax_backward")}
-SAMPLES |= {n: partial(_cross_entropy, n) for n in ("cross_entropy", "cross_entropy_backward")}
+_ROWS = ("cross_entropy", "cross_entropy_backward", "nll", "nll_backward")
+SAMPLES |= {n: partial(_cross_entropy, n) for n in _ROWS}
 
 FILLS: dict[tuple[str, str], Fill] = {("softmax", "x"): _logits, ("softmax_backward", "y"): _softmax_result}
-for _op in ("cross_entropy", "cross_entropy_backward"):
+for _op in _ROWS:
     FILLS |= {(_op, "logits"): _logits, (_op, "target"): _target, (_op, "weight"): _weight}
 
 CASES: dict[str, tuple[str, ...]] = {
@@ -133,5 +138,16 @@ CASES: dict[str, tuple[str, ...]] = {
         "cross_entropy_backward logits=f32[3,16]nchw target=f32[3,16]nchw weight=f32[16]nchw label_smoothing=0.1",
         "cross_entropy_backward logits=f32[2,20000]nchw target=s64[2]nchw",
         "cross_entropy_backward logits=f32[5000,2]nchw target=s32[5000]nchw",
+    ),
+    "nll": (
+        "nll logits=f32[33,10]nchw target=s32[33]nchw", "nll logits=bf16[5,1000]nchw target=s64[5]nchw reduction=none",
+        "nll logits=f32[2,5,3,4]nchw target=s64[2,3,4]nchw weight=f32[5]nchw", "nll logits=f32[0,10]nchw target=s64[0]nchw",
+        "nll logits=f64[2,3]nchw target=s64[2]nchw reduction=sum ignore_index=1",
+    ),
+    "nll_backward": (
+        "nll_backward logits=f32[33,10]nchw target=s32[33]nchw",
+        "nll_backward logits=bf16[5,1000]nchw target=s64[5]nchw d_loss=bf16[5]nchw reduction=none",
+        "nll_backward logits=f32[2,5,3,4]nchw target=s64[2,3,4]nchw weight=f32[5]nchw d_loss=f32[]nchw",
+        "nll_backward logits=f16[2,20000]nchw target=s64[2]nchw reduction=sum",
     ),
 }
