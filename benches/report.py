@@ -55,7 +55,8 @@ def memory_table(records: list[dict]) -> str:
     lines = ["| op | cases | of a copy | against eager PyTorch | worst | best |", "|---|---|---|---|---|---|"]
     for op, found in eager.items():
         low, high = min(found), max(found)
-        lines.append(f"| {op} | {len(found)} | {mean_of(copy[op]):.2f} | {mean_of([r for r, _ in found]):.2f}x | {low[0]:.2f}x ({low[1]}) | "
+        mean = mean_of([r for r, _ in found])
+        lines.append(f"| {op} | {len(found)} | {mean_of(copy[op]):.2f} | {mean:.2f}x | {low[0]:.2f}x ({low[1]}) | "
                      f"{high[0]:.2f}x ({high[1]}) |")
     return "\n".join(lines)
 

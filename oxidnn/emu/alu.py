@@ -178,7 +178,9 @@ def float_binary(d: Decoder, ins: nodes.Instruction) -> Core:
     elif mode != "rn":
         fn = floats.directed64(name, mode) if type_ == "f64" else floats.directed(name, mode)
     else:
-        fn = {"add": np.add, "sub": np.subtract, "mul": np.multiply, "div": lambda x, y: floats.canonical(np.divide(x, y))}[name]
+        plain: dict[str, Fn] = {"add": np.add, "sub": np.subtract, "mul": np.multiply,
+                                "div": lambda x, y: floats.canonical(np.divide(x, y))}
+        fn = plain[name]
     if len(operands) == 3:
         pair = fn
         fn = lambda x, y, z: pair(pair(x, y), z)  # noqa: E731
