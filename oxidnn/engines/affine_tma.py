@@ -127,7 +127,8 @@ def plan_boxes(x: Operand, d: Digits, walk: Walk, tile_rows: int) -> Boxes | str
     if size == 2 and (x.row_strides[-1] == 1 or x.rows == (1,)):
         majors.append("row")
     if not majors:
-        return f"{x.source.name} is contiguous neither along k nor, in 16-bit types, along its rows"
+        rows = " nor along its rows" if size == 2 else f", as {x.source.dtype} must be"
+        return f"{x.source.name} is {'contiguous neither' if size == 2 else 'not contiguous'} along k{rows}"
     reasons = []
     for major in majors:
         for plan in (_tiled, _im2col):
@@ -285,7 +286,9 @@ class _MapBuilder:
 
 
 def map_dtype(x: Operand) -> str:
-    return "tf32" if x.source.dtype.name == "f32" else x.source.dtype.name
+    """The map's type: tf32 for f32, bytes for 8-bit types."""
+    dtype = x.source.dtype
+    return "tf32" if dtype.name == "f32" else "u8" if dtype.bits == 8 else dtype.name
 
 
 def _groups(extents: Sequence[int], strides: Sequence[int]) -> list[tuple[list[int], int, int]]:

@@ -34,6 +34,7 @@ from .base import Arg, Build, EngineConfig, Step, Support, TensorMapArg, refuse
 TILES = {"coop": ((128, 256), (256, 128), (128, 192), (192, 192), (192, 128), (128, 128), (256, 64), (128, 64)),
          "pingpong": ((128, 128), (64, 256), (64, 192))}
 HALO_TILES = {"coop": ((128, 256), (256, 128), (256, 64)), "pingpong": ((128, 128), (256, 64))}
+PROMOTED_TILES = {"coop": (), "pingpong": ((64, 128),)}
 HALO_SLOTS = 2
 SMEM_BYTES = 232448  # of a CTA, all in all
 MAX_STAGES = 8
@@ -44,6 +45,9 @@ PANEL_PITCH = 68  # f32 elements of a row of a general panel
 MAX_REGISTERS = {2: 168, 3: 128}  # of a thread, by multiplying warpgroups
 BARRIER_BYTES = 8
 MAX_PARAM_BYTES = 4096
+MAX_PROMOTED = 64  # accumulators of a thread beside which the sums of a k tile find registers
+FP8 = ("e4m3", "e5m2")
+INTEGERS = ("s8", "u8")
 MAX_MEMBERS = 8  # of a group; a number of a member is one of as many instructions
 
 
@@ -59,10 +63,13 @@ class RingConsts:
 
 @dataclass(frozen=True, slots=True)
 class WgmmaConsts:
-    """Consts of matmul/wgmma_sm90. kind: operand type of wgmma; is_direct: D is stored by tensor copies of rounded panels."""
+    """Consts of matmul/wgmma_sm90. kind: operand type of wgmma (A's); is_direct: D is stored by tensor copies of rounded panels."""
 
     ring: RingConsts
     kind: str
+    kind_b: str  # B's, where it is another
+    product: str  # PTX type of the sums in the tensor cores
+    promotes: bool  # sums of a k tile are added up outside the tensor cores, in f32
     tile_m: int
     tile_n: int
     tile_k: int
@@ -102,11 +109,15 @@ class WgmmaConsts:
 
     @property
     def transposes(self) -> str:
-        return "" if self.kind == "tf32" else f"{int(self.a.major == 'row')}, {int(self.b.major == 'row')}"
+        return f"{int(self.a.major == 'row')}, {int(self.b.major == 'row')}" if self.kind in ("f16", "bf16") else ""
 
-    def acc(self, block: int) -> list[str]:
+    def acc(self, block: int, stem: str = "acc") -> list[str]:
         count = self.tile_n // 2
-        return [f"%acc{block * count + i}" for i in range(count)]
+        return [f"%{stem}{block * count + i}" for i in range(count)]
+
+    def products(self, block: int) -> list[str]:
+        """What a block's products are summed in: registers of their own where they are promoted."""
+        return self.acc(block, "product" if self.promotes else "acc")
 
     def fixed_bits(self, x: BoxesConsts) -> str:
         """A descriptor but for its address: 128-byte swizzle, 1024 bytes (a row of a patch) between groups of 8 lines, chunk_bytes
@@ -219,6 +230,11 @@ def direct_panels(tile_m: int, tile_n: int, consumers: int) -> int:
     return min(panels, 2 if panels % 2 == 0 else 3)
 
 
+def promotes_of(config: EngineConfig) -> bool:
+    """Whether sums of a k tile are added up outside the tensor cores: a knob of 8-bit floats alone."""
+    return dict(config.knobs).get("promotes", False)
+
+
 def warpgroups_of(schedule: str, tile_m: int) -> int:
     """Warpgroups that multiply: in ping-pong two, cooperating as many as share the rows in blocks of 64, two if they can."""
     return 3 if schedule == "coop" and tile_m % 128 else 2
@@ -304,6 +320,9 @@ def _plan(am: AffineMatmul | MatmulGroup, config: EngineConfig) -> _Plan | str:
     wide = any(tiling.needs_wide(d) or grid.partial_elements > tiling.INT32_MAX for d, grid in zip(digits, grids, strict=True))
     accumulators = tile_m * tile_n // (consumers * 128)
     spare_registers = MAX_REGISTERS[warpgroups] - accumulators
+    promotes = promotes_of(config)
+    if promotes and (accumulators > MAX_PROMOTED or warpgroups > 2):
+        return f"{accumulators} accumulators and as many sums of a k tile leave too few registers"
     epilogues = {plan_epilogue(d, part, wide, is_split, spare_registers) for d, part in zip(digits, parts, strict=True)}
     if len(epilogues) > 1:
         return "its parts are written in different ways"
@@ -325,7 +344,8 @@ def _plan(am: AffineMatmul | MatmulGroup, config: EngineConfig) -> _Plan | str:
     stages = config["stages"]
     staging_at = stages * stage_bytes + (-(-halo.slots * halo.slot_bytes // 1024) * 1024 if halo is not None else 0)
     ring = RingConsts(stages, stage_bytes, staging_at + warpgroups * staging_bytes, consumers)
-    consts = WgmmaConsts(ring, "tf32" if size == 4 else first.a.dtype.name, tile_m, tile_n, tile_k, len(walks[0].extents),
+    kind, kind_b = ("tf32" if size == 4 else x.dtype.name for x in (first.a, first.b))
+    consts = WgmmaConsts(ring, kind, kind_b, "s32" if kind in INTEGERS else "f32", promotes, tile_m, tile_n, tile_k, len(walks[0].extents),
                          not walks[0].is_linear,
                          len(digits[0].batch), a_consts, b_consts, epilogue, warpgroups, is_ping_pong,
                          stored[0] is not None, bool(stored[0] and stored[0].has_positions),
@@ -440,8 +460,10 @@ class WgmmaSm90Matmul:
         parts = members_of(am)
         for part in parts:
             kinds = {part.a.dtype.name, part.b.dtype.name}
-            if len(kinds) != 1 or not kinds <= {"f16", "bf16", "f32"} or part.acc.name != "f32":
-                return refuse(f"wgmma_sm90 multiplies f16, bf16 or f32 pairs in f32, not {part.a.dtype} x {part.b.dtype} in {part.acc}")
+            is_float = part.acc.name == "f32" and (kinds <= set(FP8) or len(kinds) == 1 and kinds <= {"f16", "bf16", "f32"})
+            if not is_float:
+                return refuse("wgmma_sm90 multiplies f16, bf16 or f32 pairs and 8-bit floats in f32, not "
+                              f"{part.a.dtype} x {part.b.dtype} in {part.acc}")
             if kinds == {"f32"} and part.math not in ("tf32", "fast"):
                 return refuse(f'wgmma_sm90 rounds f32 to tf32, which math="{part.math}" does not allow (math="tf32" or "fast" does)')
             if parts[0].k.size == 0:
@@ -451,7 +473,7 @@ class WgmmaSm90Matmul:
                 return common
         if len(parts) > MAX_MEMBERS:
             return refuse(f"wgmma_sm90: {len(parts)} parts are more than {MAX_MEMBERS}")
-        plan = _plan(am, EngineConfig.of(schedule="coop", loader="boxes", tile_m=128, tile_n=64, stages=4, split_k=1))
+        plan = _plan(am, _config(parts[0], "coop", "boxes", 128, 64, 4, 1, parts[0].a.dtype.name in FP8))
         return refuse(f"wgmma_sm90: {plan}") if isinstance(plan, str) else common
 
     def configs(self, am: AffineMatmul | MatmulGroup, device: DeviceInfo) -> tuple[EngineConfig, ...]:
@@ -468,9 +490,10 @@ class WgmmaSm90Matmul:
         if isinstance(plan, str):
             return float("inf")
         c, first, grid = plan.consts, plan.members[0].am, plan.members[0].grid
-        # wgmma multiplies 4096 flop per clock and SM in 16-bit types, half of that in tf32. Narrow tiles read shared memory too often.
+        # wgmma multiplies 4096 flop per clock and SM in 16-bit types, half of that in tf32, twice in 8-bit types: 128 bytes of k take the
+        # same time. Narrow tiles read shared memory too often.
         area = c.tile_m * c.tile_n
-        multiply_clocks = area * 2 * 64 / 4096 * (1.6 if c.tile_n <= 64 and c.halo is None else 1.0)
+        multiply_clocks = area * 2 * 64 / 4096 * (1.6 if c.tile_n <= 64 and c.halo is None else 1.0) * (1.08 if c.promotes else 1.0)
         rows_bytes = min(c.tile_m, first.m.size) * SPAN_BYTES if c.halo is None else c.halo.slot_bytes / c.halo.taps
         load_clocks = (rows_bytes + c.tile_n * SPAN_BYTES) / 66
         epilogue_clocks = (240 + area / 29) * (0.9 if c.is_ping_pong else 1.0)
@@ -505,7 +528,8 @@ class WgmmaSm90Matmul:
         target = PtxTarget.for_arch(device.arch, (8, 0))
         num_ctas = min(plan.num_tiles, device.num_sms)
         smem = c.ring.barriers_at + 2 * BARRIER_BYTES * (c.ring.stages + (c.halo.slots if c.halo is not None else 0))
-        suffix = f"{c.kind}_{c.tile_m}x{c.tile_n}x{c.tile_k}{'_pingpong' if c.is_ping_pong else ''}{'_halo' if c.halo is not None else ''}"
+        kinds = c.kind if c.kind_b == c.kind else f"{c.kind}_{c.kind_b}"
+        suffix = f"{kinds}{'_promoted' if c.promotes else ''}_{c.tile_m}x{c.tile_n}x{c.tile_k}{'_pingpong' if c.is_ping_pong else ''}{'_halo' if c.halo is not None else ''}"
         step = Step.of("matmul/wgmma_sm90", op, target, 128 * (1 + c.warpgroups), _arguments(plan, num_ctas, workspace_offset), c, num_ctas,
                        dynamic_smem=smem, suffix=suffix)
         if not c.is_split:
@@ -522,14 +546,32 @@ def _sorted_configs(am: AffineMatmul | MatmulGroup, device: DeviceInfo) -> tuple
     return tuple(sorted(_candidates(am, device), key=lambda c: WGMMA_SM90.estimate(am, c, device)))
 
 
+def _config(am: AffineMatmul, schedule: str, loader: str, tile_m: int, tile_n: int, stages: int, split_k: int, promotes: bool
+            ) -> EngineConfig:
+    knobs = {"promotes": promotes} if am.a.dtype.name in FP8 else {}
+    return EngineConfig.of(schedule=schedule, loader=loader, tile_m=tile_m, tile_n=tile_n, stages=stages, split_k=split_k, **knobs)
+
+
+def promotions(am: AffineMatmul) -> tuple[bool, ...]:
+    """Whether sums may, or must, leave the tensor cores every k tile.
+
+    Of 8-bit floats these keep 13 bits: sums of 128 err by up to 5e-4 of their magnitude, which is what such types can have and cuBLAS
+    gives by default. Longer ones lose ever more (13 % of 8192 positive terms): only math="fast" allows them.
+    """
+    if am.a.dtype.name not in FP8:
+        return (False,)
+    return (True, False) if am.math == "fast" or am.k.size <= SPAN_BYTES else (True,)
+
+
 def _candidates(am: AffineMatmul | MatmulGroup, device: DeviceInfo) -> Iterator[EngineConfig]:
     parts = members_of(am)
-    for loader, schedule, tile_m, tile_n in ((name, s, m, n) for name, choices in (("boxes", TILES), ("halo", HALO_TILES))
-                                             for s, tiles in choices.items() for m, n in tiles):
+    choices = [(name, s, m, n, promotes) for promotes in promotions(parts[0]) for name, choices in (("boxes", TILES), ("halo", HALO_TILES))
+               for s, tiles in choices.items() for m, n in (*tiles, *(PROMOTED_TILES[s] if promotes else ()))]
+    for loader, schedule, tile_m, tile_n, promotes in choices:
         if (tile_m > 128 and tile_m >= 2 * parts[0].m.size) or (tile_n > 64 and tile_n >= 2 * parts[0].n.size):
             continue  # more than half of the tile would be empty
         stages = stages_of(schedule, tile_m, tile_n) if loader == "boxes" else halo_stages(am, schedule, tile_m, tile_n)
-        config = EngineConfig.of(schedule=schedule, loader=loader, tile_m=tile_m, tile_n=tile_n, stages=stages, split_k=1)
+        config = _config(parts[0], schedule, loader, tile_m, tile_n, stages, 1, promotes)
         plan = _plan(am, config) if stages else ""
         if isinstance(plan, str):
             continue
@@ -547,7 +589,7 @@ def _candidates(am: AffineMatmul | MatmulGroup, device: DeviceInfo) -> Iterator[
                 if grid.partial_elements < 2**31:
                     splits.add(grid.splits)
         for split_k in sorted(splits - {1}):
-            yield EngineConfig.of(schedule=schedule, loader=loader, tile_m=tile_m, tile_n=tile_n, stages=stages, split_k=split_k)
+            yield _config(parts[0], schedule, loader, tile_m, tile_n, stages, split_k, promotes)
 
 
 def halo_stages(am: AffineMatmul | MatmulGroup, schedule: str, tile_m: int, tile_n: int) -> int:

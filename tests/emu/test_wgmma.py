@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from oxidnn.engines.affine_wgmma_sm90 import WGMMA_SM90, _plan
+from oxidnn.engines.affine_wgmma_sm90 import WGMMA_SM90, _plan, promotes_of
 from oxidnn.engines.base import EngineConfig
 from oxidnn.engines.matmul import MatmulEngine, lower
 from oxidnn.ops.case import parse_case
@@ -22,6 +22,10 @@ LINES = (
     "gemm a=f32[200,100] b=f32[136,100] transpose_b=True math=tf32",
     "gemm a=bf16[200,104] b=bf16[104,135](136,1)",
     "gemm a=bf16[200,104] b=bf16[104,136] d=f32[200,136](1,200)",
+    "gemm a=e4m3[300,400] b=e4m3[139,400] transpose_b=True d=f32[300,139]",
+    "gemm a=e4m3[301,272] b=e5m2[136,272] transpose_b=True scale_a=f32[1] scale_b=f32[136] bias=f32[136] epilogue=bias_relu",
+    "gemm a=e5m2[2,131,96] b=e5m2[2,200,96] transpose_b=True scale_a=f32[131] scale_b=f32[200]",
+    "gemm a=e5m2[200,400] b=e4m3[264,400] transpose_b=True scale_a=f32[1] scale_b=f32[1] out_dtype=f16 math=fast",
     "conv_fprop x=bf16[3,64,9,10]nhwc w=bf16[72,64,3,3]nhwc padding=1",
     "conv_fprop x=bf16[2,64,9,10]nhwc w=bf16[72,64,3,3]nhwc padding=1 stride=2 bias=f32[72] epilogue=bias_relu",
     "conv_fprop x=f16[2,40,12,10]nhwc w=f16[72,40,3,3]nhwc padding=2 dilation=2",
@@ -51,7 +55,7 @@ def test_against_the_reference(line: str) -> None:
     assert support, support.reason
     tried = set()
     for config in engine.configs(problem, backend.info):
-        kind = (config["schedule"], config["loader"], config["split_k"] > 1)
+        kind = (config["schedule"], config["loader"], config["split_k"] > 1, promotes_of(config))
         if kind not in tried:
             tried.add(kind)
             run_problem(backend, problem, engine, config, seed=len(line))
