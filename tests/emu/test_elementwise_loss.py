@@ -11,6 +11,8 @@ import oxidnn
 from oxidnn.codegen.render import render
 from oxidnn.device import known_device
 from oxidnn.dispatch.registry import ENGINES
+from oxidnn.engines.base import EngineConfig
+from oxidnn.engines.loss_map import LossMap
 from oxidnn.errors import InvalidArgument
 from oxidnn.ops.case import parse_case
 from oxidnn.ops.elementwise_loss import LOSSES
@@ -77,6 +79,7 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
+@pytest.mark.filterwarnings("ignore:reduction. .mean. divides")
 @pytest.mark.parametrize(("name", "attrs"), VARIANTS, ids=lambda v: v if isinstance(v, str) else "-".join(f"{a}{b}" for a, b in v.items()))
 def test_values_and_gradients_are_those_of_torch(h: oxidnn.DnnHandle, name: str, attrs: dict[str, Any]) -> None:
     torch = pytest.importorskip("torch")
@@ -144,6 +147,18 @@ def test_every_config_on_random_problems(op: str) -> None:
         for engine in ENGINES[op]:
             for config in engine.configs(problem, backend.info):
                 run_problem(backend, problem, engine, config, seed=i)
+
+
+def test_indices_of_64_bits() -> None:
+    problem, backend = parse_case("loss x=f16[3,1001]nchw target=f16[3,1001]nchw weight=f32[1001]nchw name=huber"), EmulatedBackend("sm_80")
+    for vec in (8, 1):
+        run_problem(backend, problem, LossMap(), EngineConfig.of(vec=vec, index=64))
+
+
+def test_a_limit_of_the_workspace_is_kept(h: oxidnn.DnnHandle) -> None:
+    x = np.ones((3, 40000), np.float32)
+    with h.options(workspace_limit=1 << 20):
+        assert h.loss(x, 2 * x, "mse") == 1
 
 
 @pytest.mark.parametrize("op", OPS)

@@ -7,10 +7,12 @@ import pytest
 
 import oxidnn
 from oxidnn.dispatch.registry import ENGINES
+from oxidnn.engines.base import EngineConfig
+from oxidnn.engines.pointwise_map import PointwiseMap
 from oxidnn.errors import InvalidArgument
 from oxidnn.ops.case import parse_case
 from oxidnn.runtime.emu_backend import EmulatedBackend
-from oxidnn.testing.harness import execute
+from oxidnn.testing.harness import execute, run_problem
 from oxidnn.testing.reference.random import philox
 
 # Random123 kat_vectors, philox4x32 10: counter, key, words
@@ -56,6 +58,15 @@ def test_numbers_depend_on_nothing_but_seed_offset_and_index(distribution: str) 
         assert np.mean(run(f"random shape=(3,5,4,7) {tail}", *other) == want) < 0.01
 
 
+@pytest.mark.parametrize("line", [
+    "dropout x=f16[1023]nchw p=0.3", "dropout x=f32[3,5,7]nhwc", "bernoulli probability=f64[33]nchw", "random shape=(77,) distribution=normal",
+])
+def test_indices_of_64_bits(line: str) -> None:
+    problem, backend = parse_case(line), EmulatedBackend("sm_80", checkers="all")
+    for vec in {c["vec"] for c in PointwiseMap().configs(problem, backend.info)}:
+        run_problem(backend, problem, PointwiseMap(), EngineConfig.of(vec=vec, index=64))
+
+
 def test_distributions() -> None:
     """Mean, deviation and the largest gap to the distribution function, within 5 standard errors."""
     n = 40000
@@ -75,6 +86,9 @@ def test_dropout_and_its_way_back() -> None:
     np.testing.assert_allclose(y[kept], x[kept] / np.float32(0.7), rtol=1e-6)
     np.testing.assert_array_equal(h.dropout_backward(x, 0.3, seed=11, offset=5), y)
     assert (h.dropout(x, 0.3, seed=11, offset=6) != y).mean() > 0.3
+    flat = kept.reshape(-1).astype(float)
+    for distance in (1, 2, 4, 8, 256):
+        assert abs(np.corrcoef(flat[distance:], flat[:-distance])[0, 1]) < 5 / x.size**0.5
     np.testing.assert_array_equal(h.dropout(x, 0.0, seed=11), x)
     assert not h.dropout(np.full((3, 5), np.nan, np.float32), 1.0, seed=11).any(), "what is dropped is zero, whatever it was"
 
