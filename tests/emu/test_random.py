@@ -59,7 +59,8 @@ def test_numbers_depend_on_nothing_but_seed_offset_and_index(distribution: str) 
 
 
 @pytest.mark.parametrize("line", [
-    "dropout x=f16[1023]nchw p=0.3", "dropout x=f32[3,5,7]nhwc", "bernoulli probability=f64[33]nchw", "random shape=(77,) distribution=normal",
+    "dropout x=f16[1023]nchw p=0.3", "dropout x=f32[3,5,7]nhwc", "bernoulli probability=f64[33]nchw",
+    "random shape=(77,) distribution=normal",
 ])
 def test_indices_of_64_bits(line: str) -> None:
     problem, backend = parse_case(line), EmulatedBackend("sm_80", checkers="all")
