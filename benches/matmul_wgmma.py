@@ -1,10 +1,13 @@
 """GEMMs and convolutions on wgmma against cuBLAS and cuDNN: every config verified on poisoned outputs, then timed interleaved.
 
     python benches/matmul_wgmma.py [--ops gemm,conv_fprop,conv_dgrad,conv_wgrad] [--network resnet50] [--match 3x3] [--batch 128]
-                                   [--sizes 1024,2048,4096,8192] [--configs N] [--repeats 15] [--mma] [--json out.json]
+                                   [--sizes 1024,2048,4096,8192] [--kind bf16|f16|e4m3|e5m2|s8] [--configs N] [--repeats 15] [--mma]
+                                   [--json out.json]
 
 Needs an sm_90 device and torch. A row a problem: the library's time, our fastest config's and the untuned choice's, ratios to the
-library, and TFLOP/s. Times are medians in microseconds, L2 flushed before each run. --mma adds the mma.sync configs.
+library, and TFLOP/s. 8-bit floats have a row against each of torch._scaled_mm's ways to sum: "ieee" (promoted, use_fast_accum=False)
+and "fast"; 8-bit integers are compared with torch._int_mm. Times are medians in microseconds, L2 flushed before each run. --mma adds
+the mma.sync configs.
 """
 
 from __future__ import annotations
@@ -21,9 +24,10 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import torch
-from conv_mma import FLUSH_BYTES, make_tensors, worst_error
+from conv_mma import FLUSH_BYTES, TORCH_TYPES, make_tensors
 from conv_mma import reference as conv_reference
 from conv_mma import torch_call as conv_call
+from conv_mma import worst_error as float_error
 from stamp import stamp
 
 from oxidnn.dispatch.registry import ENGINES
@@ -33,6 +37,20 @@ from oxidnn.plan import Plan
 from oxidnn.runtime.cuda_backend import CudaBackend
 from oxidnn.testing.cases import layer_counts
 
+FP8 = ("e4m3", "e5m2")
+TORCH_TYPES.update({"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2, "s8": torch.int8, "s32": torch.int32})
+
+
+def worst_error(got: torch.Tensor, want: torch.Tensor, magnitude: torch.Tensor, problem: Problem) -> float:
+    """As of floats, which tensor cores sum in 13 bits where they have 8 (testing/reference/gemm); 0 or infinity of integers."""
+    if not got.is_floating_point():
+        return 0.0 if bool((got.double() == want).all()) else float("inf")
+    if problem.desc(problem.inputs[0].name).dtype.name not in FP8:
+        return float_error(got, want, magnitude, problem)  # type: ignore[arg-type]
+    part = 2.0**-12 * max(4, -(-problem.k // 32) if problem.policy.math == "fast" else 0)  # type: ignore[attr-defined]
+    ratio = (got.float() - want).abs() / (2.0**-7 * want.abs() + part * magnitude)
+    return float("inf") if bool(torch.isnan(ratio).any()) else float(ratio.max())
+
 
 def torch_call(problem: Problem, tensors: dict[str, torch.Tensor]) -> Callable[[], torch.Tensor]:
     if problem.op != "gemm":
@@ -40,6 +58,11 @@ def torch_call(problem: Problem, tensors: dict[str, torch.Tensor]) -> Callable[[
     a, b = tensors["a"], tensors["b"]
     a = a.mT if problem.transpose_a else a  # type: ignore[attr-defined]
     b = b.mT if problem.transpose_b else b  # type: ignore[attr-defined]
+    if a.dtype == torch.int8:
+        return lambda: torch._int_mm(a, b)
+    if a.dtype in (torch.float8_e4m3fn, torch.float8_e5m2):
+        is_fast, out_type = problem.policy.math == "fast", tensors["d"].dtype
+        return lambda: torch._scaled_mm(a, b, tensors["scale_a"], tensors["scale_b"], out_dtype=out_type, use_fast_accum=is_fast)
     out = torch.empty(a.shape[:-1] + b.shape[-1:], dtype=tensors["d"].dtype, device="cuda")
     return lambda: torch.matmul(a, b, out=out)
 
@@ -47,8 +70,9 @@ def torch_call(problem: Problem, tensors: dict[str, torch.Tensor]) -> Callable[[
 def reference(problem: Problem, tensors: dict[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
     if problem.op != "gemm":
         return conv_reference(problem, tensors)  # type: ignore[arg-type]
-    wide = {name: t.float() for name, t in tensors.items()}
-    return torch_call(problem, wide)(), torch_call(problem, {name: t.abs() for name, t in wide.items()})()
+    wide = {name: t.float() if t.is_floating_point() else t.double() for name, t in tensors.items()}
+    scale = wide["scale_a"] * wide["scale_b"] if "scale_a" in wide else 1.0
+    return torch_call(problem, wide)() * scale, torch_call(problem, {name: t.abs() for name, t in wide.items()})() * scale
 
 
 def measure(backend: CudaBackend, problem: Problem, label: str, options: argparse.Namespace) -> dict[str, Any] | None:
@@ -59,6 +83,9 @@ def measure(backend: CudaBackend, problem: Problem, label: str, options: argpars
         print(f"refused {problem.op} {label}: {engines[-1].check_support(problem, backend.info).reason}", flush=True)
         return None
     tensors = make_tensors(problem, torch.Generator("cuda").manual_seed(1))  # type: ignore[arg-type]
+    for name in ("scale_a", "scale_b"):
+        if name in tensors:
+            tensors[name].fill_(0.25)
     output = tensors[problem.outputs[0].name]
     want, magnitude = reference(problem, tensors)
     theirs = torch_call(problem, tensors)
@@ -72,7 +99,7 @@ def measure(backend: CudaBackend, problem: Problem, label: str, options: argpars
         try:
             plan = Plan(problem, engine, config, engine.build_steps(problem, config, backend.info), backend)
             scratch = torch.full((max(1, plan.workspace_bytes),), 0xFF, dtype=torch.uint8, device="cuda")
-            output.fill_(float("nan"))
+            output.view(torch.uint8).fill_(0xFF)  # NaN, or -1
             torch.cuda.synchronize()
 
             def call(plan: Plan = plan, scratch: torch.Tensor = scratch) -> None:
@@ -104,7 +131,7 @@ def main() -> None:
     parser.add_argument("--match", default="3x3", help="only layers whose filter is so named (RxS); empty for all")
     parser.add_argument("--batch", type=int, default=128)
     parser.add_argument("--sizes", default="1024,2048,4096,8192")
-    parser.add_argument("--kind", default="bf16", choices=("bf16", "f16"))
+    parser.add_argument("--kind", default="bf16", choices=("bf16", "f16", *FP8, "s8"))
     parser.add_argument("--configs", type=int, default=0, help="only the first N of an algorithm by estimate; 0 for all")
     parser.add_argument("--repeats", type=int, default=15)
     parser.add_argument("--mma", action="store_true")
@@ -119,7 +146,11 @@ def main() -> None:
     for op in options.ops.split(","):
         if op == "gemm":
             for n in options.sizes.split(","):
-                for layout, flags in (("nt", "transpose_b=True"), ("nn", ""), ("tn", "transpose_a=True")):
+                layouts = (("nt", "transpose_b=True"), ("nn", ""), ("tn", "transpose_a=True"))
+                if options.kind in FP8:
+                    layouts = tuple((f"nt_{math_}", f"transpose_b=True scale_a=f32[1] scale_b=f32[1] math={math_}")
+                                    for math_ in ("ieee", "fast"))
+                for layout, flags in layouts[:1] if options.kind == "s8" else layouts:
                     problems.append((f"{n}_{layout}", parse_case(f"gemm a={options.kind}[{n},{n}] b={options.kind}[{n},{n}] {flags}")))
             continue
         for problem in layer_counts(options.network, options.batch, options.kind, "nhwc", (op.removeprefix("conv_"),), Policy()):

@@ -461,8 +461,8 @@ class WgmmaSm90Matmul:
         for part in parts:
             kinds = {part.a.dtype.name, part.b.dtype.name}
             is_float = part.acc.name == "f32" and (kinds <= set(FP8) or len(kinds) == 1 and kinds <= {"f16", "bf16", "f32"})
-            if not is_float:
-                return refuse("wgmma_sm90 multiplies f16, bf16 or f32 pairs and 8-bit floats in f32, not "
+            if not is_float and not (part.acc.name == "s32" and kinds <= set(INTEGERS)):
+                return refuse("wgmma_sm90 multiplies f16, bf16 or f32 pairs and 8-bit floats in f32, 8-bit integers in s32, not "
                               f"{part.a.dtype} x {part.b.dtype} in {part.acc}")
             if kinds == {"f32"} and part.math not in ("tf32", "fast"):
                 return refuse(f'wgmma_sm90 rounds f32 to tf32, which math="{part.math}" does not allow (math="tf32" or "fast" does)')
@@ -525,11 +525,11 @@ class WgmmaSm90Matmul:
         plan = _plan(am, config)
         assert not isinstance(plan, str), plan
         c, m = plan.consts, plan.members[0]
-        target = PtxTarget.for_arch(device.arch, (8, 0))
+        target = PtxTarget.for_arch(device.arch, (8, 4) if c.product == "s32" and c.kind != c.kind_b else (8, 0))
         num_ctas = min(plan.num_tiles, device.num_sms)
         smem = c.ring.barriers_at + 2 * BARRIER_BYTES * (c.ring.stages + (c.halo.slots if c.halo is not None else 0))
-        kinds = c.kind if c.kind_b == c.kind else f"{c.kind}_{c.kind_b}"
-        suffix = f"{kinds}{'_promoted' if c.promotes else ''}_{c.tile_m}x{c.tile_n}x{c.tile_k}{'_pingpong' if c.is_ping_pong else ''}{'_halo' if c.halo is not None else ''}"
+        kinds = (c.kind if c.kind_b == c.kind else f"{c.kind}_{c.kind_b}") + ("_promoted" if c.promotes else "")
+        suffix = f"{kinds}_{c.tile_m}x{c.tile_n}x{c.tile_k}{'_pingpong' if c.is_ping_pong else ''}{'_halo' if c.halo is not None else ''}"
         step = Step.of("matmul/wgmma_sm90", op, target, 128 * (1 + c.warpgroups), _arguments(plan, num_ctas, workspace_offset), c, num_ctas,
                        dynamic_smem=smem, suffix=suffix)
         if not c.is_split:
@@ -582,7 +582,8 @@ def _candidates(am: AffineMatmul | MatmulGroup, device: DeviceInfo) -> Iterator[
         if schedule == "coop" or is_low or plan.num_tiles > device.num_sms:  # else there is no next tile to multiply under an epilogue
             yield config
         splits = set()
-        for waves in (1, 2, 3) if len(parts) == 1 and loader == "boxes" and (schedule == "coop" or is_low) else ():
+        may_split = len(parts) == 1 and loader == "boxes" and parts[0].acc.is_float  # partial sums are added as floats
+        for waves in (1, 2, 3) if may_split and (schedule == "coop" or is_low) else ():
             split = min(waves * device.num_sms // whole.ctas, whole.k_tiles // 4)
             if split > 1:
                 grid = plan_grid(parts[0], (tile_m, tile_n, plan.consts.tile_k), split, "n", whole.k_tiles)
