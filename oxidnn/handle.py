@@ -48,6 +48,7 @@ _CHANNEL_NORM = (("eps", 1e-5), ("epilogue", None), ("return_stats", False), ("r
 _CHANNEL_GRADIENT = ("dy", "x", "mean", "rstd", "gamma", "mask", "y")
 _MOMENTUM = (("momentum", 0.1),)
 _LOSS = (("reduction", "mean"), ("label_smoothing", 0.0), ("ignore_index", -100))
+_ROW_LOSS = (("name", None), ("reduction", "mean"), ("margin", None), ("eps", None), ("p", 2))
 _ELEMENTWISE = ("x", "target", "x2", "var", "weight", "pos_weight")
 _ELEMENTWISE_LOSS = (("name", None), ("reduction", "mean"), ("beta", None), ("delta", None), ("margin", None), ("eps", None),
                      ("log_input", True), ("log_target", False), ("full", False))
@@ -101,6 +102,8 @@ CALLS: dict[str, Call] = {
         Call("nll_backward", ("logits", "target", "weight", "d_loss"), _LOSS[::2]),
         Call("loss", _ELEMENTWISE, _ELEMENTWISE_LOSS),
         Call("loss_backward", (*_ELEMENTWISE, "d_loss"), _ELEMENTWISE_LOSS),
+        Call("row_loss", ("x", "x2", "x3", "target"), _ROW_LOSS),
+        Call("row_loss_backward", ("x", "x2", "x3", "target", "d_loss"), _ROW_LOSS),
         Call("activation", ("x",), (("name", None), ("parameters", ()))),
         Call("activation_backward", ("dy", "x"), (("name", None), ("parameters", ()))),
         Call("dropout", ("x",), (("p", 0.5),)),
@@ -517,6 +520,22 @@ class DnnHandle:
         arrays = (x, target, x2, var, weight, pos_weight, d_loss)
         attrs = (name, reduction, beta, delta, margin, eps, log_input, log_target, full)
         return self._session.run(CALLS["loss_backward"], arrays, attrs, out, stream)
+
+    def row_loss(self, x: Any, x2: Any, x3: Any = None, target: Any = None, *, name: str, reduction: str = "mean",
+                 margin: float | None = None, eps: float | None = None, p: int = 2, out: Any = None, stream: Any = None) -> Any:
+        """A loss of rows (the last dimension) by name, with PyTorch's formula and defaults.
+
+        name: "cosine_embedding" of x, x2 and a target of 1 or -1 a row; "triplet_margin" of x (anchor), x2 (positive), x3 (negative), with
+        the norm of p = 1 or 2. reduction: "none", "mean" (over the rows), "sum".
+        """
+        return self._session.run(CALLS["row_loss"], (x, x2, x3, target), (name, reduction, margin, eps, p), out, stream)
+
+    def row_loss_backward(self, x: Any, x2: Any, x3: Any = None, target: Any = None, *, name: str, d_loss: Any = None,
+                          reduction: str = "mean", margin: float | None = None, eps: float | None = None, p: int = 2, out: Any = None,
+                          stream: Any = None) -> Any:
+        """(dx, dx2) or (dx, dx2, dx3) of `row_loss`, for an upstream gradient d_loss of the loss's shape (default 1)."""
+        arrays = (x, x2, x3, target, d_loss)
+        return self._session.run(CALLS["row_loss_backward"], arrays, (name, reduction, margin, eps, p), out, stream)
 
     # ---- elementwise and reductions ------------------------------------------------------------------------------------------------
 
