@@ -21,7 +21,8 @@ def _loss(op: str, rng: np.random.Generator, size: str) -> Problem:
     width = int(rng.choice([1, 3, 8, 33, 64, 257] if size == "tiny" else [1, 7, 128, 1000, 4097]))
     rows = tuple(int(n) for n in rng.integers(1, 7, int(rng.integers(0, 3))))
     attrs: dict[str, Any] = {"name": name, "reduction": str(rng.choice(["none", "mean", "sum"]))}
-    attrs |= {"margin": float(rng.choice([0.0, 0.25, 1.0])), "p": int(rng.choice(list(row.terms)))} | ({"eps": 1e-3} if rng.random() < 0.3 else {})
+    attrs |= {"margin": float(rng.choice([0.0, 0.25, 1.0])), "p": int(rng.choice(list(row.terms)))}
+    attrs |= ({"eps": 1e-3} if rng.random() < 0.3 else {})
     tensors = {n: view(rng, kind, (*rows, width)) for n in row.tensors}
     if row.has_target:
         tensors["target"] = view(rng, dtype(str(rng.choice(["s64", "s8", "f32"]))), rows)
