@@ -6,8 +6,8 @@
 
 Needs an sm_90 device and torch. A row a problem: the library's time, our fastest config's and the untuned choice's, ratios to the
 library, and TFLOP/s. 8-bit floats have a row against each of torch._scaled_mm's ways to sum: "ieee" (promoted, use_fast_accum=False)
-and "fast"; 8-bit integers are compared with torch._int_mm. Times are medians in microseconds, L2 flushed before each run. --mma adds
-the mma.sync configs.
+and "fast", and one of block scales (1x128, 128x128) against the former with one scale; 8-bit integers are compared with
+torch._int_mm. Times are medians in microseconds, L2 flushed before each run. --mma adds the mma.sync configs.
 """
 
 from __future__ import annotations
@@ -62,7 +62,8 @@ def torch_call(problem: Problem, tensors: dict[str, torch.Tensor]) -> Callable[[
         return lambda: torch._int_mm(a, b)
     if a.dtype in (torch.float8_e4m3fn, torch.float8_e5m2):
         is_fast, out_type = problem.policy.math == "fast", tensors["d"].dtype
-        return lambda: torch._scaled_mm(a, b, tensors["scale_a"], tensors["scale_b"], out_dtype=out_type, use_fast_accum=is_fast)
+        scale_a, scale_b = (tensors[name].reshape(-1)[:1] for name in ("scale_a", "scale_b"))
+        return lambda: torch._scaled_mm(a, b, scale_a, scale_b, out_dtype=out_type, use_fast_accum=is_fast)
     out = torch.empty(a.shape[:-1] + b.shape[-1:], dtype=tensors["d"].dtype, device="cuda")
     return lambda: torch.matmul(a, b, out=out)
 
@@ -71,7 +72,7 @@ def reference(problem: Problem, tensors: dict[str, torch.Tensor]) -> tuple[torch
     if problem.op != "gemm":
         return conv_reference(problem, tensors)  # type: ignore[arg-type]
     wide = {name: t.float() if t.is_floating_point() else t.double() for name, t in tensors.items()}
-    scale = wide["scale_a"] * wide["scale_b"] if "scale_a" in wide else 1.0
+    scale = wide["scale_a"].reshape(-1)[0] * wide["scale_b"].reshape(-1)[0] if "scale_a" in wide else 1.0  # all are alike
     return torch_call(problem, wide)() * scale, torch_call(problem, {name: t.abs() for name, t in wide.items()})() * scale
 
 
@@ -150,6 +151,8 @@ def main() -> None:
                 if options.kind in FP8:
                     layouts = tuple((f"nt_{math_}", f"transpose_b=True scale_a=f32[1] scale_b=f32[1] math={math_}")
                                     for math_ in ("ieee", "fast"))
+                    blocks = -(-int(n) // 128)
+                    layouts += (("nt_block", f"transpose_b=True scale_a=f32[{n},{blocks}] scale_b=f32[{blocks},{blocks}]"),)
                 for layout, flags in layouts[:1] if options.kind == "s8" else layouts:
                     problems.append((f"{n}_{layout}", parse_case(f"gemm a={options.kind}[{n},{n}] b={options.kind}[{n},{n}] {flags}")))
             continue

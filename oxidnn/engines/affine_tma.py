@@ -304,7 +304,10 @@ def _groups(extents: Sequence[int], strides: Sequence[int]) -> list[tuple[list[i
 
 
 def _tiled(x: Operand, d: Digits, walk: Walk, tile_rows: int, major: str) -> Boxes | str:
-    if x.bounds:
+    k_end = d.k[0]
+    if len(x.bounds) == 1 and len(d.k) == 1 and (x.bounds[0].k_coefs, x.bounds[0].offset) == ((1,), 0) and not any(x.bounds[0].row_coefs):
+        k_end = min(k_end, x.bounds[0].extent)  # of whole tiles of k the last ends early: as the map does
+    elif x.bounds:
         return "its bounds need an im2col map"
     size = x.source.dtype.num_bytes
     tile_k = walk.tile_k
@@ -313,7 +316,7 @@ def _tiled(x: Operand, d: Digits, walk: Walk, tile_rows: int, major: str) -> Box
     if not is_whole and walk.is_linear:
         return "its k digits do not collapse to one"
     build = _MapBuilder(size)
-    k_inner = (merged_k[0], merged_strides[0], Sum(0, (("k_linear", 1),))) if is_whole else \
+    k_inner = (k_end if len(d.k) == 1 else merged_k[0], merged_strides[0], Sum(0, (("k_linear", 1),))) if is_whole else \
         (d.k[-1], x.k_strides[-1], Sum(0, ((f"k_digit{len(d.k) - 1}", 1),)))
     if k_inner[1] < 0:
         return "its innermost k stride is negative"

@@ -27,7 +27,7 @@ from .affine_tma import (
     walk_linear,
     walk_taps,
 )
-from .base import Arg, Build, EngineConfig, Step, Support, TensorMapArg, refuse
+from .base import Arg, Build, EngineConfig, Step, Support, TensorArg, TensorMapArg, refuse
 
 # (tile_m, tile_n). Cooperating warpgroups share the rows (three take 192, of which often just enough tiles for all SMs fit a matrix that
 # makes too many of 128), in ping-pong each takes a tile.
@@ -62,6 +62,18 @@ class RingConsts:
 
 
 @dataclass(frozen=True, slots=True)
+class ScaleConsts:
+    """A block scale: factors of the sums of a k tile, of a thread's rows of A ("scale_a"), or of the columns of a tile ("scale_b")."""
+
+    name: str
+    row_digits: int
+
+    def count(self, c: WgmmaConsts) -> int:
+        """Factors of a thread: of two rows of each block, or one."""
+        return 2 * c.blocks_m if self.name == "scale_a" else 1
+
+
+@dataclass(frozen=True, slots=True)
 class WgmmaConsts:
     """Consts of matmul/wgmma_sm90. kind: operand type of wgmma (A's); is_direct: D is stored by tensor copies of rounded panels."""
 
@@ -91,6 +103,7 @@ class WgmmaConsts:
     has_n_tiles: bool
     members: int  # matmuls of the launch
     prefetches: bool  # boxes start on their way to L2 a round of the ring before they are loaded
+    scales: tuple[ScaleConsts, ...]
     halo: HaloConsts | None  # A comes in patches, a slot for all taps of 64 channels; stages hold B alone
     # (name, type) of parameters that differ between members: those that find a tile, fetch operands, and write D.
     tile_params: tuple[tuple[str, str], ...] = ()
@@ -230,8 +243,25 @@ def direct_panels(tile_m: int, tile_n: int, consumers: int) -> int:
     return min(panels, 2 if panels % 2 == 0 else 3)
 
 
+def plan_scales(am: AffineMatmul, d: tiling.Digits, tile_n: int) -> tuple[ScaleConsts, ...] | str:
+    """The block scales, or why a kernel cannot apply them to the sums of its k tiles."""
+    scales = []
+    for scale, rows in ((am.scale_a, am.m.extents), (am.scale_b, am.n.extents)):
+        if scale is None:
+            continue
+        extents, (strides,) = tiling.merge(rows, [scale.row_strides])
+        if scale is am.scale_b and strides[-1] or (scale is am.scale_b and len(extents) > 1 and extents[-1] % tile_n):
+            return f"{scale.name} changes among the {tile_n} columns of a tile"
+        if any(scale.k_strides) and (len(am.k.extents) != 2 or am.k.extents[1] != SPAN_BYTES or scale.k_strides[1]):
+            return f"{scale.name} changes within {SPAN_BYTES} of k"
+        if any(scale.batch_strides) and d.batch != am.batch.extents:
+            return f"the batch of {scale.name} is not that of the operands"
+        scales.append(ScaleConsts(scale.name, len(extents)))
+    return tuple(scales)
+
+
 def promotes_of(config: EngineConfig) -> bool:
-    """Whether sums of a k tile are added up outside the tensor cores: a knob of 8-bit floats alone."""
+    """Whether sums of a k tile are added up outside the tensor cores: a knob of 8-bit types alone."""
     return dict(config.knobs).get("promotes", False)
 
 
@@ -321,6 +351,9 @@ def _plan(am: AffineMatmul | MatmulGroup, config: EngineConfig) -> _Plan | str:
     accumulators = tile_m * tile_n // (consumers * 128)
     spare_registers = MAX_REGISTERS[warpgroups] - accumulators
     promotes = promotes_of(config)
+    scales = plan_scales(first, digits[0], tile_n)
+    if isinstance(scales, str):
+        return scales
     if promotes and (accumulators > MAX_PROMOTED or warpgroups > 2):
         return f"{accumulators} accumulators and as many sums of a k tile leave too few registers"
     epilogues = {plan_epilogue(d, part, wide, is_split, spare_registers) for d, part in zip(digits, parts, strict=True)}
@@ -350,7 +383,7 @@ def _plan(am: AffineMatmul | MatmulGroup, config: EngineConfig) -> _Plan | str:
                          len(digits[0].batch), a_consts, b_consts, epilogue, warpgroups, is_ping_pong,
                          stored[0] is not None, bool(stored[0] and stored[0].has_positions),
                          stored[0].batch_digits if stored[0] else (), staging_at, staging_bytes, grids[0].slices > 1, is_split,
-                         grids[0].n_tiles > 1, len(parts), prefetches(grids[0], walks[0], stages), halo)
+                         grids[0].n_tiles > 1, len(parts), prefetches(grids[0], walks[0], stages), scales, halo)
     members: list[_Member] = []
     for part, d, grid, walk, boxes, map_ in zip(parts, digits, grids, walks, zip(a, b, strict=True), stored, strict=True):
         first_tile = members[-1].first_tile + members[-1].grid.ctas if members else 0
@@ -406,6 +439,16 @@ def _sections(m: _Member, consts: WgmmaConsts, workspace_offset: int) -> tuple[l
     t.add("k_tiles", "u32", grid.k_tiles)
     t.add("k_tiles_per_split", "u32", grid.k_tiles_per_split)
     t.space("batch", m.d.batch)
+    for scale, space in ((am.scale_a, am.m), (am.scale_b, am.n)):
+        if scale is not None:
+            extents, (strides,) = tiling.merge(space.extents, [scale.row_strides])
+            has_batch = any(scale.batch_strides)
+            t.add(f"ptr_{scale.name}", "u64", TensorArg(scale.name, scale.base * scale.dtype.num_bytes))
+            t.add(f"{scale.name}_k", "s32", scale.k_strides[0] if any(scale.k_strides) else 0)
+            t.add(f"{scale.name}_row_last", "u32", space.size - 1)
+            t.space(f"{scale.name}_row", extents)
+            t.weights(f"{scale.name}_r", strides)
+            t.weights(f"{scale.name}_b", scale.batch_strides if has_batch else (0,) * len(m.d.batch))
     tiles = t.args
     t = tiling.Arguments(wide)
     if consts.walks_taps:
@@ -451,6 +494,7 @@ class WgmmaSm90Matmul:
     name = "wgmma_sm90"
     is_deterministic = True
     takes_groups = True
+    takes_scales = True
 
     def check(self, am: AffineMatmul | MatmulGroup, device: DeviceInfo) -> Support:
         """sm_90a; operand pairs as of mma_sm80; operands that tensor maps can fetch (affine_tma.plan_boxes); D of any float type.
@@ -461,7 +505,10 @@ class WgmmaSm90Matmul:
         for part in parts:
             kinds = {part.a.dtype.name, part.b.dtype.name}
             is_float = part.acc.name == "f32" and (kinds <= set(FP8) or len(kinds) == 1 and kinds <= {"f16", "bf16", "f32"})
-            if not is_float and not (part.acc.name == "s32" and kinds <= set(INTEGERS)):
+            has_scales = part.scale_a is not None or part.scale_b is not None
+            if has_scales and len(parts) > 1:
+                return refuse("wgmma_sm90: block scales are of one part only")
+            if not is_float and not (part.acc.name == ("f32" if has_scales else "s32") and kinds <= set(INTEGERS)):
                 return refuse("wgmma_sm90 multiplies f16, bf16 or f32 pairs and 8-bit floats in f32, 8-bit integers in s32, not "
                               f"{part.a.dtype} x {part.b.dtype} in {part.acc}")
             if kinds == {"f32"} and part.math not in ("tf32", "fast"):
@@ -473,7 +520,7 @@ class WgmmaSm90Matmul:
                 return common
         if len(parts) > MAX_MEMBERS:
             return refuse(f"wgmma_sm90: {len(parts)} parts are more than {MAX_MEMBERS}")
-        plan = _plan(am, _config(parts[0], "coop", "boxes", 128, 64, 4, 1, parts[0].a.dtype.name in FP8))
+        plan = _plan(am, _config(parts[0], "coop", "boxes", 128, 64, 4, 1, promotions(parts[0])[0]))
         return refuse(f"wgmma_sm90: {plan}") if isinstance(plan, str) else common
 
     def configs(self, am: AffineMatmul | MatmulGroup, device: DeviceInfo) -> tuple[EngineConfig, ...]:
@@ -548,16 +595,18 @@ def _sorted_configs(am: AffineMatmul | MatmulGroup, device: DeviceInfo) -> tuple
 
 def _config(am: AffineMatmul, schedule: str, loader: str, tile_m: int, tile_n: int, stages: int, split_k: int, promotes: bool
             ) -> EngineConfig:
-    knobs = {"promotes": promotes} if am.a.dtype.name in FP8 else {}
+    knobs = {"promotes": promotes} if am.a.dtype.name in FP8 or promotes else {}
     return EngineConfig.of(schedule=schedule, loader=loader, tile_m=tile_m, tile_n=tile_n, stages=stages, split_k=split_k, **knobs)
 
 
 def promotions(am: AffineMatmul) -> tuple[bool, ...]:
-    """Whether sums may, or must, leave the tensor cores every k tile.
+    """Whether sums may, or must, leave the tensor cores every k tile. Those with block scales must.
 
     Of 8-bit floats these keep 13 bits: sums of 128 err by up to 5e-4 of their magnitude, which is what such types can have and cuBLAS
     gives by default. Longer ones lose ever more (13 % of 8192 positive terms): only math="fast" allows them.
     """
+    if am.scale_a is not None or am.scale_b is not None:
+        return (True,)
     if am.a.dtype.name not in FP8:
         return (False,)
     return (True, False) if am.math == "fast" or am.k.size <= SPAN_BYTES else (True,)

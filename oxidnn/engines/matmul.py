@@ -477,7 +477,8 @@ class MatmulEngine(Engine):
         if not problem.is_empty and all(algorithm is not self.algorithm for _, algorithm in split):
             return refuse("there are no products to sum: the direct engine writes the epilogue of 0")
         for am, algorithm in split:
-            if algorithm is not DIRECT and isinstance(am, AffineMatmul) and not am.is_plain:
+            takes_scales = getattr(algorithm, "takes_scales", False) and isinstance(am, AffineMatmul) and am.up is None and am.aux is None
+            if algorithm is not DIRECT and isinstance(am, AffineMatmul) and not (am.is_plain or takes_scales):
                 return refuse("block scales, gates and second outputs are for the direct engine")
             support = algorithm.check(am, device)
             if not support:
