@@ -16,26 +16,54 @@ from oxidnn.ptx import nodes
 
 Fn = Callable[[Array], Array]
 
-FP8 = {"e4m3": np.dtype(ml_dtypes.float8_e4m3fn), "e5m2": np.dtype(ml_dtypes.float8_e5m2)}
-FP8_MAX = {"e4m3": 448.0, "e5m2": 57344.0}
+NARROW = {
+    "e4m3": np.dtype(ml_dtypes.float8_e4m3fn), "e5m2": np.dtype(ml_dtypes.float8_e5m2), "e2m1": np.dtype(ml_dtypes.float4_e2m1fn),
+    "e2m3": np.dtype(ml_dtypes.float6_e2m3fn), "e3m2": np.dtype(ml_dtypes.float6_e3m2fn),
+}  # fmt: skip
+NARROW_MAX = {"e4m3": 448.0, "e5m2": 57344.0, "e2m1": 6.0, "e2m3": 7.5, "e3m2": 28.0}
+NARROW_NAN = {"e4m3": 0x7F, "e5m2": 0x7F, "e2m1": 0x07, "e2m3": 0x1F, "e3m2": 0x1F}  # the largest value where a format has no NaN
 BF16_MAX = float(np.array([0x7F7F], np.uint16).view(ml_dtypes.bfloat16)[0])
 INTEGRAL: dict[str, Callable[..., Array]] = {"rni": np.rint, "rzi": np.trunc, "rmi": np.floor, "rpi": np.ceil}
 ROUNDING = ("rn", "rz", "rm", "rp", "rna")
 FLOATS = ("f16", "bf16", "f32", "f64")
-PACKED = {"bf16x2": "bf16", "f16x2": "f16", "e4m3x2": "e4m3", "e5m2x2": "e5m2"}
+PACKED = {name + "x2": name for name in ("bf16", "f16", *NARROW, "ue8m0")}
 
 # -- to and from the floating formats
 
 
 def to_f32(type_: str) -> Fn:
-    """Widen f16, bf16, e4m3 or e5m2 codes to f32 (exact)."""
+    """Widen codes of f16, bf16, e4m3, e5m2, e2m1, e2m3, e3m2 or ue8m0 to f32 (exact); bits above a code are ignored."""
     if type_ == "bf16":
         return floats.bf16_to_f32
     if type_ == "f16":
         return lambda x: x.view(F16).astype(F32)
-    if type_ in FP8:
-        return lambda x: x.view(FP8[type_]).astype(F32)
+    if type_ in NARROW:
+        dtype = NARROW[type_]
+        mask = np.array([(1 << ml_dtypes.finfo(dtype).bits) - 1], np.uint8)
+        return lambda x: (x & mask).view(dtype).astype(F32)
+    if type_ == "ue8m0":
+        return ue8m0_to_f32
     return lambda x: x
+
+
+def ue8m0_to_f32(x: Array) -> Array:
+    """2^(code - 127): an exponent of f32, but for 0, which is subnormal there; 0xFF is NaN."""
+    bits = np.where(x == 0, np.array([0x00400000], U32), x.astype(U32) << np.array([23], U32))
+    return np.where(x == 0xFF, np.array([0x7FFFFFFF], U32), bits).view(F32)
+
+
+def f32_to_ue8m0(x: Array, mods: set[str]) -> Array:
+    """Codes of |x| rounded down (rz) or up (rp) to a power of two, at least 2^-127; NaN is 0xFF.
+
+    The sign is dropped. What exceeds 2^127 is 0xFE with .satfinite, else 0xFF; so are infinities.
+    """
+    bits = x.view(U32) & np.array([0x7FFFFFFF], U32)
+    code = bits >> np.array([23], U32)
+    if "rp" in mods:
+        above = np.where(code == 0, bits > 0x00400000, (bits & np.array([0x7FFFFF], U32)) != 0)  # above 2^(code - 127)
+        code = code + above
+    code = np.minimum(code, 0xFE if "satfinite" in mods else 0xFF)
+    return np.where(x != x, 0xFF, code).astype(np.uint8)
 
 
 def quiet(x: Array) -> Array:
@@ -59,8 +87,10 @@ def relu(x: Array) -> Array:
 
 
 def from_f32(type_: str, mods: set[str]) -> Fn:
-    """f32 to codes of f16, bf16, e4m3, e5m2 or tf32, with rounding, .satfinite and .relu."""
-    limit = {"f16": 65504.0, "bf16": BF16_MAX, **FP8_MAX}.get(type_)
+    """f32 to codes of f16, bf16, e4m3, e5m2, e2m1, e2m3, e3m2 or ue8m0, with rounding, .satfinite and .relu."""
+    if type_ == "ue8m0":
+        return lambda x: f32_to_ue8m0(x, mods)
+    limit = {"f16": 65504.0, "bf16": BF16_MAX, **NARROW_MAX}.get(type_)
     mode = next((m for m in ROUNDING if m in mods), "rn")
 
     def convert(x: Array) -> Array:
@@ -74,8 +104,8 @@ def from_f32(type_: str, mods: set[str]) -> Fn:
             if mode == "rn":
                 return floats.canonical(x.astype(F16)).view(U16)
             return floats.canonical(floats.round_f64(x.astype(F64), F16, mode)).view(U16)
-        codes = x.astype(FP8[type_]).view(np.uint8)
-        return np.where(x != x, np.uint8(0x7F), codes)
+        codes = np.where(x != x, np.zeros(1, F32), x).astype(NARROW[type_]).view(np.uint8)
+        return np.where(x != x, np.uint8(NARROW_NAN[type_]), codes)
 
     return convert
 
@@ -277,32 +307,41 @@ def relaxed(d: Decoder, fn: Fn, dst: nodes.Operand, target: np.dtype, a: nodes.O
 
 def cvt_packed(d: Decoder, ins: nodes.Instruction, to: str, source: str, mods: set[str]) -> Core:
     dst, *operands = ins.operands
-    if to in PACKED and source == "f32":
+    if to not in PACKED or source not in (*PACKED, "f32"):
+        d.refuse(f"cvt .{to}.{source}")
+    narrow = from_f32(PACKED[to], mods)
+    whole = packed_dtype(to)
+    if source == "f32":
         if len(operands) != 2:
             d.refuse(f"cvt to .{to} from .f32 takes two sources")
-        narrow = from_f32(PACKED[to], mods)
-        half = np.dtype(np.uint8) if to[0] == "e" else U16
-        whole = U16 if half == np.uint8 else U32
 
         def join(high: Array, low: Array) -> Array:
             if "ftz" in mods:
                 high, low = floats.flush(high), floats.flush(low)
-            out = np.empty((max(len(high), len(low)), 2), half)
-            out[:, 1], out[:, 0] = narrow(high), narrow(low)
-            return out.view(whole).reshape(-1)
+            return pack(narrow(np.stack(np.broadcast_arrays(low, high), -1)), to)
 
         return d.emit(join, dst, whole, [d.src(x, "f32") for x in operands])
-    if to in PACKED and source in PACKED:
-        wide, narrow = to_f32(PACKED[source]), from_f32(PACKED[to], mods)
-        origin = np.dtype(np.uint8) if source[0] == "e" else U16
-        target = U32 if to in ("f16x2", "bf16x2") else U16
-        dtype = U16 if source[0] == "e" else U32
+    wide, origin = to_f32(PACKED[source]), packed_dtype(source)
+    return d.emit(lambda x: pack(narrow(wide(unpack(x, source))), to), dst, whole, [d.src(operands[0], f"b{8 * origin.itemsize}")])
 
-        def both(x: Array) -> Array:
-            return np.ascontiguousarray(narrow(wide(np.ascontiguousarray(x).view(origin)))).view(target)
 
-        return d.emit(both, dst, target, [d.src(operands[0], "b16" if dtype == U16 else "b32")])
-    return d.refuse(f"cvt .{to}.{source}")
+def packed_dtype(type_: str) -> np.dtype:
+    """Of the register that holds a pair."""
+    return np.dtype({"f16x2": np.uint32, "bf16x2": np.uint32, "e2m1x2": np.uint8}.get(type_, np.uint16))
+
+
+def pack(codes: Array, type_: str) -> Array:
+    """Codes [n, 2], the lower first, to registers [n]."""
+    if type_ == "e2m1x2":
+        return codes[:, 0] | codes[:, 1] << np.uint8(4)
+    return np.ascontiguousarray(codes).view(packed_dtype(type_)).reshape(-1)
+
+
+def unpack(x: Array, type_: str) -> Array:
+    """Registers [n] to codes [n, 2], the lower first."""
+    if type_ == "e2m1x2":
+        return np.stack((x, x >> np.uint8(4)), -1)
+    return np.ascontiguousarray(x).view(f"u{packed_dtype(type_).itemsize // 2}").reshape(-1, 2)
 
 
 def pack_saturated(d: Decoder, ins: nodes.Instruction) -> Core:
