@@ -1,6 +1,6 @@
 """Whole kernels of every kind (pipelines, attention, convolution, atomics, conversions): the right result under every schedule, and no alarm.
 
-`snippets/` holds the kernels, which all ran on an H100 but for those in FORMS. Each case returns the number of values compared.
+`snippets/` holds the kernels, which all ran on an H100 but for 06b (sm_100a) and those in FORMS. Each case returns the number of values compared.
 """
 
 # ruff: noqa: E501 (tables of geometry)
@@ -17,7 +17,7 @@ import pytest
 
 from oxidnn.emu import GlobalMemory, load
 from oxidnn.emu.tensor_map import TensorMap
-from oxidnn.errors import EmulatorFault
+from oxidnn.errors import EmulatorFault, PtxError
 from oxidnn.ptx.parser import parse
 
 SNIPPETS = Path(__file__).parent / "snippets"
@@ -147,6 +147,26 @@ def conversions(s: Any) -> int:
             assert raw[at : at + size].tolist() == np.ascontiguousarray(part).view(np.uint8).tolist(), (at, raw[at : at + size], part)
         at += size
     return at - 4
+
+
+def narrow_conversions(s: Any) -> int:
+    """Without the stochastic rounding, which the emulator refuses."""
+    text = text_of("06b")
+    with pytest.raises(PtxError, match=r"cvt\.rs"):
+        load(parse(text))
+    program = load(parse("\n".join(line for line in text.splitlines() if "%r2" not in line)))
+    x, d = np.array([0.3, -2.6, 1.25, 70.0], np.float32), Device(s)
+    out = d.put(np.zeros(16, np.uint8))
+    program.launch(d.memory, 1, (1,), [d.put(x), out], checkers="all", schedule=s)
+    fp4 = np.clip(x, -6, 6).astype(ml_dtypes.float4_e2m1fn)
+    codes = fp4.view(np.uint8)
+    want = np.zeros(16, np.uint8)
+    want[:2] = codes[::2] | codes[1::2] << 4
+    want[2:4] = x[:2].astype(ml_dtypes.float6_e2m3fn).view(np.uint8)
+    want[8:12] = fp4[:2].astype(np.float16).view(np.uint8)
+    want[12:] = np.array([0.5, 4.0]).astype(BF16).view(np.uint8)  # powers of two, up from 0.3 and 2.6
+    assert d.get(out, 16, np.uint8).tolist() == want.tolist()
+    return want.size
 
 
 def pair(word: np.ndarray, dtype: Any) -> np.ndarray:
@@ -443,8 +463,8 @@ def conv_halo(s: Any) -> int:
 
 
 CASES: dict[str, Callable[[Any], int]] = {
-    "01": gemm_warp_specialised, "02": gemm_ampere, "03": ring_sum, "04": im2col_gather, "05": cluster_rows, "06": conversions, "08": mma_sync,
-    "08b": mma_fp8, "08c": mma_double, "09": patched_map, "10": softmax, "11": philox, "12": atomics, "12b": atomics_ampere,
+    "01": gemm_warp_specialised, "02": gemm_ampere, "03": ring_sum, "04": im2col_gather, "05": cluster_rows, "06": conversions,
+    "06b": narrow_conversions, "08": mma_sync, "08b": mma_fp8, "08c": mma_double, "09": patched_map, "10": softmax, "11": philox, "12": atomics, "12b": atomics_ampere,
     "13": attention("13", 128, 384, 82048), "14": raster, "15": split_precision, "16": transpose, "18": gemm_multicast, "20": conv_im2col, "21": conv_wgrad,
     "23": conv_tiled, "24": gemm_fp8, "25": attention("25", 192, 512, 90240), "26": gemm_persistent, "27": conv_persistent, "28": conv_halo,
 }  # fmt: skip
