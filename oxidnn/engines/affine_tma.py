@@ -127,8 +127,7 @@ def plan_boxes(x: Operand, d: Digits, walk: Walk, tile_rows: int) -> Boxes | str
     if size == 2 and (x.row_strides[-1] == 1 or x.rows == (1,)):
         majors.append("row")
     if not majors:
-        rows = " nor along its rows" if size == 2 else f", as {x.source.dtype} must be"
-        return f"{x.source.name} is {'contiguous neither' if size == 2 else 'not contiguous'} along k{rows}"
+        return f"{x.source.name} is contiguous neither along k nor, in 16-bit types, along its rows"
     reasons = []
     for major in majors:
         for plan in (_tiled, _im2col):

@@ -15,6 +15,9 @@ pytestmark = pytest.mark.gpu
 LINES = (
     "gemm a=bf16[520,4096] b=bf16[4096,392] deterministic=True",
     "gemm a=bf16[2000,1000] b=bf16[1000,1608] transpose_b=False bias=f32[1608] epilogue=bias_relu deterministic=True",
+    "gemm a=e4m3[520,4096] b=e5m2[392,4096] transpose_b=True scale_a=f32[1] scale_b=f32[392] deterministic=True",
+    "gemm a=e4m3[521,2064] b=e4m3[400,2064] transpose_b=True scale_a=f32[521,17] scale_b=f32[17,4] deterministic=True",
+    "gemm a=s8[520,4096] b=u8[393,4096] transpose_b=True deterministic=True",
     "conv_fprop x=bf16[16,64,56,56]nhwc w=bf16[64,64,3,3]nhwc padding=1 deterministic=True",
     "conv_dgrad dy=bf16[16,64,28,28]nhwc w=bf16[64,72,3,3]nhwc x_shape=(16,72,56,56) padding=1 stride=2 deterministic=True",
     "conv_wgrad dy=bf16[16,128,28,28]nhwc x=bf16[16,128,28,28]nhwc w_shape=(128,128,3,3) padding=1 deterministic=True",

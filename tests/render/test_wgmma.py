@@ -31,6 +31,10 @@ LINES = (
     "epilogue=bias_residual_relu",
     "conv_dgrad dy=bf16[128,128,28,28]nhwc w=bf16[128,64,3,3]nhwc x_shape=(128,64,56,56) padding=1 stride=2",
     "conv_dgrad dy=bf16[128,512,28,28]nhwc w=bf16[512,256,1,1]nhwc x_shape=(128,256,56,56) stride=2",
+    "gemm a=e4m3[4096,4096] b=e5m2[4096,4096] transpose_b=True scale_a=f32[1] scale_b=f32[4096] math=fast",
+    "gemm a=s8[4096,4096] b=u8[4096,4096] transpose_b=True scale_a=f32[1] scale_b=f32[4096] bias=f32[4096] epilogue=bias_relu "
+    "out_dtype=bf16",
+    "gemm a=e4m3[4096,4096] b=e4m3[4096,4096] transpose_b=True scale_a=f32[4096,32] scale_b=f32[32,32]",
     "conv_wgrad x=bf16[128,128,28,28]nhwc dy=bf16[128,128,28,28]nhwc w_shape=(128,128,3,3) padding=1",
 )
 
@@ -97,6 +101,9 @@ def test_machine_code_multiplies_and_copies_asynchronously(line: str) -> None:
     ("gemm a=bf16[64,60] b=bf16[60,64]", "120 bytes"),
     ("gemm a=bf16[64,64]@8 b=bf16[64,64]", "aligned to 8 bytes"),
     ("gemm a=f32[64,64] b=f32[64,64] math=tf32", "neither along k"),
+    ("gemm a=e4m3[64,64] b=e4m3[64,64]", "neither along k"),
+    ("gemm a=s8[64,72] b=s8[64,72] transpose_b=True", "72 bytes"),
+    ("gemm a=e4m3[64,256] b=e4m3[64,256] transpose_b=True scale_a=f32[64,2] scale_b=f32[2,64]", "among the 64 columns"),
     ("gemm a=f32[64,64] b=f32[64,64]", "rounds f32 to tf32"),
     ("conv_fprop x=bf16[2,64,9,10] w=bf16[64,64,3,3] padding=1", "a bound ties"),
     ("conv_fprop x=bf16[2,64,300,300]nhwc w=bf16[64,64,3,3]nhwc padding=130 dilation=130", "exceed 8 bits"),
