@@ -215,7 +215,7 @@ def _plan(am: AffineMatmul, tile_rows: int = 0) -> _Plan | str:
     steps = -(-s.tap_rows * row_halves // 2)
     filter_bytes = -(-steps * 2 * HALF // SPAN_K) * tile_n * 128
     staging_bytes = warpgroups * STAGING_PANELS * PANEL * PANEL * 2
-    free = SMEM_BYTES - filter_bytes - staging_bytes - 2 * BARRIER_BYTES * 4 * warpgroups
+    free = SMEM_BYTES - filter_bytes - staging_bytes - 2 * BARRIER_BYTES * 4 * warpgroups - 1024  # the filters begin at a multiple of 1024
     # Least padding of blocks, then the fewest rows read again.
     choices = [r for r in range(1, s.rows + 1) if s.rows % r == 0 and r * s.columns <= max(MAX_POSITIONS, s.columns)
                and s.strip_rows(r) <= MAX_BOX and free // _aligned(s.strip_rows(r) * row_bytes, 128) >= warpgroups]

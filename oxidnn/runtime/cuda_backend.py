@@ -29,7 +29,7 @@ from .assembler import assembler_identity, cubin_for
 from .backend import POISON
 from .cubin_store import CubinStore
 from .driver import CurrentContext, bindings, capture_relaxed, checked, driver_error, primary_context, result_name, why_no_cuda
-from .kernel import PARAM_LAYOUT, TENSOR_MAP_BYTES, Value, check_launch, check_value, describe_launch, param_size
+from .kernel import PARAM_LAYOUT, TENSOR_MAP_BYTES, Value, check_launch, check_shared_memory, check_value, describe_launch, param_size
 from .timing import spin_spec, spin_text
 
 _MODULES_KEPT = 1024
@@ -481,9 +481,7 @@ class CudaBackend:
         return _Module(code, kernel, function)
 
     def _opt_in(self, module: _Module, spec: KernelSpec) -> None:
-        if spec.dynamic_smem > self.info.smem_per_cta:
-            raise LaunchError(f"{spec.symbol}: {spec.dynamic_smem} bytes of dynamic shared memory "
-                              f"(expected at most {self.info.smem_per_cta} on {self.info.name}).")
+        check_shared_memory(spec, self.info)
         attribute = self._cu.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
         with CurrentContext(self.context):
             checked(self._cu.cuFuncSetAttribute(module.function, attribute, spec.dynamic_smem),

@@ -24,7 +24,7 @@ from ..ptx.parser import parse
 from ..tensor import TensorView
 from .assembler import dump
 from .backend import POISON
-from .kernel import Value, check_launch, check_value
+from .kernel import Value, check_launch, check_shared_memory, check_value
 
 _PROGRAMS_KEPT = 512
 _programs: OrderedDict[str, Any] = OrderedDict()  # by text, for all devices: a Program knows no memory
@@ -178,7 +178,9 @@ class EmulatedBackend:
         self.memory.mark_initialised(ptr, num_bytes)
 
     def load(self, text: str | Source, spec: KernelSpec) -> EmulatedKernel:
-        """Parses and decodes the text (once a process). Raises PtxError naming the line for what the emulator does not take."""
+        """Parses and decodes the text (once a process). Raises PtxError naming the line for what the emulator does not take, and LaunchError
+        where the kernel wants more shared memory than the device it stands for has."""
+        check_shared_memory(spec, self.info)
         text = str(text)
         program, is_hit = _program(text)
         if not is_hit:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..codegen.spec import KernelSpec, Param, TensorMapSpec
+from ..device import DeviceInfo
 from ..errors import LaunchError
 
 Value = int | float | TensorMapSpec
@@ -35,6 +36,13 @@ def param_offsets(spec: KernelSpec) -> tuple[tuple[int, ...], int]:
         offsets.append(end)
         end += size
     return tuple(offsets), end
+
+
+def check_shared_memory(spec: KernelSpec, device: DeviceInfo) -> None:
+    """Raises LaunchError unless a CTA of the device may have the dynamic shared memory that the kernel declares."""
+    if spec.dynamic_smem > device.smem_per_cta:
+        raise LaunchError(f"{spec.symbol}: {spec.dynamic_smem} bytes of dynamic shared memory (expected at most {device.smem_per_cta} on "
+                          f"{device.name}).")
 
 
 def check_launch(spec: KernelSpec, grid: tuple[int, int, int], args: Sequence[Value]) -> None:

@@ -160,3 +160,10 @@ def test_time_launches_calls_interleaved(backend: EmulatedBackend) -> None:
     calls: list[str] = []
     times = backend.time_launches([lambda: calls.append("a"), lambda: calls.append("b")], 0, 3, 0)
     assert calls == ["a", "b"] * 3 and [len(t) for t in times] == [3, 3] and all(t >= 0 for ts in times for t in ts)
+
+
+def test_more_shared_memory_than_the_device_has() -> None:
+    """What a GPU of that architecture would refuse to launch, the emulator refuses too."""
+    spec = scale_spec("sm_90a", dynamic_smem=232449)
+    with pytest.raises(LaunchError, match=r"232449 bytes of dynamic shared memory \(expected at most 232448"):
+        EmulatedBackend("sm_90a").load("", spec)
