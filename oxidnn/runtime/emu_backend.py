@@ -178,8 +178,8 @@ class EmulatedBackend:
         self.memory.mark_initialised(ptr, num_bytes)
 
     def load(self, text: str | Source, spec: KernelSpec) -> EmulatedKernel:
-        """Parses and decodes the text (once a process). Raises PtxError naming the line for what the emulator does not take, and LaunchError
-        where the kernel wants more shared memory than the device it stands for has."""
+        """Parses and decodes the text (once a process). Raises PtxError naming the line for what the emulator does not take, and
+        LaunchError where the kernel wants more shared memory than the device it stands for has."""
         check_shared_memory(spec, self.info)
         text = str(text)
         program, is_hit = _program(text)
