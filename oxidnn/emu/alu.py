@@ -155,6 +155,11 @@ def wrap_float(fn: Fn, mods: set[str], flushes: bool = True) -> Fn:
     return fn
 
 
+def canonical_of(fn: Fn) -> Fn:
+    """`fn` with the hardware's NaN for any NaN it gives."""
+    return lambda *xs: floats.canonical(fn(*xs))
+
+
 def div_approx(a: Array, b: Array) -> Array:
     q = a / b
     large = (np.abs(b) > np.float32(2.0**126)) & np.isfinite(b) & np.isfinite(a)
@@ -181,6 +186,8 @@ def float_binary(d: Decoder, ins: nodes.Instruction) -> Core:
         plain: dict[str, Fn] = {"add": np.add, "sub": np.subtract, "mul": np.multiply,
                                 "div": lambda x, y: floats.canonical(np.divide(x, y))}
         fn = plain[name]
+        if type_ == "f32" and name != "div":
+            fn = canonical_of(fn)
     if len(operands) == 3:
         pair = fn
         fn = lambda x, y, z: pair(pair(x, y), z)  # noqa: E731
@@ -209,7 +216,7 @@ def multiply_add(d: Decoder, ins: nodes.Instruction) -> Core:
         sources = [d.src(x, type_) for x in (a, b, c)]
         mode = next(iter(mods & ROUNDING), "rn")
         if type_ == "f32":
-            fn: Fn = floats.fma32 if mode == "rn" else floats.directed("fma", mode)
+            fn: Fn = canonical_of(floats.fma32) if mode == "rn" else floats.directed("fma", mode)
             return d.emit(wrap_float(fn, mods), dst, F32, sources)
         if type_ == "f64":
             return d.emit(floats.fma64 if mode == "rn" else floats.directed64("fma", mode), dst, F64, sources)

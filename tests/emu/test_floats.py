@@ -456,3 +456,18 @@ def test_f64_modes(mode: str) -> None:
         inside = abs(Fraction(float(z))) <= abs(value) < abs(Fraction(float(away))) if mode == "rz" else (
             Fraction(float(z)) <= value < Fraction(float(away)) if mode == "rm" else Fraction(float(away)) < value <= Fraction(float(z)))
         assert inside
+
+
+@pytest.mark.parametrize("instruction", ["add.rn.f32 %d, %a0, %a1;", "sub.f32 %d, %a0, %a1;", "mul.rn.f32 %d, %a0, %a1;",
+                                         "fma.rn.f32 %d, %a0, %a1, %a1;", "mad.f32 %d, %a1, %a0, %a0;", "add.ftz.f32 %d, %a1, %a0;"])
+def test_a_nan_of_f32_arithmetic_is_the_hardware_s(instruction: str) -> None:
+    """Whatever the payloads of the operands, and where none of them is NaN."""
+    payloads = np.array([0x7FC00001, 0xFFC00000, 0x7F800001, 0xFF812345], np.uint32).view(np.float32)
+    got = apply(instruction, [payloads, np.ones(4, np.float32)], np.float32)
+    assert (got.view(np.uint32) == 0x7FFFFFFF).all()
+    if "mul" not in instruction:
+        with np.errstate(invalid="ignore"):
+            opposite = np.float32(np.inf) * np.array([1, -1], np.float32)
+            other = opposite if "sub" in instruction else -opposite
+            got = apply("sub.f32 %d, %a0, %a1;" if "sub" in instruction else "add.f32 %d, %a0, %a1;", [opposite, other], np.float32)
+        assert (got.view(np.uint32) == 0x7FFFFFFF).all()
