@@ -459,7 +459,7 @@ def test_f64_modes(mode: str) -> None:
 
 
 @pytest.mark.parametrize("instruction", ["add.rn.f32 %d, %a0, %a1;", "sub.f32 %d, %a0, %a1;", "mul.rn.f32 %d, %a0, %a1;",
-                                         "fma.rn.f32 %d, %a0, %a1, %a1;", "mad.f32 %d, %a1, %a0, %a0;", "add.ftz.f32 %d, %a1, %a0;"])
+                                         "fma.rn.f32 %d, %a0, %a1, %a1;", "mad.rn.f32 %d, %a1, %a0, %a0;", "add.ftz.f32 %d, %a1, %a0;"])
 def test_a_nan_of_f32_arithmetic_is_the_hardware_s(instruction: str) -> None:
     """Whatever the payloads of the operands, and where none of them is NaN."""
     payloads = np.array([0x7FC00001, 0xFFC00000, 0x7F800001, 0xFF812345], np.uint32).view(np.float32)
