@@ -96,6 +96,10 @@ def key_of(problem: Problem, info: DeviceInfo) -> tuple[str, int, str, str, str]
     return info.name, info.num_sms, engine_set_version(problem.op), format_case(problem), text
 
 
+def _checksum(inputs: str, choice: str) -> str:
+    return hashlib.sha256(f"{inputs} {choice}".encode()).hexdigest()[:16]
+
+
 def _shipped() -> list[Path]:
     return sorted(SHIPPED_DIRECTORY.glob("*.sqlite"))
 
@@ -290,7 +294,7 @@ class TuningDb:
         """All measured candidates of the problem on this GPU, the user's before the shipped, each fastest first."""
         key = key_of(problem, info)
         with self._lock_after_fork():
-            return [row for layer in list(self._open()) for row in self._select(layer, _KEY + " AND us IS NOT NULL ORDER BY us", key)]
+            return [row for layer in list(self._open()) for row in self._select(layer, _KEY + " AND typeof(us) = 'real' ORDER BY us", key)]
 
     def lookup(self, problem: Problem, info: DeviceInfo) -> Row | None:
         """The fastest measured candidate, or None if the problem was not measured on this GPU with this set of engines."""
@@ -320,19 +324,20 @@ class TuningDb:
     # What was chosen
 
     def recall(self, inputs: str) -> str | None:
-        """The choice remembered for these inputs (a digest of all that it depends on), or None."""
+        """The choice remembered for these inputs (a digest of all that it depends on), or None; trusted only after its checksum."""
         with self._lock_after_fork():
             try:
                 found = self._open()[0].execute("SELECT choice FROM choice WHERE inputs = ?", (inputs,)).fetchone()
             except sqlite3.Error:  # a damaged page: it is chosen anew
                 return None
-        return None if found is None else found[0]
+        checksum, _, choice = str(found[0]).partition(" ") if found is not None else ("", "", "")
+        return choice if checksum == _checksum(inputs, choice) else None
 
     def remember(self, inputs: str, code: str, choice: str) -> None:
         """Keeps a choice made by the code of digest `code`; old ones of other code go."""
         now = time.time()
         self._write([("DELETE FROM choice WHERE code != ? AND made_at < ?", (code, now - CHOICES_KEPT_S)),
-                     ("INSERT OR REPLACE INTO choice VALUES (?, ?, ?, ?)", (inputs, code, choice, now))])
+                     ("INSERT OR REPLACE INTO choice VALUES (?, ?, ?, ?)", (inputs, code, f"{_checksum(inputs, choice)} {choice}", now))])
 
     # Writing
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import sqlite3
 from collections.abc import Mapping
 
 import numpy as np
@@ -347,6 +349,30 @@ def test_a_choice_is_remembered_by_the_next_process_and_only_for_its_inputs(doub
     assert chosen()[0] == "double.slow" and enumerated
     monkeypatch.setenv("OXIDNN_VERBOSE", "dispatch")  # it shows who was refused, so it has to ask
     assert chosen()[0] == "double.slow" and enumerated
+
+
+@pytest.mark.parametrize("damage", ["x", "[1]", "null", b"\xff\0", '["double.right", [["nonsense", 3]], "estimate"]', None])
+def test_a_damaged_choice_is_made_anew(double_op, tmp_path, damage) -> None:  # type: ignore[no-untyped-def]
+    double_op(FakeEngine("double.right", "right"))
+    db = TuningDb(tmp_path / "tuning.sqlite", ())
+    first = choice_for(double(), INFO, "db", db)
+    db.close()
+    with contextlib.closing(sqlite3.connect(tmp_path / "tuning.sqlite")) as connection, connection:
+        old = connection.execute("SELECT choice FROM choice").fetchone()[0]
+        connection.execute("UPDATE choice SET choice = ?", (old[:-3] if damage is None else damage,))
+    again = TuningDb(tmp_path / "tuning.sqlite", ())
+    assert choice_for(double(), INFO, "db", again) == first
+    again.close()
+    with contextlib.closing(sqlite3.connect(tmp_path / "tuning.sqlite")) as connection:
+        assert connection.execute("SELECT choice FROM choice").fetchone()[0] == old
+
+
+@pytest.mark.parametrize("us", ["abc", b"q"])
+def test_a_time_that_is_no_number_never_wins(double_op, us) -> None:  # type: ignore[no-untyped-def]
+    double_op(FakeEngine("double.right", "right"))
+    db = TuningDb(None, ())
+    db.record(double(), INFO, [Measurement("double.right", "variant0", us)])
+    assert db.lookup(double(), INFO) is None and choice_for(double(), INFO, "db", db)[2] == "estimate"
 
 
 def test_old_choices_of_other_code_go(tmp_path, monkeypatch) -> None:  # type: ignore[no-untyped-def]
