@@ -388,7 +388,7 @@ class DnnHandle:
         if out is None:
             extra = operands if isinstance(operands, Mapping) else {}
             names, given = (*call.tensors, *extra), (*arrays, *extra.values())
-            prepared = self._session.prepared(call, names, self._session.raw(given)[1], given, attrs, (), None, stream)
+            prepared = self._session.prepared(call, names, self._session.raw(call, names, given)[1], given, attrs, (), None, stream)
             if prepared.frame.finish is not None:
                 return self._session.run(call, arrays, attrs, None, stream, scalars, operands)
             out = tuple(make() for make in prepared.make_outputs[:-2])

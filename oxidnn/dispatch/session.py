@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
@@ -159,7 +160,7 @@ class BoundPlan:
         self._main = self._prepared(arrays, outs)
 
     def _prepared(self, arrays: tuple[Any, ...], outs: tuple[Any, ...]) -> Prepared:
-        out_key = self._session.raw(outs)[1] if outs else None
+        out_key = self._session.raw(self._call, ("out",) * len(outs), outs)[1] if outs else None
         found = self._by_out.get(out_key)
         if found is None:
             found = self._session.prepared(self._call, self._names, self._keys, arrays, self._attrs, outs, out_key)
@@ -184,7 +185,7 @@ class BoundPlan:
                 return result
         missing = len(self._names) - len(arrays)
         padded = (*arrays, *(None,) * missing) if missing > 0 else arrays
-        pointers, keys = self._session.raw(padded)
+        pointers, keys = self._session.raw(self._call, self._names, padded)
         if keys != self._keys:
             raise InvalidArgument(f"plan {self._call.op}: arguments do not match the planned ones ({format_case(self._main.problem)}).")
         prepared = self._prepared(padded, () if out is None else out if isinstance(out, tuple) else (out,))
@@ -213,7 +214,7 @@ class Session:
         self.workspace = Workspace(backend)
         self._plans: OrderedDict[tuple[Any, ...], Prepared] = OrderedDict()
         self._ways: dict[tuple[Any, ...], list[Guarded]] = {}
-        self._building = threading.RLock()
+        self._building, self._pid = threading.RLock(), os.getpid()
         code_digest()  # read here rather than by the first call
         self._is_emulated = backend.info.is_emulated
         self._says_exec = report.is_on("exec")
@@ -259,12 +260,12 @@ class Session:
         names = call.tensors
         if extra:
             names, arrays = _with_extra(call, arrays, extra)
-        pointers, keys = self.raw(arrays)
+        pointers, keys = self.raw(call, names, arrays)
         outs: tuple[Any, ...] = ()
         out_key = None
         if out is not None:
             outs = out if isinstance(out, tuple) else (out,)
-            out_key = self.raw(outs)[1]
+            out_key = self.raw(call, ("out",) * len(outs), outs)[1]
         prepared = self.prepared(call, names, keys, arrays, attrs, outs, out_key, stream)
         result = self.execute(prepared, arrays, pointers, out, stream, scalars)
         if ways is not None and len(ways) < MAX_WAYS:
@@ -294,17 +295,20 @@ class Session:
             plans.move_to_end(key)
         return found
 
-    def raw(self, arrays: Sequence[Any]) -> tuple[list[int], tuple[Any, ...]]:
+    def raw(self, call: Call, names: Sequence[str], arrays: Sequence[Any]) -> tuple[list[int], tuple[Any, ...]]:
         """Addresses of the arrays that are there, and a key of each array's type, shape, strides, alignment and place."""
         pointers: list[int] = []
         keys: list[tuple[Any, ...] | None] = []
-        for array in arrays:
-            if array is None:
-                keys.append(None)
-            else:
-                pointer, key = (READERS.get(type(array)) or raw)(array)
-                pointers.append(pointer)
-                keys.append(key)
+        try:
+            for array in arrays:
+                if array is None:
+                    keys.append(None)
+                else:
+                    pointer, key = (READERS.get(type(array)) or raw)(array)
+                    pointers.append(pointer)
+                    keys.append(key)
+        except InvalidArgument as error:
+            raise _named(call.op, names[len(keys)], error) from None
         return pointers, tuple(keys)
 
     def execute(self, prepared: Prepared, arrays: Sequence[Any], pointers: list[int], out: Any, stream: Any,
@@ -361,6 +365,8 @@ class Session:
     def _prepare(self, key: tuple[Any, ...], call: Call, names: tuple[str, ...], arrays: Sequence[Any], attrs: tuple[Any, ...],
                  outs: tuple[Any, ...], stream: Any) -> Prepared:
         """Checks the arguments, makes the plan and keeps it under `key`. Raises before anything is launched or allocated."""
+        if self._pid != os.getpid():  # at the fork the lock may have been held by a thread that the child does not have
+            self._building, self._pid = threading.RLock(), os.getpid()
         with self._building:
             found = self._plans.get(key)
             if found is not None:
@@ -394,7 +400,10 @@ class Session:
         return OPS[call.op].make(tensors, given, self.current_policy())
 
     def _checked_view(self, op: str, name: str, array: Any) -> TensorView:
-        view = as_view(array)
+        try:
+            view = as_view(array)
+        except InvalidArgument as error:
+            raise _named(op, name, error) from None
         here = self.backend.device
         if view.device != here and not (self._is_emulated and view.device == "cpu"):
             hint = " Copy it with h.array(x)." if view.device == "cpu" else ""
@@ -406,11 +415,11 @@ class Session:
         """The bound plan of a signature given by example arrays."""
         names, arrays = _with_extra(call, arrays, extra or {})
         outs = () if out is None else out if isinstance(out, tuple) else (out,)
-        return BoundPlan(self, call, names, self.raw(arrays)[1], tuple(hashable(a) for a in attrs), outs, arrays)
+        return BoundPlan(self, call, names, self.raw(call, names, arrays)[1], tuple(hashable(a) for a in attrs), outs, arrays)
 
     def explain(self, call: Call, arrays: tuple[Any, ...], attrs: tuple[Any, ...], extra: Mapping[str, Any] | None = None) -> Explanation:
         names, arrays = _with_extra(call, arrays, extra or {})
-        tensors = {n: as_view(a).desc for n, a in zip(names, arrays, strict=True) if a is not None}
+        tensors = {n: self._checked_view(call.op, n, a).desc for n, a in zip(names, arrays, strict=True) if a is not None}
         return explain(self.problem(call, tensors, attrs), self.info, self.db)
 
 
@@ -423,6 +432,11 @@ def _with_extra(call: Call, arrays: tuple[Any, ...], extra: Mapping[str, Any]) -
         if name in roles:
             raise expected(call.op, "operands", f"holding {name!r}", f"names other than the roles {', '.join(roles)}")
     return (*call.tensors, *extra), (*arrays, *extra.values())
+
+
+def _named(op: str, name: str, error: InvalidArgument) -> InvalidArgument:
+    """What is wrong with an array, said of the argument that it was given as."""
+    return InvalidArgument(f"{op}: {name}: {str(error).removeprefix('array: ')}")
 
 
 def _address(array: Any) -> int:

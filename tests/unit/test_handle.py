@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import gc
 import inspect
+import os
+import signal
+import threading
 import weakref
 
 import numpy as np
@@ -231,3 +234,45 @@ def test_methods_pass_arguments_in_the_order_of_their_call(op: str) -> None:
     assert dict(zip((n for n, _ in call.attrs), recorder.attrs, strict=True)) == {n: (n,) for n, _ in call.attrs}
     defaults = {n: p.default for n, p in inspect.signature(method).parameters.items()}
     assert all(defaults[n] in (inspect.Parameter.empty, default) for n, default in call.attrs)
+
+
+@pytest.mark.parametrize("name, message, call", [
+    ("a", "list is no array", lambda h, x: h.gemm([[1.0]], x)),
+    ("b", "str is no array", lambda h, x: h.gemm(x, "b")),
+    ("out", "list is no array", lambda h, x: h.gemm(x, x, out=[x])),
+    ("scale", "int is no array", lambda h, x: h.gemm(x, x, epilogue="acc * scale", operands={"scale": 2})),
+    ("b", "complex128", lambda h, x: h.gemm(x, x.astype(complex))),
+    ("out", "foreign byte order", lambda h, x: h.gemm(x, x, out=x.astype(">f4"))),
+    ("a", "list is no array", lambda h, x: h.plan("gemm", [[1.0]], x)),
+    ("b", "complex128", lambda h, x: h.explain("gemm", x, x.astype(complex))),
+    ("out", "int is no array", lambda h, x: h.plan("gemm", x, x)(x, x, out=3)),
+    ("gamma", "float is no array",
+     lambda h, x: h.batch_norm(x, 1.0, None, np.zeros(4, np.float32), np.ones(4, np.float32), training=True)),
+])
+def test_what_is_no_array_is_named_by_its_argument(h: oxidnn.DnnHandle, name, message, call) -> None:  # type: ignore[no-untyped-def]
+    with pytest.raises(oxidnn.InvalidArgument, match=rf"^\w+: {name}: .*{message}"):
+        call(h, rand(4, 4))
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_child_forked_while_another_thread_made_a_plan_makes_its_own(h: oxidnn.DnnHandle) -> None:
+    held, done = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with h._session._building:
+            held.set()
+            done.wait()
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    held.wait()
+    try:
+        child = os.fork()
+        if child == 0:
+            signal.alarm(20)  # ends a child that waits
+            os._exit(0 if h.softmax(rand(3, 77)).shape == (3, 77) else 1)
+        assert os.waitpid(child, 0)[1] == 0
+    finally:
+        done.set()
+        thread.join()
