@@ -78,9 +78,10 @@ class Prepared:
     def check_overlap(self, pointers: list[int]) -> None:
         """An output may share no byte with an input or another output, unless it is exactly that input and the op works in place."""
         if pointers != self.disjoint:  # a loop over the same buffers is checked once
-            for i, j, low, high, other_low, other_high, may_be_same in self.overlap_pairs:
+            for i, j, low, high, other_low, other_high, may_be_same, lanes in self.overlap_pairs:
                 here, there = pointers[i], pointers[j]
-                if here + low < there + other_high and there + other_low < here + high and not (may_be_same and here == there):
+                if (here + low < there + other_high and there + other_low < here + high and not (may_be_same and here == there)
+                        and not any(n <= (there - here + start) % period <= period - m for period, start, n, m in lanes)):
                     names = [o.name for o in self.problem.operands]
                     raise InvalidArgument(
                         f"{self.problem.op}: out {names[i]!r} overlaps {names[j]!r} in memory (expected separate memory).")
@@ -485,14 +486,33 @@ def _span(desc: TensorDesc) -> tuple[int, int]:
     return low * size, (high + 1) * size
 
 
-def _overlap_pairs(problem: Problem) -> tuple[tuple[int, int, int, int, int, int, bool], ...]:
-    """Every (output, other) pair of operands with the byte spans of both, and whether the output may be exactly the other."""
+def _lane(desc: TensorDesc, period: int) -> tuple[int, int]:
+    """(first byte, number of bytes) of the part of every `period` bytes that the tensor keeps to; all of them where it keeps to none."""
+    size = desc.dtype.num_bytes
+    inner = [(n, s) for n, s in zip(desc.shape, desc.strides, strict=True) if s * size % period]
+    low, high = _span(TensorDesc(desc.dtype, tuple(n for n, _ in inner), tuple(s for _, s in inner)))
+    return low, min(high - low, period)
+
+
+def _lanes(output: TensorDesc, other: TensorDesc) -> tuple[tuple[int, int, int, int], ...]:
+    """(period, start of the other's lane from the output's for equal addresses, bytes of either lane): what tells tensors apart that lie
+    in each other's gaps, as slices of the channels of one array do."""
+    lanes = []
+    for period in {abs(s) * output.dtype.num_bytes for n, s in zip(output.shape, output.strides, strict=True) if n > 1 and s}:
+        (low, count), (other_low, other_count) = _lane(output, period), _lane(other, period)
+        if count + other_count <= period:
+            lanes.append((period, other_low - low, count, other_count))
+    return tuple(lanes)
+
+
+def _overlap_pairs(problem: Problem) -> tuple[tuple[int, int, int, int, int, int, bool, tuple[tuple[int, int, int, int], ...]], ...]:
+    """Every (output, other) pair of operands with the byte spans of both, whether the output may be exactly the other, and their lanes."""
     operands = problem.operands
     pairs = []
     for i, output in enumerate(operands):
         for j, other in enumerate(operands):
             if output.is_output and j != i and not (other.is_output and j < i):
                 may_be_same = (output.name, other.name) in problem.aliases and output.desc == other.desc
-                pairs.append((i, j, *_span(output.desc), *_span(other.desc), may_be_same))
+                pairs.append((i, j, *_span(output.desc), *_span(other.desc), may_be_same, _lanes(output.desc, other.desc)))
     return tuple(pairs)
 
