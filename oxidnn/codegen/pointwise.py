@@ -302,7 +302,14 @@ def scalar(name: str) -> Expression:
 
 
 def const(value: float) -> Expression:
-    return Expression("const", (), float(value))
+    """A number, held as float64. Raises InvalidArgument for an integer that float64 does not hold."""
+    try:
+        number = float(value)
+    except OverflowError:
+        number = math.inf
+    if isinstance(value, (int, np.integer)) and number != int(value):
+        raise InvalidArgument(f"expression: the constant {value} is not exact in float64 (expected one that is, or a tensor).")
+    return Expression("const", (), number)
 
 
 acc = arg("acc")
@@ -896,15 +903,21 @@ def _format(expression: Expression) -> str:
 
 
 def parse(source: str | Expression | Any) -> Expression:
-    """The expression of a text (module docstring), of a function's name ("gelu" is gelu(acc)) or of a name in COMMON ("bias_relu").
+    """The expression of a text (module docstring), of a function's name ("gelu" is gelu(acc)), of a name in COMMON ("bias_relu"), or of
+    a tuple of these, each an output.
 
     Raises InvalidArgument naming the part that is off, with near matches of an unknown function.
     """
     if isinstance(source, Expression):
         return source
+    if isinstance(source, tuple) and source:
+        return outputs(*map(parse, source))
     if not isinstance(source, str):
         raise InvalidArgument(f"expression: {source!r} is no expression (expected text or an Expression).")
-    return _parse(source)
+    try:
+        return _parse(source)
+    except RecursionError:
+        raise InvalidArgument(f"expression: {source[:40]!r}... nests too deeply (expected fewer operations within each other).") from None
 
 
 @lru_cache(maxsize=4096)

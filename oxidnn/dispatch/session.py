@@ -17,7 +17,7 @@ import numpy as np
 
 from .. import report
 from ..device import DeviceInfo
-from ..dtypes import F32
+from ..dtypes import F32, F64
 from ..errors import InvalidArgument, expected
 from ..interchange import READERS, Frame, as_view, frame_of, raw
 from ..ops import OPS
@@ -93,13 +93,15 @@ class Prepared:
         if not isinstance(given, Mapping):
             raise expected(self.problem.op, "scalars", repr(given), "a mapping from names to numbers")
         if given.keys() != set(self.scalar_names):
-            raise expected(self.problem.op, "scalars", sorted(given), sorted(self.scalar_names))
+            raise expected(self.problem.op, "scalars", sorted(map(str, given)), sorted(self.scalar_names))
         for name, value in given.items():
             if not isinstance(value, (int, float, np.integer, np.floating)):
                 raise expected(self.problem.op, f"scalar {name}", repr(value), "a real number")
         for scalar in self.problem.scalars:
-            if scalar.type == "f32" and math.isfinite(given[scalar.name]) and abs(given[scalar.name]) > F32.max:
-                raise expected(self.problem.op, f"scalar {scalar.name}", given[scalar.name], f"within {F32.max:.8g}, the range of f32")
+            most = F32.max if scalar.type == "f32" else F64.max
+            if most < abs(given[scalar.name]) < math.inf:
+                raise expected(self.problem.op, f"scalar {scalar.name}", given[scalar.name],
+                               f"within {most:.8g}, the range of {scalar.type}")
         return tuple(given[name] for name in self.scalar_names)
 
 

@@ -105,10 +105,10 @@ def _shipped() -> list[Path]:
 
 
 def _is_writable(directory: Path) -> bool:
-    """True if the directory, or the one it would be made in, can be written."""
-    while not directory.exists() and directory != directory.parent:
+    """True if the directory, or the one it would be made in, can be written; False too where it is hidden, as another user's home is."""
+    while not os.path.lexists(directory) and directory != directory.parent:
         directory = directory.parent
-    return directory.is_dir() and os.access(directory, os.W_OK | os.X_OK)
+    return os.path.isdir(directory) and os.access(directory, os.W_OK | os.X_OK)
 
 
 class _Unreadable(Exception):
@@ -199,7 +199,7 @@ class TuningDb:
         if mode == "off":
             return cls(None)
         user = None if mode == "ro" else next((d for d in directories if _is_writable(d)), directories[0])
-        readable = [d / FILE_NAME for d in directories if d != user and (d / FILE_NAME).is_file()]
+        readable = [d / FILE_NAME for d in directories if d != user and os.path.isfile(d / FILE_NAME)]
         return cls(None if user is None else user / FILE_NAME, [*readable, *_shipped()])
 
     # Opening and failing

@@ -159,7 +159,12 @@ def _make(op: str, expression: Expression, names: tuple[str, ...], tensors: Mapp
     if any(k.name == "f64" for k in every):
         compute = "f64"
     elif integers and not any(o.desc.dtype.is_float for o in outputs):
-        compute = "s64" if any(k.bits == 64 or k.name == "u32" for k in every) else "s32"
+        constants = [node.value for node in expression.nodes() if node.op == "const"]
+        is_wide = any(k.bits == 64 or k.name == "u32" for k in every) or any(not -(2**31) <= c < 2**31 for c in constants)
+        compute = "s64" if is_wide else "s32"
+        for constant in constants:
+            if not -(2**63) <= constant < 2**63:
+                raise expected(op, "expression", f"one with the constant {constant:.17g} over integers", "constants that s64 holds")
     else:
         compute = "f32"
     if compute[0] == "f":  # names what has no form before anything is built

@@ -276,3 +276,37 @@ def test_a_child_forked_while_another_thread_made_a_plan_makes_its_own(h: oxidnn
     finally:
         done.set()
         thread.join()
+
+
+def test_a_tuple_of_texts_gives_several_results(h: oxidnn.DnnHandle) -> None:
+    x = rand(5)
+    for given in (("x + 1", "2 * x"), ["x + 1", expr.arg("x") * 2], "x + 1, 2 * x"):
+        first, second = h.pointwise(given, x)
+        np.testing.assert_array_equal(first, x + np.float32(1))
+        np.testing.assert_array_equal(second, x * np.float32(2))
+
+
+@pytest.mark.parametrize("kind", [np.int8, np.int16, np.uint16, np.int32, np.uint32, np.int64])
+@pytest.mark.parametrize("constant", [2**31 - 1, 2**31, 2**32, -(2**31) - 1, 2**33 + 1])
+def test_constants_beyond_32_bits_do_not_wrap(h: oxidnn.DnnHandle, kind, constant: int) -> None:  # type: ignore[no-untyped-def]
+    x = np.array([0, 1, 100], kind)
+    bounds = np.iinfo(kind)
+    if not -(2**31) <= constant < 2**31:  # (sums of 32-bit numbers wrap)
+        np.testing.assert_array_equal(h.pointwise(f"x + {constant}", x), np.clip(x.astype(np.int64) + constant, bounds.min, bounds.max))
+    np.testing.assert_array_equal(h.pointwise(f"x < {constant}", x), x.astype(np.int64) < constant)
+
+
+@pytest.mark.parametrize("text", ["x + 9007199254740993", "x + 9223372036854775808", "x + " + 400 * "9", "x" + 3000 * " + x"])
+def test_numbers_that_no_constant_holds_are_refused(h: oxidnn.DnnHandle, text: str) -> None:
+    with pytest.raises(oxidnn.InvalidArgument, match="expression"):
+        h.pointwise(text, np.zeros(3, np.int64))
+    with pytest.raises(oxidnn.InvalidArgument, match="exact"):
+        expr.const(np.int64(2**53 + 1))
+
+
+@pytest.mark.parametrize("kind", [np.float32, np.float64])
+def test_numbers_that_no_scalar_holds_are_refused(h: oxidnn.DnnHandle, kind) -> None:  # type: ignore[no-untyped-def]
+    x = np.ones(3, kind)
+    with pytest.raises(oxidnn.InvalidArgument, match="scalar s"):
+        h.pointwise("x * scalar(s)", x, s=10**400)
+    assert (h.pointwise("x * scalar(s)", x, s=-np.inf) == -np.inf).all()

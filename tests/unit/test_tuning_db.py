@@ -273,3 +273,25 @@ def test_exported_json_is_readable(tmp_path: Path) -> None:
     (entry,) = json.loads((tmp_path / "out.json").read_text())
     assert entry["gpu"] == "Fake GPU" and entry["num_sms"] == 7 and entry["problem"] == "double x=f32[64]nchw y=f32[64]nchw"
     assert entry["policy"] == "deterministic=0 math=ieee workspace=none"
+
+
+def test_a_directory_that_is_hidden_is_worked_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the home of another user is, which HOME may still name."""
+    hidden = tmp_path / "home" / "cache"
+    stat = os.stat
+
+    def refuse(path, *args, **kwargs):  # type: ignore[no-untyped-def]
+        if str(path).startswith(str(hidden)):
+            raise PermissionError(13, "Permission denied", str(path))
+        return stat(path, *args, **kwargs)
+
+    monkeypatch.setattr(os, "stat", refuse)
+    monkeypatch.setattr(os, "lstat", refuse)
+    monkeypatch.setattr(os, "mkdir", refuse)
+    monkeypatch.setattr(os, "access", lambda path, mode: not str(tmp_path).startswith(str(path)) and path != hidden.parent)
+    with pytest.warns(OxidnnWarning, match="cannot be used"):
+        db = TuningDb.open(hidden)
+        db.record(double(), INFO, [FAST])
+    assert db.lookup(double(), INFO) is not None
+    monkeypatch.setenv("OXIDNN_CACHE_DIR", os.pathsep.join([str(hidden), str(tmp_path / "other")]))
+    assert TuningDb.open() is not None
