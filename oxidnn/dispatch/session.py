@@ -377,13 +377,18 @@ class Session:
             views = {n: self._checked_view(call.op, n, a) for n, a in zip(names, arrays, strict=True) if a is not None}
             if not views and not outs:
                 raise expected(call.op, call.tensors[0] if call.tensors else "out", None, "an array")
+            inputs = {n: v.desc for n, v in views.items()}
             out_names = OPS[call.op].outputs if call.outputs is None else call.outputs
+            if len(outs) > 1 and call.outputs is None:  # which of the row's outputs there are, inputs and attributes say
+                out_names = tuple(o.name for o in self.problem(call, inputs, attrs).outputs)
+                if len(outs) != len(out_names):
+                    raise expected(call.op, "out", f"{len(outs)} arrays", f"{len(out_names)}: {', '.join(out_names)}")
             out_views = [self._checked_view(call.op, "out", a) for a in outs]
             for view in out_views:
                 if view.is_readonly:
                     raise expected(call.op, "out", f"a read-only {view.framework} array", "writable memory")
             given_outputs = {n: v.desc for n, v in zip(out_names, out_views, strict=False)}
-            problem = self.problem(call, {n: v.desc for n, v in views.items()} | given_outputs, attrs)
+            problem = self.problem(call, inputs | given_outputs, attrs)
             frame = frame_of(next(a for a in (*arrays, *outs) if a is not None), self.backend, self.stream)
             plan = None
             if not problem.is_empty:

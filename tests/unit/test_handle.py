@@ -16,6 +16,7 @@ import oxidnn
 from oxidnn import expr
 from oxidnn.handle import CALLS
 from oxidnn.ops import OPS
+from oxidnn.testing.sample import SAMPLES
 
 
 @pytest.fixture(scope="module")
@@ -310,3 +311,53 @@ def test_numbers_that_no_scalar_holds_are_refused(h: oxidnn.DnnHandle, kind) -> 
     with pytest.raises(oxidnn.InvalidArgument, match="scalar s"):
         h.pointwise("x * scalar(s)", x, s=10**400)
     assert (h.pointwise("x * scalar(s)", x, s=-np.inf) == -np.inf).all()
+
+
+def _gapped(like: np.ndarray) -> np.ndarray:
+    """An array like this one, with gaps between its elements and another order of its dimensions."""
+    return np.full((*like.shape[::-1], 2), np.nan if like.dtype.kind == "f" else 0xA5, like.dtype)[..., 0].T
+
+
+def _channel_statistics(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    return x.mean((0, 2)), 1 / np.sqrt(x.var((0, 2)) + np.float32(1e-5))
+
+
+@pytest.mark.parametrize("call", [
+    lambda h, x, out: h.layer_norm(x, return_sum=True, residual=x, out=out),
+    lambda h, x, out: h.layer_norm(x, return_stats=True, return_sum=True, out=out),
+    lambda h, x, out: h.group_norm(x, 2, return_mask=True, epilogue="relu(acc)", out=out),
+    lambda h, x, out: h.batch_norm(x, training=True, return_mask=True, epilogue="relu(acc)", out=out),
+    lambda h, x, out: h.batch_norm(x, None, None, np.zeros(6, "f4"), np.ones(6, "f4"), training=True, return_mask=True,
+                                   epilogue="relu(acc)", out=out),
+    lambda h, x, out: h.batch_norm_backward(x, x, *_channel_statistics(x), return_residual=True, out=out),
+    lambda h, x, out: h.loss_backward(x, x + 1, var=np.abs(x) + 1, name="gaussian_nll", out=out),
+    lambda h, x, out: h.row_loss_backward(x, x + 1, x - 1, name="triplet_margin", out=out),
+], ids=range(8))
+def test_out_takes_the_results_there_are_whatever_others_there_might_be(h: oxidnn.DnnHandle, call) -> None:  # type: ignore[no-untyped-def]
+    x = rand(2, 6, 8)
+    want = call(h, x, None)
+    outs = tuple(_gapped(a) for a in want)
+    got = call(h, x, outs)
+    assert all(a is b for a, b in zip(got, outs, strict=True))
+    for a, b in zip(got, want, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+    for wrong in ((*outs[:-1], outs[-1][:1]), (*outs[:-1], outs[-1].astype(np.float16)), (*outs, outs[-1].copy())):
+        with pytest.raises(oxidnn.InvalidArgument):
+            call(h, x, wrong)
+
+
+def test_running_statistics_may_be_strided(h: oxidnn.DnnHandle) -> None:
+    x, packed, strided = rand(4, 3, 5), [np.zeros(3, np.float32), np.ones(3, np.float32)], [np.full((3, 2), i, np.float32) for i in (0, 1)]
+    h.batch_norm(x, None, None, *packed, training=True)
+    h.batch_norm(x, None, None, *(s[:, 0] for s in strided), training=True)
+    for i in (0, 1):
+        np.testing.assert_allclose(strided[i][:, 0], packed[i], rtol=1e-6)
+        assert (strided[i][:, 1] == i).all()
+
+
+@pytest.mark.parametrize("op", sorted(OPS))
+def test_the_first_output_of_a_row_is_always_there(op: str) -> None:
+    rng = np.random.default_rng(0)
+    for _ in range(30):
+        names = [o.name for o in SAMPLES[op](rng, "tiny").outputs]
+        assert names[0] == OPS[op].outputs[0] or op == "pointwise"
