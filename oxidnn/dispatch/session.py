@@ -23,6 +23,7 @@ from ..interchange import READERS, Frame, as_view, frame_of, raw
 from ..ops import OPS
 from ..ops.base import Policy, Problem
 from ..ops.case import format_case
+from ..ops.checks import check_integer
 from ..plan import Plan
 from ..runtime.backend import Backend
 from ..runtime.memory import Workspace
@@ -98,6 +99,11 @@ class Prepared:
             if not isinstance(value, (int, float, np.integer, np.floating)):
                 raise expected(self.problem.op, f"scalar {name}", repr(value), "a real number")
         for scalar in self.problem.scalars:
+            if scalar.type[0] != "f":
+                bits, is_signed = int(scalar.type[1:]), scalar.type[0] == "s"
+                least, most = (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1) if is_signed else (0, 2**bits - 1)
+                check_integer(self.problem.op, f"scalar {scalar.name}", given[scalar.name], least, most)
+                continue
             most = F32.max if scalar.type == "f32" else F64.max
             if most < abs(given[scalar.name]) < math.inf:
                 raise expected(self.problem.op, f"scalar {scalar.name}", given[scalar.name],

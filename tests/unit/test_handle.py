@@ -361,3 +361,12 @@ def test_the_first_output_of_a_row_is_always_there(op: str) -> None:
     for _ in range(30):
         names = [o.name for o in SAMPLES[op](rng, "tiny").outputs]
         assert names[0] == OPS[op].outputs[0] or op == "pointwise"
+
+
+@pytest.mark.parametrize("seed", [-1, 2**64, 1.5, True])
+def test_a_bound_plan_checks_its_numbers(h: oxidnn.DnnHandle, seed) -> None:  # type: ignore[no-untyped-def]
+    x = rand(7)
+    plan = h.plan("dropout", x)
+    with pytest.raises(oxidnn.InvalidArgument, match="scalar seed"):
+        plan(x, seed=seed, offset=0)
+    np.testing.assert_array_equal(plan(x, seed=3, offset=2**64 - 1), h.dropout(x, seed=3, offset=2**64 - 1))
