@@ -77,7 +77,7 @@ def stage_inputs(problem: Problem, rng: np.random.Generator) -> dict[str, np.nda
 class _Witness:
     """A result of a large problem that passed its excerpts; results of other engines have to agree with it."""
 
-    engine: str
+    engine: Engine
     name: str
     output: np.ndarray
     backers: list[str]  # who agreed with it, itself included
@@ -110,33 +110,34 @@ class Judge:
     def check(self, contender: Contender, outputs: Mapping[str, np.ndarray]) -> None:
         """Raises NumericsError if the outputs are wrong. May add to `rejected`."""
         if self.is_exact:
-            compare(self.problem, outputs, self._want, contender.name)
+            compare(self.problem, outputs, self._want, contender.name, is_coarse=contender.engine.sums_coarsely)
             return
         name = self.problem.outputs[0].name  # convolution and GEMM have one output
         output = outputs[name]
         for part in self._parts:
-            self._check_part(part, output, contender.name)
+            self._check_part(part, output, contender.name, contender.engine)
         if not np.isfinite(output).all():
             raise NumericsError(f"{contender.name}: {name} is not finite everywhere: parts were not written, or the sums overflow.")
-        for witness in [w for w in self._witnesses if w.engine != contender.engine.id]:
+        for witness in [w for w in self._witnesses if w.engine.id != contender.engine.id]:
             place = self._disagreement(output, witness.output)
             if place is not None:
                 part = self._part(excerpt_at(self.problem, place, EXCERPT_FLOPS))
-                self._check_part(part, output, contender.name)
+                self._check_part(part, output, contender.name, contender.engine)
                 try:
-                    self._check_part(part, witness.output, witness.name)
+                    self._check_part(part, witness.output, witness.name, witness.engine)
                 except NumericsError as error:  # the witness is wrong, and so is who agreed with it
                     self._witnesses.remove(witness)
                     self.rejected.update(dict.fromkeys(witness.backers, f"NumericsError: {error}"))
                     continue
             witness.backers.append(contender.name)
             break
-        if len(self._witnesses) < 2 and all(w.engine != contender.engine.id for w in self._witnesses):
-            self._witnesses.append(_Witness(contender.engine.id, contender.name, output, [contender.name]))
+        if len(self._witnesses) < 2 and all(w.engine.id != contender.engine.id for w in self._witnesses):
+            self._witnesses.append(_Witness(contender.engine, contender.name, output, [contender.name]))
 
-    def _check_part(self, part: tuple[Excerpt, dict[str, Expected]], output: np.ndarray, name: str) -> None:
+    def _check_part(self, part: tuple[Excerpt, dict[str, Expected]], output: np.ndarray, name: str, engine: Engine) -> None:
         excerpt, want = part
-        compare(excerpt.problem, excerpt.of({self.problem.outputs[0].name: output}), want, f"{name}, excerpt")
+        compare(excerpt.problem, excerpt.of({self.problem.outputs[0].name: output}), want, f"{name}, excerpt",
+                is_coarse=engine.sums_coarsely)
 
     def _disagreement(self, output: np.ndarray, other: np.ndarray) -> tuple[int, ...] | None:
         """A place where the results differ by more than two errors allowed at the excerpts' largest magnitude; None if there is none."""
@@ -145,7 +146,8 @@ class Judge:
         first = expected[0]
         law = tolerance_for(operand.desc.dtype, accumulate=first.accumulate, terms=first.terms, approximate=first.approximate)
         magnitude = max(float(np.max(np.abs(e.want if e.magnitude is None else e.magnitude), initial=0.0)) for e in expected)
-        slack = max(0.0 if e.slack is None else float(np.max(e.slack, initial=0.0)) for e in expected)
+        slacks = [e.slack if e.coarse_slack is None else e.coarse_slack for e in expected]
+        slack = max(0.0 if s is None else float(np.max(s, initial=0.0)) for s in slacks)
         fixed = 2 * (law.absolute + law.accumulated * 2 * magnitude + 2 * slack)
         flat, against, step = output.reshape(-1), other.reshape(-1), 1 << 22
         for start in range(0, flat.size, step):  # in pieces: a float64 copy of the whole may not fit

@@ -28,6 +28,7 @@ class TurnedMatmul:
     def __init__(self, algorithm: WgmmaSm90Matmul) -> None:
         self.algorithm = algorithm
         self.name = f"{algorithm.name}_turned"
+        self.sums_coarsely = algorithm.sums_coarsely
 
     def check(self, am: AffineMatmul, device: DeviceInfo) -> Support:
         if am.m.size > MAX_ROWS or am.n.size <= am.m.size:

@@ -493,6 +493,7 @@ class WgmmaSm90Matmul:
 
     name = "wgmma_sm90"
     is_deterministic = True
+    sums_coarsely = True
     takes_groups = True
     takes_scales = True
 

@@ -470,6 +470,7 @@ class MatmulEngine(Engine):
         is_implicit = op.startswith("conv") and algorithm is not DIRECT
         self.id = f"{op}.{'igemm_' if is_implicit else ''}{algorithm.name}"  # type: ignore[misc]
         self.is_deterministic = algorithm.is_deterministic  # type: ignore[misc]
+        self.sums_coarsely = getattr(algorithm, "sums_coarsely", False)  # type: ignore[misc]
         self.algorithm = algorithm
 
     def check_support(self, problem: Problem, device: DeviceInfo) -> Support:

@@ -43,10 +43,10 @@ def exact(problem: Problem, inputs: Mapping[str, np.ndarray]) -> dict[str, np.nd
 
 
 def compare(problem: Problem, got: Mapping[str, np.ndarray], want: Mapping[str, Expected], context: str = "",
-            held: Mapping[str, np.ndarray] | None = None) -> float:
+            held: Mapping[str, np.ndarray] | None = None, is_coarse: bool = False) -> float:
     """check_close over all outputs under the tolerance law; the error over tolerance of the worst.
 
-    held: what the memory of outputs held beforehand, where that was not poison.
+    held: what the memory of outputs held beforehand, where that was not poison. is_coarse: the engine's sums_coarsely.
     """
     worst = 0.0
     for operand in problem.outputs:
@@ -59,7 +59,8 @@ def compare(problem: Problem, got: Mapping[str, np.ndarray], want: Mapping[str, 
         if expected.written is not None:
             _check_unwritten(result, expected.written, (held or {}).get(operand.name), name)
             reference = np.where(expected.written, reference, result.astype(reference.dtype))
-        worst = max(worst, check_close(result, reference, law, magnitude=expected.magnitude, slack=expected.slack, name=name))
+        slack = expected.coarse_slack if is_coarse and expected.coarse_slack is not None else expected.slack
+        worst = max(worst, check_close(result, reference, law, magnitude=expected.magnitude, slack=slack, name=name))
     return worst
 
 
@@ -85,10 +86,10 @@ def run_problem(backend: Backend, problem: Problem, engine: Engine, config: Engi
     scalars = random_scalars(problem, rng) if scalars is None else stored_scalars(problem, scalars)
     want = REFERENCES[problem.op](problem, exact(problem, inputs), scalars)
     outputs = execute(backend, problem, engine, config, inputs, scalars)
-    worst = compare(problem, outputs, want, f"{engine.id} {config.name}")
+    worst = compare(problem, outputs, want, f"{engine.id} {config.name}", is_coarse=engine.sums_coarsely)
     for output, name in problem.aliases if aliases else ():
         if problem.desc(output) == problem.desc(name):
             got = execute(backend, problem, engine, config, inputs, scalars, {output: name})
             context = f"{engine.id} {config.name}, {output} in place of {name}"
-            worst = max(worst, compare(problem, got, want, context, {output: inputs[name]}))
+            worst = max(worst, compare(problem, got, want, context, {output: inputs[name]}, engine.sums_coarsely))
     return Outcome(outputs, worst)

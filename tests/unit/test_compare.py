@@ -8,6 +8,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from oxidnn.dispatch.registry import ENGINES
 from oxidnn.dtypes import BF16, E4M3, E5M2, F16, F32, F64, S32, TABLE
 from oxidnn.errors import NumericsError
 from oxidnn.ops.base import Operand, Problem
@@ -97,3 +98,26 @@ def test_tf32_is_judged_by_what_the_policy_allows(line: str, epilogue: str) -> N
     x3 = replace(problem, policy=replace(problem.policy, math="bf16x3"))
     with pytest.raises(NumericsError):
         compare(x3, result(13), reference(x3, exact(problem, inputs), {}))
+
+
+@pytest.mark.parametrize("epilogue", ["", "bias=f32[24] epilogue=bias_relu", "gate=silu"])
+def test_sums_of_8_bit_floats_are_judged_by_the_engine_that_makes_them(epilogue: str) -> None:
+    """An error of 13 bits passes where an engine leaves sums to tensor cores, and nowhere else; more passes nowhere."""
+    problem = parse_case(f"gemm a=e4m3[16,64] b=e4m3[24,64] transpose_b=True out_dtype=f32 {epilogue}")
+    inputs = exact(problem, random_inputs(problem, np.random.default_rng(1)))
+    want = REFERENCES["gemm"](problem, inputs, {})
+    coarse = want["d"].coarse_slack
+    assert coarse is not None
+
+    def off_by(part: float) -> dict[str, np.ndarray]:
+        return {"d": (want["d"].want + part * coarse).astype(np.float32)}
+
+    assert compare(problem, off_by(0.9), want, is_coarse=True) > 0.5
+    for got, is_coarse in ((off_by(0.9), False), (off_by(1.5), True)):
+        with pytest.raises(NumericsError):
+            compare(problem, got, want, is_coarse=is_coarse)
+
+
+def test_only_engines_of_hopper_s_tensor_cores_sum_coarsely() -> None:
+    assert {e.id for engines in ENGINES.values() for e in engines if e.sums_coarsely and e.id.startswith("gemm")} == {
+        "gemm.wgmma_sm90", "gemm.wgmma_sm90_turned"}

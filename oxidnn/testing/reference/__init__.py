@@ -21,7 +21,7 @@ class Expected:
     of the terms behind each element (None: |want|). terms: how many were summed, in `accumulate` precision (None: the output's);
     0 if `slack` says all. approximate: relative error of approximate functions used (0 for exactly rounded arithmetic).
     slack: absolute error allowed beyond that, for roundings of intermediate values (None: 0). written: which elements are written,
-    the others keep what their memory held (None: all).
+    the others keep what their memory held (None: all). coarse_slack: slack where an engine leaves sums of 8-bit floats to tensor cores.
     """
 
     want: np.ndarray
@@ -31,6 +31,7 @@ class Expected:
     approximate: float = 0.0
     slack: np.ndarray | None = None
     written: np.ndarray | None = None
+    coarse_slack: np.ndarray | None = None
 
 
 # reference(problem, inputs, scalars) -> outputs. Inputs are float64 arrays holding the values of the storage type, or integers;
