@@ -8,7 +8,7 @@ share is read from memory once.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import prod
@@ -245,6 +245,21 @@ def _aligned(num_bytes: int, unit: int) -> int:
     return -(-num_bytes // unit) * unit
 
 
+def _check(name: str, plan_of: Callable[[AffineMatmul], object], am: AffineMatmul | MatmulGroup, device: DeviceInfo) -> Support:
+    """What both kernels need; plan_of gives the reason if it finds no plan."""
+    if device.arch != "sm_90a":
+        return refuse(f"{name} needs sm_90a, the device is {device.arch}")
+    if isinstance(am, MatmulGroup) or not am.a.dtype.name == am.b.dtype.name in ("f16", "bf16") or am.acc.name != "f32":
+        return refuse(f"{name} multiplies f16 or bf16 pairs in f32")
+    common = tiling.check_common(am, device)
+    if not common or tiling.empty_build(am) is not None:
+        return common
+    if am.k.size == 0:
+        return refuse(f"{name} needs a sum of at least one term")
+    plan = plan_of(am)
+    return refuse(f"{name}: {plan}") if isinstance(plan, str) else common
+
+
 def _tile_arguments(t: tiling.Arguments, s: Strips, tile_rows: int, num_ctas: int) -> None:
     """What finds a tile (whole rows of positions) and its strip."""
     row_tiles = s.rows // tile_rows
@@ -265,17 +280,7 @@ class StripSm90Matmul:
 
     def check(self, am: AffineMatmul | MatmulGroup, device: DeviceInfo) -> Support:
         """sm_90a; f16 or bf16; windows whose taps along a row and channels are neighbours (see _plan)."""
-        if device.arch != "sm_90a":
-            return refuse(f"strip_sm90 needs sm_90a, the device is {device.arch}")
-        if isinstance(am, MatmulGroup) or not am.a.dtype.name == am.b.dtype.name in ("f16", "bf16") or am.acc.name != "f32":
-            return refuse("strip_sm90 multiplies f16 or bf16 pairs in f32")
-        common = tiling.check_common(am, device)
-        if not common or tiling.empty_build(am) is not None:
-            return common
-        if am.k.size == 0:
-            return refuse("strip_sm90 needs a sum of at least one term")
-        plan = _plan(am)
-        return refuse(f"strip_sm90: {plan}") if isinstance(plan, str) else common
+        return _check(self.name, _plan, am, device)
 
     def configs(self, am: AffineMatmul, device: DeviceInfo) -> tuple[EngineConfig, ...]:
         """The tiles a large problem takes, and fewer rows of them while there are fewer tiles than SMs; the fastest by estimate first."""
@@ -437,17 +442,7 @@ class StripGradientSm90Matmul:
 
     def check(self, am: AffineMatmul | MatmulGroup, device: DeviceInfo) -> Support:
         """sm_90a; f16 or bf16; windows whose taps along a row and channels are neighbours (see _gradient_plan)."""
-        if device.arch != "sm_90a":
-            return refuse(f"strip_gradient_sm90 needs sm_90a, the device is {device.arch}")
-        if isinstance(am, MatmulGroup) or not am.a.dtype.name == am.b.dtype.name in ("f16", "bf16") or am.acc.name != "f32":
-            return refuse("strip_gradient_sm90 multiplies f16 or bf16 pairs in f32")
-        common = tiling.check_common(am, device)
-        if not common or tiling.empty_build(am) is not None:
-            return common
-        if am.k.size == 0:
-            return refuse("strip_gradient_sm90 needs a sum of at least one term")
-        plan = _gradient_plan(am)
-        return refuse(f"strip_gradient_sm90: {plan}") if isinstance(plan, str) else common
+        return _check(self.name, _gradient_plan, am, device)
 
     def configs(self, am: AffineMatmul, device: DeviceInfo) -> tuple[EngineConfig, ...]:
         return (EngineConfig(),)

@@ -27,6 +27,7 @@ from ..tensor import TensorDesc
 from .base import SUPPORTED, Arg, ArgValue, Build, Engine, EngineConfig, ScalarArg, Scratch, Step, Support, TensorArg, refuse
 from .collapse import collapse
 from .digits import DigitConsts, Digits
+from .element_epilogue import ElementEpilogue
 
 THREADS = 256
 _LIMIT = 2**30
@@ -59,7 +60,7 @@ class VectorConsts:
 
 
 @dataclass(frozen=True, slots=True)
-class TileConsts:
+class TileConsts(ElementEpilogue):
     """What every template over the index space reads.
 
     along: "column" | "row". rows: digits of a row. lanes: threads along the pack's dimension; vector: elements of a pack; unroll: packs a
@@ -132,20 +133,9 @@ class TileConsts:
     def literal(self, value: float) -> str:
         return f64_literal(value) if self.compute == "f64" else f32_literal(value)
 
-    @property
-    def epilogue_operands(self) -> tuple[str, ...]:
-        return tuple(name for name in self.epilogue.args if name != "acc") if self.epilogue is not None else ()
-
-    @property
-    def epilogue_scalars(self) -> tuple[str, ...]:
-        return self.epilogue.scalars if self.epilogue is not None else ()
-
     def apply_epilogue(self, acc: str, element: int) -> str:
         """PTX: acc = the epilogue of register acc, %arg_<name><element> and %scalar_<name>."""
-        assert self.epilogue is not None
-        registers = {"acc": acc} | {n: f"%arg_{n}{element}" for n in self.epilogue_operands}
-        registers |= {n: f"%scalar_{n}" for n in self.epilogue_scalars}
-        return self.epilogue.lower(registers, [acc], self.compute)
+        return self.lower_epilogue(acc, element, [acc])
 
 
 @dataclass(frozen=True, slots=True)

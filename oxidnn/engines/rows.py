@@ -20,6 +20,7 @@ from ..tensor import TensorDesc
 from .base import SUPPORTED, Arg, ArgValue, Engine, EngineConfig, ScalarArg, Step, Support, TensorArg, refuse
 from .collapse import by_stride
 from .digits import DigitConsts, Digits
+from .element_epilogue import ElementEpilogue
 
 LIMIT = 2**31
 _RESIDENT_BYTES = 128  # most a thread holds of rows in registers, in the compute type
@@ -40,7 +41,7 @@ class OperandConsts:
 
 
 @dataclass(frozen=True, slots=True)
-class RowConsts:
+class RowConsts(ElementEpilogue):
     """What every row-wise template reads, as the field `rows` of its own consts.
 
     digits, columns: those of the index of a row and of a column (one is the column itself). lanes: threads a row, of `cluster` CTAs;
@@ -131,20 +132,9 @@ class RowConsts:
         lines = [*emit.declarations(), *emit.lines, f"mov.{self.compute} {dst}, {result};"]
         return "\n".join(["    {", *("        " + line for line in lines), "    }"])
 
-    @property
-    def epilogue_operands(self) -> tuple[str, ...]:
-        return tuple(name for name in self.epilogue.args if name != "acc") if self.epilogue is not None else ()
-
-    @property
-    def epilogue_scalars(self) -> tuple[str, ...]:
-        return self.epilogue.scalars if self.epilogue is not None else ()
-
     def apply_epilogue(self, acc: str, element: int) -> str:
         """PTX: %result_<output><element> = the epilogue of register acc, %arg_<name><element> and %scalar_<name>."""
-        assert self.epilogue is not None
-        registers = {"acc": acc} | {n: f"%arg_{n}{element}" for n in self.epilogue_operands}
-        registers |= {n: f"%scalar_{n}" for n in self.epilogue_scalars}
-        return self.epilogue.lower(registers, [f"%result_{n}{element}" for n in self.outputs], self.compute)
+        return self.lower_epilogue(acc, element, [f"%result_{n}{element}" for n in self.outputs])
 
 
 class TemplateConsts(Protocol):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
 import numpy as np
@@ -10,22 +9,12 @@ import pytest
 
 import oxidnn
 
+from .node_tests import node_tests
+
 onnx = pytest.importorskip("onnx")
 
 OPS = ("BatchNormalization", "InstanceNormalization", "GroupNormalization")
-
-
-def node_tests() -> list[Any]:
-    from onnx.backend.test.case.node import collect_testcases
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        found = collect_testcases(None)
-    # "..._expanded" decompose the op into others
-    return [t for t in found if len(t.model.graph.node) == 1 and t.model.graph.node[0].op_type in OPS]
-
-
-TESTS = node_tests()
+TESTS = node_tests(OPS)
 
 
 def run(h: oxidnn.DnnHandle, op: str, attrs: dict[str, Any], x: np.ndarray, *rest: np.ndarray) -> tuple[np.ndarray, ...]:

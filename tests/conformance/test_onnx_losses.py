@@ -6,7 +6,6 @@ checked, on the case's own shapes.
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
 import numpy as np
@@ -14,22 +13,12 @@ import pytest
 
 import oxidnn
 
+from .node_tests import node_tests
+
 onnx = pytest.importorskip("onnx")
 
 OPS = ("NegativeLogLikelihoodLoss", "SoftmaxCrossEntropyLoss", "Dropout")
-
-
-def node_tests() -> list[Any]:
-    from onnx.backend.test.case.node import collect_testcases
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        found = collect_testcases(None)
-    # "..._expanded" decompose the op into others
-    return [t for t in found if len(t.model.graph.node) == 1 and t.model.graph.node[0].op_type in OPS]
-
-
-TESTS = node_tests()
+TESTS = node_tests(OPS)
 
 
 def losses(h: oxidnn.DnnHandle, node: Any, attrs: dict[str, Any], x: np.ndarray, target: np.ndarray, *weight: np.ndarray) -> list[Any]:
