@@ -13,12 +13,8 @@ flushed before each run. --compile: parts of the cases' names, "all", or empty. 
 from __future__ import annotations
 
 import argparse
-import gc
 import json
-import math
-import statistics
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -27,15 +23,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import torch
 import torch.nn.functional as F
-from conv_mma import FLUSH_BYTES
-from memory_bound import COPY_TBS, TORCH_TYPES, Tensors, worst_error
-from stamp import stamp
+from memory_bound import TORCH_TYPES, add_options, against_torch, run
+from verify import Tensors
 
-from oxidnn.dispatch.registry import engines_for
-from oxidnn.dispatch.select import choose
 from oxidnn.ops.base import Problem
 from oxidnn.ops.case import parse_case
-from oxidnn.plan import Plan
 from oxidnn.runtime.cuda_backend import CudaBackend
 from oxidnn.testing.cases import shapes_file
 
@@ -162,123 +154,20 @@ def reference(problem: Problem, tensors: Tensors) -> dict[str, torch.Tensor]:
 
 
 def measure(backend: CudaBackend, problem: Problem, label: str, options: argparse.Namespace) -> dict[str, Any]:
-    engine, config, _ = choose(problem, backend.info, None)
-    choices = [(engine, config)]
-    if options.configs:
-        choices += [(e, c) for e in engines_for(problem.op) for c in e.configs(problem, backend.info) if c != config]
     tensors = make_tensors(problem)
-    want = reference(problem, tensors)
-    pointers = [tensors[o.name].data_ptr() for o in problem.operands]
-    stream = backend.default_stream()
-    rows: list[dict[str, Any]] = []
-    calls: list[Callable[[], Any]] = []
-    parts: list[tuple[str, Callable[[], Any]]] = []
-    for engine, config in choices:
-        row: dict[str, Any] = {"engine": engine.id, "config": config.name}
-        try:
-            plan = Plan(problem, engine, config, engine.build_steps(problem, config, backend.info), backend)
-            scratch = torch.full((max(1, plan.workspace_bytes),), 0xFF, dtype=torch.uint8, device="cuda")
-            for o in problem.outputs:
-                tensors[o.name].fill_(255 if o.desc.dtype.name == "u8" else float("nan"))
-            torch.cuda.synchronize()
-
-            def call(plan: Plan = plan, scratch: torch.Tensor = scratch) -> None:
-                plan.execute(pointers, scratch.data_ptr(), stream)
-
-            call()
-            backend.synchronize(stream)
-            row["error"] = max(worst_error(tensors[n], w) for n, w in want.items())
-            calls.append(call)
-            if options.parts and not parts:
-                parts = [(step.spec.template, lambda launch=launch: launch.launch(stream))
-                         for step, launch in zip(plan.build.steps, plan.launches, strict=True)]
-        except Exception as error:  # a config that cannot be assembled or launched is reported, not fatal
-            row["failure"] = f"{type(error).__name__}: {error}"[:400]
-        rows.append(row)
-    del want
-    peers = {"eager": call_of(problem, tensors)}
-    if options.compile == "all" or any(part and part in f"{problem.op} {label}" for part in options.compile.split(",")):
-        try:
-            peers["compiled"] = call_of(problem, tensors, compile_it=True)
-            peers["compiled"]()
-        except Exception as error:  # a compiler that fails is reported, not fatal
-            print(f"torch.compile {problem.op} {label}: {type(error).__name__}: {error}"[:300])
-            peers.pop("compiled", None)
-    torch.cuda.synchronize()
-    everything = [*calls, *peers.values(), *(call for _, call in parts)]
-    times = [statistics.median(t) for t in backend.time_launches(everything, stream, options.repeats, FLUSH_BYTES)]
-    timed = iter(times)
-    for row in rows:
-        if "failure" not in row:
-            row["us"] = next(timed)
-    result: dict[str, Any] = {"op": problem.op, "case": label, "bytes": counted_bytes(problem), "rows": rows}
-    result |= {f"{name}_us": next(timed) for name in peers}
-    result["parts"] = [(name.removeprefix("channelwise/"), next(timed)) for name, _ in parts]
-    right = [r for r in rows if r.get("error", float("inf")) <= 1.0]
-    return result | {"default": rows[0], "best": min(right, key=lambda r: r["us"]) if right else None}
-
-
-def line_of(r: dict[str, Any]) -> str:
-    first, best = r["default"], r["best"]
-    if best is None:
-        return f"{r['op']:19} {r['case']:12} no right config: {first}"
-    us = first.get("us", float("nan"))
-    peers = "".join(f" {r[k] / us:8.2f}" if k in r else f" {'':8}" for k in ("eager_us", "compiled_us"))
-    parts = "".join(f" {name} {t:.1f}" for name, t in r["parts"])
-    return (f"{r['op']:19} {r['case']:12} {us:8.1f} {r['bytes'] / us / 1e6:5.2f} {r['bytes'] / us / 1e6 / COPY_TBS:6.2f}{peers} "
-            f"{us / best['us'] - 1:6.0%}{parts}" + (f" (best {best['config']})" if best is not first else ""))
+    return against_torch(backend, problem, label, options, tensors, reference(problem, tensors), call_of, counted_bytes(problem))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--match", default="", help="only cases whose op and name hold this")
     parser.add_argument("--more", action="store_true")
-    parser.add_argument("--configs", action="store_true")
-    parser.add_argument("--parts", action="store_true")
-    parser.add_argument("--compile", default="")
-    parser.add_argument("--repeats", type=int, default=9)
-    parser.add_argument("--seconds", type=float, default=math.inf)
-    parser.add_argument("--json", default="")
+    add_options(parser)
     options = parser.parse_args()
 
-    begin = time.monotonic()
-    backend = CudaBackend(0)
     torch.backends.cudnn.benchmark = True
-    print(f"{backend.info.name}, median of {options.repeats}")
-    print(f"{'op':19} {'case':12} {'us':>8} {'TB/s':>5} {'/3.03':>6} {'eager x':>8} {'compil x':>8} {'regret':>6}")
-    results, left = [], []
-    for label, line in cases(options.more):
-        problem = parse_case(line)
-        if options.match not in f"{problem.op} {label}":
-            continue
-        if time.monotonic() - begin > options.seconds:
-            left.append(f"{problem.op} {label}")
-            continue
-        try:
-            result = measure(backend, problem, label, options)
-        except Exception as error:  # one case less
-            print(f"FAILED {problem.op} {label}: {type(error).__name__}: {error}"[:400], flush=True)
-            continue
-        gc.collect()
-        torch.cuda.empty_cache()
-        results.append(result)
-        for row in result["rows"]:
-            if row.get("error", 2.0) > 1.0:
-                print(f"WRONG {problem.op} {label} {row['config']}: {row.get('failure', row.get('error'))}")
-            elif options.configs:
-                print(f"    {row['config']}: {row['us']:.1f} us, {result['bytes'] / row['us'] / 1e6:.2f} TB/s")
-        print(line_of(result), flush=True)
-    for op in dict.fromkeys(r["op"] for r in results):
-        rows = [r for r in results if r["op"] == op and "us" in r["default"]]
-        means = {k: [r[k] / r["default"]["us"] for r in rows if k in r] for k in ("eager_us", "compiled_us")}
-        print(f"{op}: geometric means over {len(rows)}: " + ", ".join(
-            f"{math.exp(statistics.fmean(map(math.log, v))):.2f} of {k[:-3]}" for k, v in means.items() if v))
-    if left:
-        print(f"no time for {len(left)}: {', '.join(left)}")
-    if options.json:
-        record = {"stamp": stamp(), "device": backend.info.name, "options": vars(options), "seconds": time.monotonic() - begin,
-                  "results": results}
-        Path(options.json).write_text(json.dumps(record, indent=1, default=str))
+    problems = [(label, parse_case(line)) for label, line in cases(options.more)]
+    run(CudaBackend(0), [(label, p) for label, p in problems if options.match in f"{p.op} {label}"], measure, options)
 
 
 if __name__ == "__main__":

@@ -32,7 +32,7 @@ from oxidnn.engines.matmul import MatmulEngine
 from oxidnn.ops.base import Policy
 from oxidnn.ops.conv import ConvProblem
 from oxidnn.runtime.cuda_backend import CudaBackend
-from oxidnn.testing.cases import layer_counts
+from oxidnn.testing.cases import layer_counts, layer_name
 from oxidnn.testing.compare import tolerance_for
 
 FLUSH_BYTES = 256 << 20
@@ -170,10 +170,9 @@ def main() -> None:
         problems = layer_counts(options.network, options.batch, options.kind, "nhwc", (direction,), Policy(math=options.math))
         for problem in problems:
             assert isinstance(problem, ConvProblem)
-            k, c, r, s = problem.desc(problem.filter).shape
-            if options.match and options.match != f"{r}x{s}":
+            label = layer_name(problem)
+            if options.match and f"_{options.match}s" not in label:
                 continue
-            label = f"{problem.desc(problem.image).shape[2]}_{c}-{k}_{r}x{s}s{problem.stride[0]}"
             results.append(measure(backend, problem, label, options))
             torch.cuda.empty_cache()
             print(f"measured {direction} {label}", file=sys.stderr, flush=True)

@@ -26,11 +26,10 @@ import torch
 from conv_mma import FLUSH_BYTES, make_tensors, worst_error
 from matmul_wgmma import reference, torch_call
 from stamp import stamp
+from verify import complain, fastest, verify
 
 from oxidnn.dispatch.registry import engines_for
-from oxidnn.ops.base import Problem
 from oxidnn.ops.case import parse_case
-from oxidnn.plan import Plan
 from oxidnn.runtime.cuda_backend import CudaBackend
 
 SHAPES = {"N4096_K7168": (4096, 7168), "N7168_K2048": (7168, 2048), "N24576_K1536": (24576, 1536), "N6144_K4096": (6144, 4096)}
@@ -60,37 +59,6 @@ def time_calls(calls: list[Callable[[], Any]], repeats: int, flush: str) -> list
     return times
 
 
-def prepare(backend: CudaBackend, problem: Problem, choices: list[tuple[Any, Any]], rows: list[dict[str, Any]],
-            calls: list[Callable[[], Any]]) -> Callable[[], Any]:
-    """Verifies the choices and appends their rows and calls; the library's call."""
-    tensors = make_tensors(problem, torch.Generator("cuda").manual_seed(1))  # type: ignore[arg-type]
-    output = tensors["d"]
-    want, magnitude = reference(problem, tensors)
-    pointers = [tensors[o.name].data_ptr() for o in problem.operands]
-    stream = backend.default_stream()
-    for engine, config in choices:
-        row: dict[str, Any] = {"engine": engine.algorithm.name, "config": config.name,
-                               "estimate_us": engine.estimate(problem, config, backend.info)}
-        try:
-            plan = Plan(problem, engine, config, engine.build_steps(problem, config, backend.info), backend)
-            scratch = torch.full((max(1, plan.workspace_bytes),), 0xFF, dtype=torch.uint8, device="cuda")
-            output.fill_(float("nan"))
-            torch.cuda.synchronize()
-
-            def call(plan: Plan = plan, scratch: torch.Tensor = scratch) -> None:
-                plan.execute(pointers, scratch.data_ptr(), stream)
-
-            call()
-            backend.synchronize(stream)
-            row["error"] = worst_error(output, want, magnitude, problem)  # type: ignore[arg-type]
-            row["call"] = len(calls)
-            calls.append(call)
-        except Exception as error:  # a config that cannot be assembled or launched is reported, not fatal
-            row["failure"] = f"{type(error).__name__}: {error}"[:400]
-        rows.append(row)
-    return torch_call(problem, tensors)
-
-
 def measure(backend: CudaBackend, m: int, shape: str, layout: str, options: argparse.Namespace) -> dict[str, Any]:
     n, k = SHAPES[shape]
     problem = parse_case(case(m, n, k, options.kind, layout))
@@ -100,18 +68,17 @@ def measure(backend: CudaBackend, m: int, shape: str, layout: str, options: argp
             continue
         limit = options.configs if engine.algorithm.name.startswith("skinny") else min(options.configs or 4, 4)  # type: ignore[attr-defined]
         choices += [(engine, c) for c in engine.configs(problem, backend.info)[: limit or None]]
-    rows: list[dict[str, Any]] = []
-    calls: list[Callable[[], Any]] = []
-    theirs = prepare(backend, problem, choices, rows, calls)
+    tensors = make_tensors(problem, torch.Generator("cuda").manual_seed(1))  # type: ignore[arg-type]
+    want, magnitude = reference(problem, tensors)
+    rows, ran = verify(backend, problem, choices, tensors,
+                       lambda: worst_error(tensors["d"], want, magnitude, problem))  # type: ignore[arg-type]
     torch.cuda.synchronize()
-    times = time_calls([*calls, theirs], options.repeats, options.flush)
-    for row in rows:
-        if "call" in row:
-            row["us"] = statistics.median(times[row.pop("call")])
-    right = [r for r in rows if r.get("error", float("inf")) <= 1.0]
+    times = time_calls([*(call for _, _, call in ran), torch_call(problem, tensors)], options.repeats, options.flush)
+    for (row, _, _), own in zip(ran, times, strict=False):
+        row["us"] = statistics.median(own)
     default = min((r for r in rows if "us" in r), key=lambda r: r["estimate_us"], default={})
     return {"case": f"M{m}_{shape}_{layout}", "weight_bytes": 2 * n * k, "library_us": statistics.median(times[-1]),
-            "best": min(right, key=lambda r: r["us"]) if right else None, "default": default, "rows": rows}
+            "best": fastest(rows), "default": default, "rows": rows}
 
 
 def main() -> None:
@@ -140,10 +107,9 @@ def main() -> None:
                 r = measure(backend, m, shape, layout, options)
                 torch.cuda.empty_cache()
                 results.append(r)
+                complain("gemm", r["case"], r["rows"])
                 for row in r["rows"]:
-                    if row.get("error", 2.0) > 1.0:
-                        print(f"WRONG {r['case']} {row['engine']} {row['config']}: {row.get('failure', row.get('error'))}")
-                    elif options.all:
+                    if options.all and "us" in row:
                         print(f"    {row['engine']} {row['config']}: {row['us']:.1f} us, estimated {row['estimate_us']:.1f}")
                 best, tb = r["best"], r["weight_bytes"] / 1e6
                 if best is None:

@@ -29,13 +29,13 @@ from conv_mma import reference as conv_reference
 from conv_mma import torch_call as conv_call
 from conv_mma import worst_error as float_error
 from stamp import stamp
+from verify import complain, fastest, verify
 
 from oxidnn.dispatch.registry import ENGINES
 from oxidnn.ops.base import Policy, Problem
 from oxidnn.ops.case import parse_case
-from oxidnn.plan import Plan
 from oxidnn.runtime.cuda_backend import CudaBackend
-from oxidnn.testing.cases import layer_counts
+from oxidnn.testing.cases import layer_counts, layer_name
 
 FP8 = ("e4m3", "e5m2")
 TORCH_TYPES.update({"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2, "s8": torch.int8, "s32": torch.int32})
@@ -90,39 +90,13 @@ def measure(backend: CudaBackend, problem: Problem, label: str, options: argpars
     output = tensors[problem.outputs[0].name]
     want, magnitude = reference(problem, tensors)
     theirs = torch_call(problem, tensors)
-    pointers = [tensors[o.name].data_ptr() for o in problem.operands]
-    stream = backend.default_stream()
-    rows: list[dict[str, Any]] = []
-    calls: list[Callable[[], Any]] = []
-    for engine, config in choices:
-        row: dict[str, Any] = {"engine": engine.id, "config": config.name,
-                               "estimate_us": engine.estimate(problem, config, backend.info)}
-        try:
-            plan = Plan(problem, engine, config, engine.build_steps(problem, config, backend.info), backend)
-            scratch = torch.full((max(1, plan.workspace_bytes),), 0xFF, dtype=torch.uint8, device="cuda")
-            output.view(torch.uint8).fill_(0xFF)  # NaN, or -1
-            torch.cuda.synchronize()
-
-            def call(plan: Plan = plan, scratch: torch.Tensor = scratch) -> None:
-                plan.execute(pointers, scratch.data_ptr(), stream)
-
-            call()
-            backend.synchronize(stream)
-            row["error"] = worst_error(output, want, magnitude, problem)  # type: ignore[arg-type]
-            calls.append(call)
-        except Exception as error:  # a config that cannot be assembled or launched is reported, not fatal
-            row["failure"] = f"{type(error).__name__}: {error}"[:400]
-        rows.append(row)
+    rows, ran = verify(backend, problem, choices, tensors, lambda: worst_error(output, want, magnitude, problem))
     torch.cuda.synchronize()
-    times = backend.time_launches([*calls, theirs], stream, options.repeats, FLUSH_BYTES)
-    timed = iter(times)
-    for row in rows:
-        if "failure" not in row:
-            row["us"] = statistics.median(next(timed))
-    right = [r for r in rows if r.get("error", float("inf")) <= 1.0]
+    times = backend.time_launches([*(call for _, _, call in ran), theirs], backend.default_stream(), options.repeats, FLUSH_BYTES)
+    for (row, _, _), own in zip(ran, times, strict=False):
+        row["us"] = statistics.median(own)
     return {"case": label, "op": problem.op, "flops": problem.flops, "library_us": statistics.median(times[-1]),
-            "best": min(right, key=lambda r: r["us"]) if right else None,
-            "default": min(rows, key=lambda r: r["estimate_us"]), "rows": rows}
+            "best": fastest(rows), "default": min(rows, key=lambda r: r["estimate_us"]), "rows": rows}
 
 
 def main() -> None:
@@ -157,10 +131,8 @@ def main() -> None:
                     problems.append((f"{n}_{layout}", parse_case(f"gemm a={options.kind}[{n},{n}] b={options.kind}[{n},{n}] {flags}")))
             continue
         for problem in layer_counts(options.network, options.batch, options.kind, "nhwc", (op.removeprefix("conv_"),), Policy()):
-            k, c, r, s = problem.desc(problem.filter).shape  # type: ignore[attr-defined]
-            if not options.match or options.match == f"{r}x{s}":
-                image = problem.desc(problem.image).shape[2]  # type: ignore[attr-defined]
-                problems.append((f"{image}_{c}-{k}_{r}x{s}s{problem.stride[0]}", problem))  # type: ignore[attr-defined]
+            if not options.match or f"_{options.match}s" in layer_name(problem):
+                problems.append((layer_name(problem), problem))
     print(f"{'op':11} {'case':18} {'library':>8} {'ours':>8} {'ratio':>5} {'TF/s':>5} {'default':>8} {'regret':>6}  config")
     results = []
     for label, problem in problems:
@@ -169,10 +141,9 @@ def main() -> None:
         if result is None:
             continue
         results.append(result)
+        complain(problem.op, label, result["rows"])
         for row in result["rows"]:
-            if row.get("error", 2.0) > 1.0:
-                print(f"WRONG {problem.op} {label} {row['config']}: {row.get('failure', row.get('error'))}")
-            elif options.all:
+            if options.all and "us" in row:
                 print(f"    {row['engine']} {row['config']}: {row['us']:.1f} us, estimated {row['estimate_us']:.1f}")
         best, first = result["best"], result["default"].get("us", float("nan"))
         if best is None:

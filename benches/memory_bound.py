@@ -1,7 +1,7 @@
 """Memory-bound ops against eager and compiled PyTorch: verified against float64 on poisoned outputs, then timed interleaved.
 
     python benches/memory_bound.py [--ops layer_norm,softmax_backward] [--shapes 32768x256,...] [--long] [--kind bf16] [--configs]
-                                   [--compile 'softmax 16384x4096'] [--repeats 9] [--seconds S] [--json out.json]
+                                   [--parts] [--compile 'softmax 16384x4096'] [--repeats 9] [--seconds S] [--json out.json]
 
 Needs a CUDA device and torch. Shapes: benches/cases/shapes/memory_bound.json; --long adds rows of 2^20 elements. A row a case: our
 untuned choice (with --configs also the best config), TB/s by the bytes that must move (row-wise: 1 read + 1 write forward, 2 + 1
@@ -18,7 +18,7 @@ import math
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -29,16 +29,16 @@ import torch.nn.functional as F
 from conv_mma import FLUSH_BYTES
 from conv_mma import TORCH_TYPES as FLOAT_TYPES
 from stamp import stamp
+from verify import Tensors, complain, fastest, verify
 
 from oxidnn.dispatch.registry import engines_for
 from oxidnn.dispatch.select import choose
+from oxidnn.engines.base import Engine, EngineConfig
 from oxidnn.ops.base import Problem
 from oxidnn.ops.case import parse_case
-from oxidnn.plan import Plan
 from oxidnn.runtime.cuda_backend import CudaBackend
 from oxidnn.testing.cases import shapes_file
 
-Tensors = dict[str, torch.Tensor]
 COPY_TBS = 3.03  # measured on an H100, read + write
 TORCH_TYPES = FLOAT_TYPES | {"f64": torch.float64, "s64": torch.int64, "s32": torch.int32}
 ROW_OPS = ("layer_norm", "rms_norm", "softmax", "layer_norm_backward", "rms_norm_backward", "softmax_backward", "cross_entropy",
@@ -169,40 +169,20 @@ def worst_error(got: torch.Tensor, want: torch.Tensor) -> float:
     return float("inf") if bool(torch.isnan(ratio).any()) else float(ratio.max())
 
 
-def measure(backend: CudaBackend, problem: Problem, label: str, options: argparse.Namespace) -> dict[str, Any]:
+def choices_of(backend: CudaBackend, problem: Problem, every: bool) -> list[tuple[Engine, EngineConfig]]:
+    """The untuned choice, and if `every` all others behind it."""
     engine, config, _ = choose(problem, backend.info, None)
-    choices = [(engine, config)]
-    if options.configs:
-        for e in engines_for(problem.op):
-            if e.check_support(problem, backend.info):
-                choices += [(e, c) for c in e.configs(problem, backend.info) if (e, c) != choices[0]]
-    tensors = make_tensors(problem, 1)
-    want = reference(problem, tensors)
-    pointers = [tensors[o.name].data_ptr() for o in problem.operands]
-    stream = backend.default_stream()
-    rows: list[dict[str, Any]] = []
-    calls: list[Callable[[], Any]] = []
-    for engine, config in choices:
-        row: dict[str, Any] = {"engine": engine.id, "config": config.name, "estimate_us": engine.estimate(problem, config, backend.info)}
-        try:
-            plan = Plan(problem, engine, config, engine.build_steps(problem, config, backend.info), backend)
-            scratch = torch.full((max(1, plan.workspace_bytes),), 0xFF, dtype=torch.uint8, device="cuda")
-            for o in problem.outputs:
-                tensors[o.name].fill_(float("nan"))
-            torch.cuda.synchronize()
+    others = [(e, c) for e in engines_for(problem.op) if e.check_support(problem, backend.info) for c in e.configs(problem, backend.info)]
+    return [(engine, config), *(c for c in others if every and c != (engine, config))]
 
-            def call(plan: Plan = plan, scratch: torch.Tensor = scratch) -> None:
-                plan.execute(pointers, scratch.data_ptr(), stream)
 
-            call()
-            backend.synchronize(stream)
-            row["error"] = max(worst_error(tensors[n], w) for n, w in want.items())
-            calls.append(call)
-        except Exception as error:  # a config that cannot be assembled or launched is reported, not fatal
-            row["failure"] = f"{type(error).__name__}: {error}"[:400]
-        rows.append(row)
-    del want
-    num_bytes = problem.num_bytes
+def against_torch(backend: CudaBackend, problem: Problem, label: str, options: argparse.Namespace, tensors: Tensors,
+                  want: Tensors, call_of: Callable[..., Callable[[], Any]], num_bytes: int) -> dict[str, Any]:
+    """Verifies our choices against `want`, then times them with a copy of num_bytes / 2, call_of(problem, tensors) and its compiled form,
+    and with options.parts each launch of the first choice."""
+    rows, ran = verify(backend, problem, choices_of(backend, problem, options.configs), tensors,
+                       lambda: max(worst_error(tensors[n], w) for n, w in want.items()))
+    want.clear()
     source, target = (torch.empty(max(1, num_bytes // 2), dtype=torch.uint8, device="cuda") for _ in range(2))
     source.random_(0, 255)
     peers = {"copy": lambda: target.copy_(source), "eager": call_of(problem, tensors)}
@@ -213,16 +193,26 @@ def measure(backend: CudaBackend, problem: Problem, label: str, options: argpars
         except Exception as error:  # a compiler that fails is reported, not fatal
             print(f"torch.compile {problem.op} {label}: {type(error).__name__}: {error}"[:300])
             peers.pop("compiled", None)
+    stream = backend.default_stream()
+    parts: list[tuple[str, Callable[[], None]]] = []
+    if options.parts and ran:
+        plan = ran[0][1]
+        parts = [(step.spec.template.rpartition("/")[2], lambda launch=launch: launch.launch(stream))
+                 for step, launch in zip(plan.build.steps, plan.launches, strict=True)]
     torch.cuda.synchronize()
-    times = [statistics.median(t) for t in backend.time_launches([*calls, *peers.values()], stream, options.repeats, FLUSH_BYTES)]
-    timed = iter(times)
-    for row in rows:
-        if "failure" not in row:
-            row["us"] = next(timed)
+    calls = [*(call for _, _, call in ran), *peers.values(), *(call for _, call in parts)]
+    timed = iter([statistics.median(t) for t in backend.time_launches(calls, stream, options.repeats, FLUSH_BYTES)])
+    for row, _, _ in ran:
+        row["us"] = next(timed)
     result: dict[str, Any] = {"op": problem.op, "case": label, "bytes": num_bytes, "rows": rows}
-    result |= {f"{name}_us": us for name, us in zip(peers, timed, strict=True)}
-    right = [r for r in rows if r.get("error", float("inf")) <= 1.0]
-    return result | {"default": rows[0], "best": min(right, key=lambda r: r["us"]) if right else None}
+    result |= {f"{name}_us": next(timed) for name in peers}
+    result["parts"] = [(name, next(timed)) for name, _ in parts]
+    return result | {"default": rows[0], "best": fastest(rows)}
+
+
+def measure(backend: CudaBackend, problem: Problem, label: str, options: argparse.Namespace) -> dict[str, Any]:
+    tensors = make_tensors(problem, 1)
+    return against_torch(backend, problem, label, options, tensors, reference(problem, tensors), call_of, problem.num_bytes)
 
 
 def line_of(r: dict[str, Any]) -> str:
@@ -233,7 +223,55 @@ def line_of(r: dict[str, Any]) -> str:
     peers = "".join(f" {r[k] / us:8.2f}" if k in r else f" {'':8}" for k in ("eager_us", "compiled_us"))
     return (f"{r['op']:23} {r['case']:16} {us:8.1f} {r['bytes'] / us / 1e6:5.2f} {r['bytes'] / us / 1e6 / COPY_TBS:6.2f} "
             f"{r['copy_us'] / us:6.2f}{peers} {us / best['us'] - 1:6.0%}  {first['config']}"
+            + "".join(f" {name} {t:.1f}" for name, t in r["parts"])
             + (f" (best {best['engine']} {best['config']})" if best is not first else ""))
+
+
+def run(backend: CudaBackend, problems: Iterable[tuple[str, Problem]], measure: Callable[..., dict[str, Any]],
+        options: argparse.Namespace) -> None:
+    """Measures the problems, prints a line for each and the means of each op, and writes the record."""
+    begin = time.monotonic()
+    print(f"{backend.info.name}, median of {options.repeats}")
+    print(f"{'op':23} {'case':16} {'us':>8} {'TB/s':>5} {'/3.03':>6} {'/copy':>6} {'eager x':>8} {'compil x':>8} {'regret':>6}  config")
+    results, left = [], []
+    for label, problem in problems:
+        if time.monotonic() - begin > options.seconds:
+            left.append(f"{problem.op} {label}")
+            continue
+        try:
+            result = measure(backend, problem, label, options)
+        except Exception as error:  # one case less
+            print(f"FAILED {problem.op} {label}: {type(error).__name__}: {error}"[:400], flush=True)
+            continue
+        gc.collect()
+        torch.cuda.empty_cache()
+        results.append(result)
+        complain(problem.op, label, result["rows"])
+        for row in result["rows"]:
+            if options.configs and "us" in row:
+                print(f"    {row['engine']} {row['config']}: {row['us']:.1f} us, {result['bytes'] / row['us'] / 1e6:.2f} TB/s")
+        print(line_of(result), flush=True)
+    for op in dict.fromkeys(r["op"] for r in results):
+        rows = [r for r in results if r["op"] == op and "us" in r["default"]]
+        means = {k: [r[k] / r["default"]["us"] for r in rows if k in r] for k in ("copy_us", "eager_us", "compiled_us")}
+        print(f"{op}: geometric means over {len(rows)}: " + ", ".join(
+            f"{math.exp(statistics.fmean(map(math.log, v))):.2f} of {k[:-3]}" for k, v in means.items() if v))
+    if left:
+        print(f"no time for {len(left)}: {', '.join(left)}")
+    if options.json:
+        record = {"stamp": stamp(), "device": backend.info.name, "options": vars(options), "seconds": time.monotonic() - begin,
+                  "results": results}
+        Path(options.json).write_text(json.dumps(record, indent=1, default=str))
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """What against_torch and run read."""
+    parser.add_argument("--configs", action="store_true", help="all configs, not the untuned choice alone")
+    parser.add_argument("--parts", action="store_true", help="also each launch alone")
+    parser.add_argument("--compile", default="all", help='for which cases also torch.compile: parts of "op case", "all", or empty')
+    parser.add_argument("--repeats", type=int, default=9)
+    parser.add_argument("--seconds", type=float, default=math.inf)
+    parser.add_argument("--json", default="")
 
 
 def problems_of(options: argparse.Namespace) -> list[tuple[str, Problem]]:
@@ -257,47 +295,11 @@ def main() -> None:
     parser.add_argument("--shapes", default="", help="RxC, separated by commas; empty for the file's")
     parser.add_argument("--long", action="store_true", help="also rows of 2^20 elements")
     parser.add_argument("--kind", default="bf16", choices=sorted(FLOAT_TYPES))
-    parser.add_argument("--configs", action="store_true", help="all configs, not the untuned choice alone")
-    parser.add_argument("--compile", default="all", help='for which cases also torch.compile: parts of "op case", "all", or empty')
-    parser.add_argument("--repeats", type=int, default=9)
-    parser.add_argument("--seconds", type=float, default=math.inf)
-    parser.add_argument("--json", default="")
+    add_options(parser)
     options = parser.parse_args()
 
-    begin = time.monotonic()
     backend = CudaBackend(0)
-    print(f"{backend.info.name}, {options.kind}, median of {options.repeats}")
-    print(f"{'op':23} {'case':16} {'us':>8} {'TB/s':>5} {'/3.03':>6} {'/copy':>6} {'eager x':>8} {'compil x':>8} {'regret':>6}  config")
-    results, left = [], []
-    for label, problem in problems_of(options):
-        if time.monotonic() - begin > options.seconds:
-            left.append(f"{problem.op} {label}")
-            continue
-        try:
-            result = measure(backend, problem, label, options)
-        except Exception as error:  # one case less
-            print(f"FAILED {problem.op} {label}: {type(error).__name__}: {error}"[:400], flush=True)
-            continue
-        gc.collect()
-        torch.cuda.empty_cache()
-        results.append(result)
-        for row in result["rows"]:
-            if row.get("error", 2.0) > 1.0:
-                print(f"WRONG {problem.op} {label} {row['config']}: {row.get('failure', row.get('error'))}")
-            elif options.configs:
-                print(f"    {row['engine']} {row['config']}: {row['us']:.1f} us, {result['bytes'] / row['us'] / 1e6:.2f} TB/s")
-        print(line_of(result), flush=True)
-    for op in dict.fromkeys(r["op"] for r in results):
-        rows = [r for r in results if r["op"] == op and "us" in r["default"]]
-        means = {k: [r[k] / r["default"]["us"] for r in rows if k in r] for k in ("copy_us", "eager_us", "compiled_us")}
-        print(f"{op}: geometric means over {len(rows)}: " + ", ".join(
-            f"{math.exp(statistics.fmean(map(math.log, v))):.2f} of {k[:-3]}" for k, v in means.items() if v))
-    if left:
-        print(f"no time for {len(left)}: {', '.join(left)}")
-    if options.json:
-        record = {"stamp": stamp(), "device": backend.info.name, "options": vars(options), "seconds": time.monotonic() - begin,
-                  "results": results}
-        Path(options.json).write_text(json.dumps(record, indent=1, default=str))
+    run(backend, problems_of(options), measure, options)
 
 
 if __name__ == "__main__":

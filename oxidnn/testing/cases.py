@@ -17,6 +17,7 @@ from ..errors import InvalidArgument, OxidnnError, expected
 from ..ops import OPS
 from ..ops.base import Policy, Problem
 from ..ops.case import parse_case
+from ..ops.conv import ConvProblem
 from ..tensor import TensorDesc
 
 DIRECTIONS = ("fprop", "dgrad", "wgrad")
@@ -55,6 +56,12 @@ def layer_counts(name: str, batch: int = 128, kind: str | DType = "bf16", layout
     if name not in networks:
         raise expected("network", "name", repr(name), " | ".join(sorted(networks)))
     return _convolutions(networks[name], batch, dtype(kind), layout, directions, policy)
+
+
+def layer_name(problem: ConvProblem) -> str:
+    """Image height, channels-filters, taps and stride, e.g. 56_64-256_1x1s1."""
+    k, c, r, s = problem.desc(problem.filter).shape
+    return f"{problem.desc(problem.image).shape[2]}_{c * problem.groups}-{k}_{r}x{s}s{problem.stride[0]}"
 
 
 def network_names() -> tuple[str, ...]:
