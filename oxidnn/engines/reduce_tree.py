@@ -42,7 +42,9 @@ class Reduction:
 
 
 _LOGSUMEXP = "(m := maximum(a0, b0)), a1 * exp(where(a0 == m, 0, a0 - m)) + b1 * exp(where(b0 == m, 0, b0 - m))"
-_VARIANCE = "maximum(s1 - s0 * s0 / scalar(count), 0) / scalar(divisor)"
+# Chan's formula for (elements, mean, sum of squared differences from it): w = b0 / (a0 + b0), the new mean is a1 + (b1 - a1) w, and
+# a2 + b2 + (b1 - a1)^2 a0 w, multiplied such that nothing joined to nothing stays 0.
+_CHAN = "(n := a0 + b0), a1 + (d := b1 - a1) * (w := b0 / maximum(n, 1)), a2 + b2 + d * w * a0 * d"
 REDUCTIONS = {
     "sum": Reduction("x", "a0 + b0"),
     "mean": Reduction("x", "a0 + b0", "s0 / scalar(divisor)"),
@@ -57,8 +59,9 @@ REDUCTIONS = {
     "all": Reduction("where(x != 0, 1, 0)", "minimum(a0, b0)", neutral=1.0),
     "count_nonzero": Reduction("where(x != 0, 1, 0)", "a0 + b0"),
     "logsumexp": Reduction("x, 1", _LOGSUMEXP, "s0 + log(s1)", neutral="low"),
-    "var": Reduction("x, x * x", "a0 + b0, a1 + b1", _VARIANCE),
-    "std": Reduction("x, x * x", "a0 + b0, a1 + b1", f"sqrt({_VARIANCE})"),
+    # The map is of the neutral element alone: the template counts what it loads (see is_moments).
+    "var": Reduction("0, x, 0", _CHAN, "s2 / scalar(divisor)"),
+    "std": Reduction("0, x, 0", _CHAN, "sqrt(s2 / scalar(divisor))"),
     # Of ready states alone (see state_steps): sums of weighted values and of weights.
     "weighted_mean": Reduction("x, x", "a0 + b0, a1 + b1", "s0 / s1"),
     "argmax": Reduction("x", "", "s1", neutral="low"),
@@ -103,17 +106,26 @@ class TreeConsts:
         return self.kind in ("argmax", "argmin")
 
     @property
+    def is_moments(self) -> bool:
+        """The state is (elements, mean, sum of squared differences from it), the values those of the source less its first."""
+        return self.kind in ("var", "std")
+
+    @property
     def sizes(self) -> tuple[int, ...]:
         """Bytes of the state's components."""
         return tuple(8 if t in ("f64", "s64") else 4 for t in self.states)
 
     @property
     def unroll(self) -> int:
-        """Loads in flight: fewer where their states would take more than 64 registers."""
+        """Loads in flight: fewer where their states (of moments: their values) would take more than 64 registers."""
         unroll = UNROLL
-        while unroll > 1 and unroll * self.vec * sum(self.sizes) > 256:
+        size = self.sizes[0] if self.is_moments and not self.from_partials else sum(self.sizes)
+        while unroll > 1 and unroll * self.vec * size > 256:
             unroll //= 2
         return unroll
+
+    def literal(self, value: float) -> str:
+        return literal(value, self.compute)
 
     def neutral(self) -> str:
         value = REDUCTIONS[self.kind].neutral
@@ -230,8 +242,6 @@ def _power_of_two(n: int) -> int:
 
 
 def compute_type(kind: str, x: DType, y: DType) -> str:
-    if kind in ("var", "std"):
-        return "f64"
     if kind == "count_nonzero":
         return "f64" if x.is_float else "s64"
     if x.is_float:
@@ -359,8 +369,8 @@ def _digit_args(consts: TreeConsts, stem: str, extents: Sequence[int], rows: Map
 
 
 def _scalar_args(consts: TreeConsts, num_reduced: int, correction: int) -> list[Arg]:
-    values = {"divisor": float(max(0, num_reduced - correction)), "count": float(num_reduced)}
-    return [Arg(name, "f64" if consts.compute == "f64" else "f32", v) for name, v in values.items() if name in consts.scalars]
+    divisor = float(max(0, num_reduced - correction))
+    return [Arg(name, "f64" if consts.compute == "f64" else "f32", divisor) for name in consts.scalars]
 
 
 class ReduceTree(Engine):

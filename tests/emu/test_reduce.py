@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
+from oxidnn.codegen.pointwise import round_to
 from oxidnn.codegen.render import render
 from oxidnn.device import known_device
 from oxidnn.engines.base import EngineConfig
@@ -88,7 +91,7 @@ def test_many_ctas_combine_in_a_fixed_order() -> None:
     np.testing.assert_allclose(np.frombuffer(results[0], np.float32), [x.astype(np.float64).sum()], rtol=1e-5)
 
 
-@pytest.mark.parametrize("kind", ["max", "min", "amax", "argmax", "argmin", "sum", "any", "all", "logsumexp"])
+@pytest.mark.parametrize("kind", ["max", "min", "amax", "argmax", "argmin", "sum", "any", "all", "logsumexp", "var", "std"])
 def test_special_values_follow_numpy(kind: str) -> None:
     x = np.random.default_rng(3).standard_normal((9, 200)).astype(np.float32)
     x[0, 77] = np.nan
@@ -99,7 +102,7 @@ def test_special_values_follow_numpy(kind: str) -> None:
     x[5, [20, 130]] = np.nan
     x[6, :] = 7
     x[7, :] = np.inf
-    functions = {
+    functions: dict[str, Any] = {
         "max": np.max,
         "min": np.min,
         "amax": lambda a, axis: np.max(np.abs(a), axis),
@@ -109,6 +112,8 @@ def test_special_values_follow_numpy(kind: str) -> None:
         "any": np.any,
         "all": np.all,
         "logsumexp": np.logaddexp.reduce,
+        "var": np.var,
+        "std": np.std,
     }
     with np.errstate(invalid="ignore"):
         want = functions[kind](x.astype(np.float64), axis=1)
@@ -125,6 +130,32 @@ def test_argmax_over_several_axes_of_any_layout() -> None:
         want = x.transpose(0, 2, 1, 3).reshape(4, 5, -1).argmax(-1)
         for config in ENGINE.configs(problem, known_device("sm_80")):
             np.testing.assert_array_equal(compute(format_case(problem), x, config), want)
+
+
+OFFSETS = {"f64": 1e12, "f32": 1e6, "f16": 500.0, "bf16": 100.0}  # with a deviation of 1
+
+
+@pytest.mark.parametrize("kind", ["var", "std"])
+@pytest.mark.parametrize(("storage", "shape", "axes"), [
+    ("f64", "2003", (0,)), ("f64", "301,8", (0,)), ("f64", "5,77", (1,)), ("f32", "2003", (0,)), ("f32", "301,8", (0,)),
+    ("f32", "5,77", (1,)), ("f16", "2003", (0,)), ("bf16", "301,8", (0,)),
+])
+def test_variances_far_from_zero(kind: str, storage: str, shape: str, axes: tuple[int, ...]) -> None:
+    """In every arrangement: no digit is lost to the mean, nor to a first element far from all others; equal values give 0."""
+    problem = parse_case(f"reduce x={storage}[{shape}]nchw op={kind} axes={axes} correction=1")
+    x_type = problem.desc("x").dtype
+    size = tuple(int(n) for n in shape.split(","))
+    x = np.random.default_rng(7).standard_normal(size) + OFFSETS[storage]
+    lone = np.random.default_rng(8).standard_normal(size)
+    lone[(0,) * len(size)] = 100 * OFFSETS[storage] ** 0.5
+    rtol = 4 * 2.0 ** -{"f64": 50, "f32": 22, "f16": 11, "bf16": 8}[storage]
+    for config in ENGINE.configs(problem, known_device("sm_80")):
+        for values in (x, lone, np.full(size, OFFSETS[storage] / 3)):
+            held = np.asarray(round_to(values, x_type.name), np.float64)
+            exact = np.var(held.astype(np.longdouble) - held.take([0], axis=axes[0]), axis=axes, ddof=1)
+            want = (np.sqrt(exact) if kind == "std" else exact).astype(np.float64)
+            got = compute(format_case(problem), held.astype(x_type.numpy), config).astype(np.float64)
+            np.testing.assert_allclose(got, want, rtol=rtol, err_msg=config.name)
 
 
 def test_integers_are_exact() -> None:
@@ -180,7 +211,7 @@ def test_errors_name_the_argument(line: str, part: str) -> None:
 @pytest.mark.parametrize("path", ["row", "column"])
 def test_64_bit_indices(path: str) -> None:
     """The path of tensors beyond 2^31 elements, taken on small ones."""
-    for kind in ("sum", "argmax", "logsumexp"):
+    for kind in ("sum", "argmax", "logsumexp", "var"):
         for line, vec in (
             (f"reduce x=f32[5,403]nchw op={kind} axes=(1,)", 1),
             (f"reduce x=f32[4,6,5,8]nhwc op={kind} axes=(0,2,3)", 1),
@@ -195,7 +226,7 @@ def test_far_rows_take_64_bit_offsets() -> None:
     problem = parse_case("reduce x=f32[9,33](1073741824,1) op=sum axes=(1,)")
     step = ENGINE.build_steps(problem, ENGINE.configs(problem, known_device("sm_80"))[0], known_device("sm_80")).steps[0]
     assert step.spec.consts.wide_offset and not step.spec.consts.wide_index
-    for kind in ("sum", "argmin"):
+    for kind in ("sum", "argmin", "std"):
         for config in (EngineConfig.of(path="row", vec=1, along=32, splits=1), EngineConfig.of(path="column", vec=1, along=32, splits=3)):
             run_problem(backend(), parse_case(f"reduce x=f32[1,7,90](3000000000,90,1) op={kind} axes=(0,2)"), ENGINE, config)
 

@@ -188,6 +188,9 @@ KERNELS = {
         ("other comparison", "%p_load0", "the loop ends before"), ("no guard", r"st\.global", "all threads hold the result"))),
     "tree_column": Kernel("reduce/tree", "reduce.tree", ("reduce x=f32[270,37] op=max axes=0",), {"path": "column", "splits": 1}, (
         ("no clamp", "%end", "the reduction is not split"),)),
+    "tree_variance": Kernel("reduce/tree", "reduce.tree", ("reduce x=f32[17,203] op=var axes=1", "reduce x=f32[3,359] op=var axes=1"),
+                            {"path": "row", "along": 32, "splits": 1}, (
+        ("no clamp", "%end", "the reduction is not split"), ("other comparison", "%num_reduced, 0", "there are elements"))),
     "softmax": Kernel("rowwise/softmax", "softmax.row", ("softmax x=f32[7,99]",), {"lanes": 32}, (
         ("other lane", "%maximum", "the result does not depend on the shift"),
         ("no choice", "%shift", "the result does not depend on the shift"))),
@@ -362,6 +365,7 @@ FLOOR = {
     "strip": (25, 26), "strip_gradient": (23, 26), "interleaved": (25, 26),
     "wgmma_coop": (26, 26), "wgmma_pingpong": (26, 26), "wgmma_halo": (26, 26), "tiled_mma": (26, 26), "tiled_mma_conv": (25, 26),
     "tiled_simt": (25, 26), "split_k_reduce": (25, 26), "direct": (26, 26), "tree": (24, 26), "tree_column": (25, 26),
+    "tree_variance": (26, 26),
     "softmax": (26, 26), "softmax_cta": (26, 26), "norm": (25, 26), "cross_entropy": (26, 26), "pool_window": (24, 26),
     "map": (18, 18), "softmax_cluster": (23, 26), "norm_ring": (24, 26), "norm_ring_cluster": (23, 26),
 }
