@@ -43,6 +43,8 @@ _POOL = (("window", None), ("stride", None), ("padding", 0), ("dilation", 1), ("
 _AVERAGE = (*_POOL, ("count_include_pad", True), ("divisor_override", None))
 _GEMM_ATTRS = (("transpose_a", False), ("transpose_b", False), ("alpha", 1.0), ("beta", 0.0), ("epilogue", None), ("gate", None),
                ("out_dtype", None))
+_RESIZE = (("size", None), ("mode", "nearest"), ("scales", None), ("align_corners", False), ("coordinates", None), ("rounding", "floor"),
+           ("antialias", False), ("cubic_coefficient", -0.75), ("exclude_outside", None))
 _NORM = (("eps", 1e-5), ("axes", -1), ("epilogue", None), ("return_stats", False), ("return_sum", False))
 _CHANNEL_NORM = (("eps", 1e-5), ("epilogue", None), ("return_stats", False), ("return_mask", False))
 _CHANNEL_GRADIENT = ("dy", "x", "mean", "rstd", "gamma", "mask", "y")
@@ -78,6 +80,8 @@ CALLS: dict[str, Call] = {
         Call("global_max_pool_backward", ("dy", "x")),
         Call("global_avg_pool", ("x",)),
         Call("global_avg_pool_backward", ("dy",), (("x_shape", None),)),
+        Call("resize", ("x",), _RESIZE),
+        Call("resize_backward", ("dy",), (*_RESIZE, ("x_shape", None))),
         Call("layer_norm", ("x", "gamma", "beta", "residual"), _NORM),
         Call("layer_norm_backward", ("dy", "x", "mean", "rstd", "gamma"), (("axes", -1),)),
         Call("rms_norm", ("x", "gamma", "beta", "residual"), _NORM),
@@ -338,6 +342,29 @@ class DnnHandle:
 
     def global_avg_pool_backward(self, dy: Any, x_shape: Sequence[int], *, out: Any = None, stream: Any = None) -> Any:
         return self._session.run(CALLS["global_avg_pool_backward"], (dy,), (_shape(x_shape),), out, stream)
+
+    # ---- resize ------------------------------------------------------------------------------------------------------------------
+
+    def resize(self, x: Any, size: Any = None, mode: str = "nearest", *, scales: Any = None, align_corners: bool = False,
+               coordinates: str | None = None, rounding: str = "floor", antialias: bool = False, cubic_coefficient: float = -0.75,
+               exclude_outside: bool | None = None, out: Any = None, stream: Any = None) -> Any:
+        """x (N, C, 1 to 3 spatial dimensions; f64, f32, f16, bf16) at `size`, one number or one a dimension, or at floor(extent * scales).
+
+        mode: "nearest", "nearest_exact", "linear" (also "bilinear", "trilinear"), "cubic" ("bicubic"), "area". coordinates: "half_pixel"
+        (linear, cubic, nearest_exact), "asymmetric" (nearest), "align_corners" (also by that flag), "pytorch_half_pixel",
+        "half_pixel_symmetric"; scales, where given, shape them too. rounding (nearest): "floor", "ceil", "round_prefer_floor",
+        "round_prefer_ceil". antialias widens linear and cubic by the ratio of a reduction. exclude_outside: what lies outside x has no
+        weight (default with antialias), else it counts as the nearest element. Workspace: the weights of each dimension.
+        """
+        attrs = (size, mode, scales, align_corners, coordinates, rounding, antialias, cubic_coefficient, exclude_outside)
+        return self._session.run(CALLS["resize"], (x,), attrs, out, stream)
+
+    def resize_backward(self, dy: Any, x_shape: Sequence[int], mode: str = "nearest", *, size: Any = None, scales: Any = None,
+                        align_corners: bool = False, coordinates: str | None = None, rounding: str = "floor", antialias: bool = False,
+                        cubic_coefficient: float = -0.75, exclude_outside: bool | None = None, out: Any = None, stream: Any = None) -> Any:
+        """dx, the exact transpose of `resize`, the same bits every time. The size is dy's."""
+        attrs = (size, mode, scales, align_corners, coordinates, rounding, antialias, cubic_coefficient, exclude_outside, _shape(x_shape))
+        return self._session.run(CALLS["resize_backward"], (dy,), attrs, out, stream)
 
     # ---- normalisation -----------------------------------------------------------------------------------------------------------
 

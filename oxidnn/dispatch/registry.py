@@ -10,8 +10,8 @@ from ..engines.base import Engine
 from ..errors import InvalidArgument, Unsupported
 
 # Engine modules; each has ENGINES: dict op name -> tuple of engines, most specialised first.
-ENGINE_MODULES = ("conv_strip", "conv_interleaved", "matmul", "pointwise_map", "reduce_tree", "pool_window", "loss_row", "loss_map",
-                  "row_loss", "norm_row", "channel_stats", "channel_resident")
+ENGINE_MODULES = ("conv_strip", "conv_interleaved", "matmul", "pointwise_map", "reduce_tree", "pool_window", "resize_band", "loss_row",
+                  "loss_map", "row_loss", "norm_row", "channel_stats", "channel_resident")
 
 ENGINES: dict[str, tuple[Engine, ...]] = {}
 for _module in ENGINE_MODULES:

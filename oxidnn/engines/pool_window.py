@@ -81,7 +81,7 @@ def _axis_consts(axes: tuple[Axis, ...], backward: bool) -> tuple[AxisConsts, ..
     return tuple(AxisConsts(a.window, a.stride, a.dilation, a.low, a.high, a.adaptive, a.max_sharing if backward else 0) for a in axes)
 
 
-def _vector_limit(descs: list[TensorDesc]) -> int:
+def vector_limit(descs: list[TensorDesc]) -> int:
     """The longest pack of channels with which every operand can be moved: 16 bytes of the first (an index pack is split into pieces)."""
     first = descs[0]
     vector = 16 // first.dtype.num_bytes
@@ -115,7 +115,7 @@ class _PoolEngine(Engine):
 
     def configs(self, problem: Problem, device: DeviceInfo) -> tuple[EngineConfig, ...]:
         assert isinstance(problem, PoolProblem)
-        vector = _vector_limit([o.desc for o in problem.operands])
+        vector = vector_limit([o.desc for o in problem.operands])
         widths = [vector] + ([vector // 2, 1] if vector > 2 else [1] if vector == 2 else [])
         return tuple(EngineConfig.of(vec=v, threads=t) for v in widths for t in (128, 256))
 
@@ -148,7 +148,7 @@ class _PoolEngine(Engine):
                 spatial = row[2:] if name in direct else (0,) * rank
                 strides[name] = (row[0], row[1] * vector, *spatial)
             digits = Digits(names, extents, strides).ordered_for(main)
-            args = [Arg(f"ptr_{n}", "u64", _shifted(v, begin * byte_strides(d)[0])) for n, (d, v) in operands.items()]
+            args = [Arg(f"ptr_{n}", "u64", shifted(v, begin * byte_strides(d)[0])) for n, (d, v) in operands.items()]
             args.append(Arg("num_threads", "u32", digits.size))
             args += digits.args(wide)
             for a, axis in enumerate(problem.axes):
@@ -170,7 +170,7 @@ class _PoolEngine(Engine):
         return steps
 
 
-def _shifted(value: TensorArg | WorkspaceArg, num_bytes: int) -> TensorArg | WorkspaceArg:
+def shifted(value: TensorArg | WorkspaceArg, num_bytes: int) -> TensorArg | WorkspaceArg:
     if isinstance(value, TensorArg):
         return TensorArg(value.name, value.byte_offset + num_bytes)
     return WorkspaceArg(value.byte_offset + num_bytes)
@@ -219,7 +219,7 @@ class GatherEngine(_PoolEngine):
                 desc = _found_again(problem.desc("dy"))
                 operands["indices"] = (desc, scratch.take(desc.num_bytes))
                 again: dict[str, tuple[TensorDesc, Any]] = {"x": (problem.desc("x"), TensorArg("x")), "indices": operands["indices"]}
-                vector = min(config["vec"], _vector_limit([d for d, _ in again.values()]))
+                vector = min(config["vec"], vector_limit([d for d, _ in again.values()]))
                 steps += self._steps("pool/window", problem, EngineConfig.of(vec=vector, threads=config["threads"]), device, "indices", "o",
                                      again, {"walked": ("x",), "backward": False, "index_dtype": "s32", "write_y": False})
             index = operands["indices"][0].dtype.name
@@ -235,7 +235,7 @@ class GatherEngine(_PoolEngine):
         described = [o.desc for o in problem.operands if o.name != "x" or problem.mode == "lp"]
         if problem.mode == "max" and not problem.has("indices"):
             described.append(_found_again(problem.desc("dy")))
-        vector = _vector_limit(described)
+        vector = vector_limit(described)
         return tuple(EngineConfig.of(vec=v, threads=t) for v in dict.fromkeys((vector, 1)) for t in (128, 256))
 
 
