@@ -13,6 +13,7 @@ from .environment import f32_literal, f64_literal
 
 # (log1p(f) - f) / f^2, |f| <= 1/3 · (expm1(r) - r) / r^2, |r| <= ln2/2 · (tanh(x)/x - 1) / z, z = x^2, x < 0.5626
 # erf(x)/x - 1 in z, x < 1 · log2(erfc(t)) / t, 0.9 < t < 4 · erfc(a) exp(a^2) (a + K) in u = (a - K)/(a + K), a < 10.5 (K = 3; f64: 28, 4)
+# Phi(-a) exp(a^2/2) (a + K) in u = (a - K)/(a + K), a < 13.4 (brief: K = 3.25, relative error 2^-18)
 # (atan(t)/t - 1)/z, z = t^2, t <= tan(pi/8) · (asin(x)/x - 1)/z, z = x^2, x <= 1/2
 # (sin(r)/r - 1)/z and (cos(r) - 1 + z/2)/z^2, z = r^2, |r| <= pi/4 · (2 atanh(s) - 2s) / (s z), z = s^2, s <= 0.1716
 LOG1P_F32 = (
@@ -35,6 +36,7 @@ ERFCX_F32 = (
     -0.000333150354, -0.00049714226, 0.00307963206, -0.00121720927, -0.0268374253, 0.119527079, -0.310466528, 0.590228438,
     -0.88339448, 1.07400692,
 )
+ERFCX_BRIEF = (0.00769733498, 0.000396006915, -0.0807988718, 0.274564028, -0.539496422, 0.737435997)
 SIN_F32 = (
     2.72493548e-06, -0.000198400827, 0.00833333191, -0.166666672,
 )
@@ -82,6 +84,7 @@ ASIN_F64 = (
     0.04464285714255172, 0.07500000000000118, 0.16666666666666666,
 )
 
+BRIEF_ULP = 128  # 2^-16: an eighth of what rounding to f16 may cost
 LOG2E = 1.4426950408889634
 LN2 = 0.6931471805599453
 INF = float("inf")
@@ -94,11 +97,13 @@ _REGISTER_TYPES = {"f16": "b16", "bf16": "b16", "s32": "b32", "u32": "b32", "s64
 class Emitter:
     """Collects instructions in single assignment; `e("fma.rn.f32", a, b, c)` appends one and returns its new destination register.
 
-    Operands are registers, or numbers written as literals of the instruction's last type. Names begin with `prefix`.
+    Operands are registers, or numbers written as literals of the instruction's last type. Names begin with `prefix`. brief: results are
+    rounded to 16 bits, so f32 functions may err by BRIEF_ULP units where that takes fewer instructions.
     """
 
-    def __init__(self, prefix: str = "%pw_") -> None:
+    def __init__(self, prefix: str = "%pw_", brief: bool = False) -> None:
         self.prefix = prefix
+        self.brief = brief
         self.lines: list[str] = []
         self.counts: dict[str, int] = {}
 
@@ -138,8 +143,11 @@ def exp_f32(e: Emitter, x: str) -> str:
     """2^n * 2^r, n = rint(x log2e) kept in [-126, 126] so that 2^n is a normal number; what is left over stays in r.
 
     Adding 1.5 2^23 rounds to an integer and leaves it in the low bits, by instructions of full rate, which conversions are not. A result
-    that .ftz flushes (r < -126) would vanish in the product with 2^-126 as well.
+    that .ftz flushes (r < -126) would vanish in the product with 2^-126 as well. Brief: the product x log2e is rounded, an error of
+    |x| 2^-24, at most 2^-17.
     """
+    if e.brief:
+        return e("ex2.approx.f32", e("mul.rn.f32", x, LOG2E))
     n = e("min.f32", e("max.f32", e("mul.rn.f32", x, LOG2E), -126.0), 126.0)
     shifted = e("add.rn.f32", n, 1.5 * 2**23)
     r = e("fma.rn.f32", x, LOG2E, e("neg.f32", e("sub.rn.f32", shifted, 1.5 * 2**23)))
@@ -382,9 +390,18 @@ def erfc(t: str) -> Callable[[Emitter, str], str]:
 
 
 def normcdf(t: str) -> Callable[[Emitter, str], str]:
-    """Distribution function of the normal distribution, erfc(-x / sqrt(2)) / 2, with full relative accuracy for negative x."""
+    """Distribution function of the normal distribution, erfc(-x / sqrt(2)) / 2, with full relative accuracy for negative x.
+
+    Brief: the square is rounded as in exp_f32. Its exponential is spelled as that of -0.5 * (x * x), which the derivative has as well.
+    """
 
     def lower(e: Emitter, x: str) -> str:
+        if e.brief and t == "f32":
+            decay = exp_f32(e, e("mul.rn.f32", -0.5, e("mul.rn.f32", x, x)))
+            r = e("rcp.approx.ftz.f32", e("add.rn.f32", e("abs.f32", x), 3.25))
+            u = e("fma.rn.f32", r, -6.5, 1.0)
+            tail = e("mul.rn.f32", e("mul.rn.f32", e.polynomial(u, ERFCX_BRIEF, "f32"), r), decay)
+            return e("selp.f32", e("sub.rn.f32", 1.0, tail), tail, e("setp.gt.f32", x, 0.0))
         tail = _erfc_tail(e, e(f"abs.{t}", x), True, t, 0.5)
         return e(f"selp.{t}", e(f"sub.rn.{t}", 1.0, tail), tail, e(f"setp.gt.{t}", x, 0.0))
 

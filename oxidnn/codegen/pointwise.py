@@ -205,13 +205,14 @@ class Expression:
         """The same with every composite function written out in the functions that have PTX of their own."""
         return _expand(self)
 
-    def lower(self, registers: Mapping[str, str], results: Sequence[str], compute: str = "f32") -> str:
+    def lower(self, registers: Mapping[str, str], results: Sequence[str], compute: str = "f32", brief: bool = False) -> str:
         """A PTX scope that reads `registers` (by operand and scalar name, in the compute type) and writes `results`, one an output.
 
-        compute: "f32", "f64", "s32" or "s64". Conditions are written as 1 or 0. Results may be registers that are also read.
+        compute: "f32", "f64", "s32" or "s64". Conditions are written as 1 or 0. Results may be registers that are also read. brief: see
+        elementary.Emitter.
         Raises InvalidArgument if a register is missing or a function has no form in the compute type.
         """
-        return _lower(self, registers, results, compute)
+        return _lower(self, registers, results, compute, brief)
 
     def evaluate(self, arrays: Mapping[str, Any], scalars: Mapping[str, float] | None = None) -> tuple[np.ndarray, ...]:
         """The outputs by the NumPy references: float64 (or integer) arrays in, broadcast as NumPy does; conditions give bool arrays.
@@ -772,12 +773,12 @@ def _fused_products(body: Expression) -> dict[Expression, Expression]:
     return {n: p for n in sums for p in n.operands if p.op == "mul" and users[p] == 1 and p not in body.outputs}
 
 
-def _lower(expression: Expression, registers: Mapping[str, str], results: Sequence[str], compute: str) -> str:
+def _lower(expression: Expression, registers: Mapping[str, str], results: Sequence[str], compute: str, brief: bool) -> str:
     if compute not in COMPUTE_TYPES:
         raise InvalidArgument(f"lower: compute is {compute!r} (expected one of {', '.join(COMPUTE_TYPES)}).")
     if len(results) != expression.num_outputs:
         raise InvalidArgument(f"lower: {len(results)} result registers for {expression.num_outputs} outputs.")
-    e = Emitter()
+    e = Emitter(brief=brief)
     value: dict[Expression, str] = {}  # in the compute type
     truth: dict[Expression, str] = {}  # as predicate
     untyped = compute if compute[0] == "f" else "b" + compute[1:]

@@ -41,7 +41,8 @@ class MapConsts:
     """rank: digits of the index space. wide_index: the linear index exceeds 2^31 - 1; wide_offset: a byte offset does.
 
     index: how the logical index of an element is reached where the expression has random numbers: as the offset of an operand of bytes.
-    sums: each CTA writes the sum of its results, in the compute type, in place of them.
+    sums: each CTA writes the sum of its results, in the compute type, in place of them. brief: of the expression's functions, see
+    PointwiseProblem.is_brief.
     """
 
     expression: Expression
@@ -55,6 +56,7 @@ class MapConsts:
     wide_offset: bool
     index: Access | None = None
     sums: bool = False
+    brief: bool = False
 
     @property
     def reached(self) -> tuple[Access, ...]:
@@ -99,7 +101,7 @@ class MapConsts:
         registers = {name: self.register(a, element) for name, a in zip(self.names, self.inputs, strict=True)}
         registers |= {name: f"%scalar{i}" for i, name in enumerate(self.expression.scalars)}
         registers |= {name: f"%{name}_{element}" for name in self.sources}
-        return self.expression.lower(registers, [self.register(a, element) for a in self.outputs], self.compute)
+        return self.expression.lower(registers, [self.register(a, element) for a in self.outputs], self.compute, self.brief)
 
 
 class PointwiseMap(Engine):
@@ -193,7 +195,7 @@ def map_step(problem: PointwiseProblem, vec: int, device: DeviceInfo, wide: bool
     reach = max(max(-low, high) * o.desc.dtype.num_bytes for o in touched for low, high in [o.desc.offset_range])
     wide_offset = wide_index or reach >= 2**31
     consts = MapConsts(problem.expression, problem.compute, tuple(o.name for o in touched if not o.is_output), accesses, vec, len(extents),
-                       count % vec != 0, wide_index, wide_offset, index, sums is not None)
+                       count % vec != 0, wide_index, wide_offset, index, sums is not None, problem.is_brief and sums is None)
     args = [Arg(f"ptr{i}", "u64", sums if o.is_output and sums else TensorArg(o.name)) for i, o in enumerate(touched)]
     fixed = dict(problem.values)
     args += [Arg(f"scalar{i}", problem.compute, fixed.get(name, ScalarArg(name))) for i, name in enumerate(problem.expression.scalars)]

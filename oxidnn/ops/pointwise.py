@@ -46,6 +46,11 @@ class PointwiseProblem(Problem):
         """Every element is read by the thread that writes it, before it does."""
         return tuple((o.name, i.name) for o in self.outputs for i in self.inputs)
 
+    @property
+    def is_brief(self) -> bool:
+        """Whether f32 results are rounded to 16 bits, so that functions may err by elementary.BRIEF_ULP units before."""
+        return self.compute == "f32" and all(o.desc.dtype.is_float and o.desc.dtype.num_bytes == 2 for o in self.outputs)
+
     def strides(self, operand: Operand) -> tuple[int, ...]:
         """Element strides of `operand` along the output's dimensions; 0 where it is broadcast."""
         rank = len(self.shape)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from oxidnn.codegen.elementary import BRIEF_ULP
 from oxidnn.codegen.pointwise import TABLE, parse, round_to
 from oxidnn.codegen.render import render
 from oxidnn.device import known_device
@@ -304,3 +305,17 @@ def test_lowering_may_write_the_registers_it_reads() -> None:
     got = apply_instructions(body + tail, [x, y], np.float32)
     wide_x, wide_y = x.astype(np.float64), y.astype(np.float64)
     np.testing.assert_allclose(got, 2 * wide_y + wide_x + np.exp(2 * wide_x) - wide_y, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["exp", "normcdf", "sigmoid", "gelu", "silu"])
+def test_brief_functions_keep_their_bound(name: str) -> None:
+    """What 16-bit results allow: 2^-16 of the value, subnormals and special values as ever."""
+    x = wide_values("f32", np.random.default_rng(3))
+    got = apply_instructions(parse(f"{name}(x)").lower({"x": "%a0"}, ["%d"], brief=True), [x], np.float32).astype(np.float64)
+    with np.errstate(all="ignore"):
+        want = parse(f"{name}(x)").evaluate({"x": x.astype(np.float64)})[0]
+        unit = np.spacing(np.abs(want.astype(np.float32))).astype(np.float64)
+        far = np.abs(got - want) > (BRIEF_ULP + 4) * unit
+        wrong = ~((got == want.astype(np.float32)) | (np.isnan(got) & np.isnan(want)) | ~far)
+    at = np.flatnonzero(wrong)
+    assert not len(at), f"{len(at)} wrong, first at {x[at[0]]!r}: {got[at[0]]!r} for {want[at[0]]!r}"
