@@ -39,6 +39,7 @@ HALO_SLOTS = 2
 SMEM_BYTES = 232448  # of a CTA, all in all
 MAX_STAGES = 8
 MAX_PREFETCHED_TILES = 264  # two rounds of the largest devices
+MIN_STREAMED_BYTES = 8 << 20
 PANEL = 64  # rows and columns of D staged at a time by a warpgroup
 MAX_DIRECT_LINES = 2000  # of an epilogue applied to all accumulators of a thread; longer ones loop over staged panels
 PANEL_PITCH = 68  # f32 elements of a row of a general panel
@@ -103,6 +104,7 @@ class WgmmaConsts:
     has_n_tiles: bool
     members: int  # matmuls of the launch
     prefetches: bool  # boxes start on their way to L2 a round of the ring before they are loaded
+    streamed: tuple[str, ...]  # operands whose lines leave L2 first
     scales: tuple[ScaleConsts, ...]
     halo: HaloConsts | None  # A comes in patches, a slot for all taps of 64 channels; stages hold B alone
     # (name, type) of parameters that differ between members: those that find a tile, fetch operands, and write D.
@@ -289,6 +291,17 @@ def prefetches(grid: tiling.Grid, walk: Walk, stages: int) -> bool:
     return len(walk.extents) == 1 and walk.is_linear and is_long and is_shared
 
 
+def streamed(am: AffineMatmul, grid: tiling.Grid, walk: Walk) -> tuple[str, ...]:
+    """The operands that are large and read by one or two tiles: in L2 their lines make room for each other, not for others' (results that
+    the next kernel reads, dirty lines that would have to be written back first)."""
+    if len(walk.extents) > 1:
+        return ()
+    size = am.a.dtype.num_bytes
+    a, b = (size * tiling.source_elements(x, rows, am.k, am.batch) for x, rows in ((am.a, am.m), (am.b, am.n)))
+    return tuple(name for name, num_bytes, readers in (("a", a, grid.n_tiles), ("b", b, grid.m_tiles))
+                 if num_bytes >= MIN_STREAMED_BYTES and readers <= 2)
+
+
 def plan_grid(am: AffineMatmul, tile: tuple[int, int, int], split_k: int, inner: str, k_tiles: int) -> tiling.Grid:
     grid = tiling.plan_grid(am, tile, 1, inner)
     per_split = -(-k_tiles // min(split_k, k_tiles))
@@ -383,7 +396,8 @@ def _plan(am: AffineMatmul | MatmulGroup, config: EngineConfig) -> _Plan | str:
                          len(digits[0].batch), a_consts, b_consts, epilogue, warpgroups, is_ping_pong,
                          stored[0] is not None, bool(stored[0] and stored[0].has_positions),
                          stored[0].batch_digits if stored[0] else (), staging_at, staging_bytes, grids[0].slices > 1, is_split,
-                         grids[0].n_tiles > 1, len(parts), prefetches(grids[0], walks[0], stages), scales, halo)
+                         grids[0].n_tiles > 1, len(parts), prefetches(grids[0], walks[0], stages),
+                         streamed(first, grids[0], walks[0]) if halo is None else (), scales, halo)
     members: list[_Member] = []
     for part, d, grid, walk, boxes, map_ in zip(parts, digits, grids, walks, zip(a, b, strict=True), stored, strict=True):
         first_tile = members[-1].first_tile + members[-1].grid.ctas if members else 0
