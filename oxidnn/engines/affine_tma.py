@@ -81,6 +81,7 @@ class BoxesConsts:
     row_digits: int
     coordinates: tuple[SumConsts, ...]
     offsets: tuple[SumConsts, ...]  # of an im2col map
+    shared_rows: int = 0  # rows that each of two CTAs brings for both; the boxes are of these
 
     @property
     def map(self) -> str:

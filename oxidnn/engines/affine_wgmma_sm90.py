@@ -54,12 +54,16 @@ MAX_MEMBERS = 8  # of a group; a number of a member is one of as many instructio
 
 @dataclass(frozen=True, slots=True)
 class RingConsts:
-    """Consts of skeleton/warp_specialized: bytes of a stage, where the barriers lie, and warpgroups that use a stage up."""
+    """Consts of skeleton/warp_specialized: bytes of a stage, where the barriers lie, and warpgroups of a CTA that use a stage up.
+
+    ctas: of a cluster, which send parts of their stages to each other and so must all have used a stage up.
+    """
 
     stages: int
     stage_bytes: int
     barriers_at: int
     consumers: int
+    ctas: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +111,7 @@ class WgmmaConsts:
     streamed: tuple[str, ...]  # operands whose lines leave L2 first
     scales: tuple[ScaleConsts, ...]
     halo: HaloConsts | None  # A comes in patches, a slot for all taps of 64 channels; stages hold B alone
+    lead: int  # k tiles that the first of two cooperating warpgroups multiplies before the second begins; 0: they begin together
     # (name, type) of parameters that differ between members: those that find a tile, fetch operands, and write D.
     tile_params: tuple[tuple[str, str], ...] = ()
     load_params: tuple[tuple[str, str], ...] = ()
@@ -167,11 +172,12 @@ class _Plan:
 
     @property
     def num_tiles(self) -> int:
+        """Tiles, or pairs of them that share an operand."""
         return self.members[-1].first_tile + self.members[-1].grid.ctas
 
 
 def plan_operands(d: tiling.Digits, tile: tuple[int, int, int]) -> tuple[Walk, Boxes, Boxes] | str:
-    """The shortest walk of k under which tensor maps can fetch both operands, or why there is none."""
+    """The shortest walk of k under which tensor maps can fetch both operands, tile[0] rows of A and tile[1] of B, or why there is none."""
     reasons: list[str] = []
     for walk in sorted(dict.fromkeys((walk_taps(d.k, tile[2]), walk_linear(d.k, tile[2]))), key=lambda walk: walk.k_tiles):
         a, b = plan_boxes(d.a, d, walk, tile[0]), plan_boxes(d.b, d, walk, tile[1])
@@ -262,6 +268,11 @@ def plan_scales(am: AffineMatmul, d: tiling.Digits, tile_n: int) -> tuple[ScaleC
     return tuple(scales)
 
 
+def shares_of(config: EngineConfig) -> str:
+    """The operand ("a", "b") of which two CTAs each bring half for both, or nothing."""
+    return dict(config.knobs).get("shares", "")
+
+
 def promotes_of(config: EngineConfig) -> bool:
     """Whether sums of a k tile are added up outside the tensor cores: a knob of 8-bit types alone."""
     return dict(config.knobs).get("promotes", False)
@@ -302,8 +313,9 @@ def streamed(am: AffineMatmul, grid: tiling.Grid, walk: Walk) -> tuple[str, ...]
                  if num_bytes >= MIN_STREAMED_BYTES and readers <= 2)
 
 
-def plan_grid(am: AffineMatmul, tile: tuple[int, int, int], split_k: int, inner: str, k_tiles: int) -> tiling.Grid:
+def plan_grid(am: AffineMatmul, tile: tuple[int, int, int], split_k: int, inner: str, k_tiles: int, group: int = 8) -> tiling.Grid:
     grid = tiling.plan_grid(am, tile, 1, inner)
+    grid = replace(grid, group_m=min(group, grid.m_tiles))
     per_split = -(-k_tiles // min(split_k, k_tiles))
     return replace(grid, k_tiles=k_tiles, k_tiles_per_split=per_split, splits=-(-k_tiles // per_split))
 
@@ -323,7 +335,9 @@ def _plan(am: AffineMatmul | MatmulGroup, config: EngineConfig) -> _Plan | str:
     warpgroups = warpgroups_of(config["schedule"], config["tile_m"])
     consumers = 1 if is_ping_pong else warpgroups  # of a tile
     size = first.a.dtype.num_bytes
-    tile_m, tile_n, _ = tile = config["tile_m"], config["tile_n"], tile_k
+    tile_m, tile_n = config["tile_m"], config["tile_n"]
+    shares = shares_of(config)
+    rows_m, rows_n = tile_m // (2 if shares == "a" else 1), tile_n // (2 if shares == "b" else 1)  # that a CTA brings
     a: tuple[Boxes | Halo, ...]
     b: tuple[Boxes, ...]
     if config["loader"] == "halo":
@@ -340,7 +354,7 @@ def _plan(am: AffineMatmul | MatmulGroup, config: EngineConfig) -> _Plan | str:
     else:
         walks, operands = [], []
         for d in digits:
-            found = plan_operands(d, tile)
+            found = plan_operands(d, (rows_m, rows_n, tile_k))
             if isinstance(found, str):
                 return found
             walks.append(found[0])
@@ -353,9 +367,19 @@ def _plan(am: AffineMatmul | MatmulGroup, config: EngineConfig) -> _Plan | str:
         halo = None
         a, b = (tuple(boxes if has_products else beyond(boxes) for boxes, has_products in zip(joint, are_products, strict=True))
                 for joint in (joint_a, joint_b))
-        a_consts, b_consts = joint_a[0].consts("a", tile_m, 0, joint_a[1:]), b[0].consts("b", tile_n, tile_m * SPAN_BYTES, b[1:])
+        a_consts, b_consts = joint_a[0].consts("a", rows_m, 0, joint_a[1:]), b[0].consts("b", rows_n, tile_m * SPAN_BYTES, b[1:])
+    if shares:
+        is_plain = all(isinstance(x, Boxes) and len(x.rows) == 1 and x.map.corners is None for x in (*a, *b))
+        if not is_plain or len(parts) > 1:
+            return "only plain matrices are shared"
+        if (a, b)[shares == "b"][0].major == "row" and (rows_m, rows_n)[shares == "b"] % CHUNK_ROWS:  # type: ignore[union-attr]
+            return "halves of its tiles are no whole panels"
+        a_consts = replace(a_consts, shared_rows=rows_m if shares == "a" else 0)
+        b_consts = replace(b_consts, shared_rows=rows_n if shares == "b" else 0)
     inner = tiling.inner_direction(digits[0])
-    grids = [plan_grid(part, tile, config["split_k"], inner, walk.k_tiles) for part, walk in zip(parts, walks, strict=True)]
+    pair = (tile_m * (2 if shares == "b" else 1), tile_n * (2 if shares == "a" else 1), tile_k)  # tiles of CTAs that share, side by side
+    grids = [plan_grid(part, pair, config["split_k"], inner, walk.k_tiles, dict(config.knobs).get("group", 8))
+             for part, walk in zip(parts, walks, strict=True)]
     if halo is not None and isinstance(a[0], Halo):
         m_tiles = -(-a[0].num_blocks // halo.blocks)
         grids = [replace(grids[0], m_tiles=m_tiles, group_m=min(8, m_tiles))]
@@ -389,15 +413,16 @@ def _plan(am: AffineMatmul | MatmulGroup, config: EngineConfig) -> _Plan | str:
     staging_bytes = direct_panels(tile_m, tile_n, consumers) * PANEL * PANEL * 2 if stored[0] else epilogue.smem_bytes
     stages = config["stages"]
     staging_at = stages * stage_bytes + (-(-halo.slots * halo.slot_bytes // 1024) * 1024 if halo is not None else 0)
-    ring = RingConsts(stages, stage_bytes, staging_at + warpgroups * staging_bytes, consumers)
+    ring = RingConsts(stages, stage_bytes, staging_at + warpgroups * staging_bytes, consumers, 2 if shares else 1)
     kind, kind_b = ("tf32" if size == 4 else x.dtype.name for x in (first.a, first.b))
     consts = WgmmaConsts(ring, kind, kind_b, "s32" if kind in INTEGERS else "f32", promotes, tile_m, tile_n, tile_k, len(walks[0].extents),
                          not walks[0].is_linear,
                          len(digits[0].batch), a_consts, b_consts, epilogue, warpgroups, is_ping_pong,
                          stored[0] is not None, bool(stored[0] and stored[0].has_positions),
                          stored[0].batch_digits if stored[0] else (), staging_at, staging_bytes, grids[0].slices > 1, is_split,
-                         grids[0].n_tiles > 1, len(parts), prefetches(grids[0], walks[0], stages),
-                         streamed(first, grids[0], walks[0]) if halo is None else (), scales, halo)
+                         grids[0].n_tiles > 1, len(parts), prefetches(grids[0], walks[0], stages) and not shares,
+                         streamed(first, grids[0], walks[0]) if halo is None else (), scales, halo,
+                         dict(config.knobs).get("lead", 0))
     members: list[_Member] = []
     for part, d, grid, walk, boxes, map_ in zip(parts, digits, grids, walks, zip(a, b, strict=True), stored, strict=True):
         first_tile = members[-1].first_tile + members[-1].grid.ctas if members else 0
@@ -419,9 +444,12 @@ def _param_bytes(args: Sequence[Arg]) -> int:
     return sum(128 if a.type == "tensor_map" else 8 if a.type in ("u64", "s64", "f64") else 4 for a in args) + 8
 
 
-def _arguments(plan: _Plan, num_ctas: int, workspace_offset: int) -> list[Arg]:
-    """What is common to all members under its own name, else <name>_member<i>. Tensor maps come first: they are aligned to 64 bytes."""
-    args = [Arg("num_tiles", "u32", plan.num_tiles), Arg("num_ctas", "u32", num_ctas)]
+def _arguments(plan: _Plan, tile_step: int, workspace_offset: int) -> list[Arg]:
+    """tile_step: CTAs, or clusters of them, that take tiles in turn.
+
+    What is common to all members under its own name, else <name>_member<i>. Tensor maps come first: they are aligned to 64 bytes.
+    """
+    args = [Arg("num_tiles", "u32", plan.num_tiles), Arg("tile_step", "u32", tile_step)]
     c = plan.consts
     members = [sum(_sections(m, c, workspace_offset), []) for m in plan.members]
     varying = {name for name, _ in (*c.tile_params, *c.load_params, *c.target_params)}
@@ -588,12 +616,15 @@ class WgmmaSm90Matmul:
         assert not isinstance(plan, str), plan
         c, m = plan.consts, plan.members[0]
         target = PtxTarget.for_arch(device.arch, (8, 4) if c.product == "s32" and c.kind != c.kind_b else (8, 0))
-        num_ctas = min(plan.num_tiles, device.num_sms)
+        tile_step = min(plan.num_tiles, max(1, device.num_sms // c.ring.ctas))
+        num_ctas = tile_step * c.ring.ctas
         smem = c.ring.barriers_at + 2 * BARRIER_BYTES * (c.ring.stages + (c.halo.slots if c.halo is not None else 0))
         kinds = (c.kind if c.kind_b == c.kind else f"{c.kind}_{c.kind_b}") + ("_promoted" if c.promotes else "")
         suffix = f"{kinds}_{c.tile_m}x{c.tile_n}x{c.tile_k}{'_pingpong' if c.is_ping_pong else ''}{'_halo' if c.halo is not None else ''}"
-        step = Step.of("matmul/wgmma_sm90", op, target, 128 * (1 + c.warpgroups), _arguments(plan, num_ctas, workspace_offset), c, num_ctas,
-                       dynamic_smem=smem, suffix=suffix)
+        suffix += f"_shares_{'a' if c.a.shared_rows else 'b'}" if c.ring.ctas > 1 else ""
+        args = _arguments(plan, tile_step, workspace_offset)
+        step = Step.of("matmul/wgmma_sm90", op, target, 128 * (1 + c.warpgroups), args, c, num_ctas, dynamic_smem=smem,
+                       cluster=c.ring.ctas, suffix=suffix)
         if not c.is_split:
             return Build((step,))
         reduce = tiling.reduce_step(op, m.am, m.d, m.grid, c.epilogue, target, c.epilogue.wide, workspace_offset)
