@@ -47,6 +47,13 @@ SHAPES = (
     (128, 16, 64, 4, 1, 4, "late"),
     (32, 64, 64, 1, 2, 4, "late"),
 )
+# Of products too small to fill the device, whose k is dealt out to the CTAs of a cluster: long rings, as memory's latency is what counts.
+CLUSTER_SHAPES = (
+    (64, 64, 128, 2, 2, 6, "late"),
+    (64, 32, 128, 2, 2, 8, "late"),
+    (32, 64, 128, 1, 4, 8, "late"),
+    (128, 64, 128, 4, 2, 5, "late"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +63,7 @@ class MmaConsts(tiling.TiledConsts):
     kind: "f16" | "bf16" | "tf32" | "s8" | "u8" | "e4m3" | "e5m2", or of f32 in two parts each "tf32x3" | "bf16x3"; kind_b: that of B.
     lines: 32-byte pieces of a line along k in one k step; k_steps: k steps in a k tile (even); sync_step: the one before which the next
     stage is awaited; has_k16: the mma of 16-bit types takes 16 k's, not 8; promotes: k tiles are summed outside the tensor cores, which
-    truncate.
+    truncate. cluster: CTAs that deal out the k of a tile, each of which then adds up and writes its share of the tile.
     """
 
     kind: str
@@ -69,6 +76,8 @@ class MmaConsts(tiling.TiledConsts):
     has_rn_tf32: bool
     has_k16: bool
     promotes: bool
+    cluster: int
+    share: tiling.EpilogueConsts
 
     @property
     def warp_m(self) -> int:
@@ -133,6 +142,11 @@ def _kind(x: Source, math: str) -> str:
     return x.dtype.name if x.dtype is not F32 else "tf32" if math == "fast" else math
 
 
+def cluster_of(config: EngineConfig) -> int:
+    """CTAs of a cluster that deal out the k of a tile; 1: parts of k, if any, are added by a launch of its own."""
+    return config["split_k"] if dict(config.knobs).get("joins") == "cluster" else 1
+
+
 @lru_cache(maxsize=256)
 def _plan(am: AffineMatmul, config: EngineConfig, capability: tuple[int, int]) -> tuple[MmaConsts, tiling.Digits, tiling.Grid]:
     d = tiling.merged_digits(am)
@@ -150,18 +164,26 @@ def _plan(am: AffineMatmul, config: EngineConfig, capability: tuple[int, int]) -
         loaders.append(tiling.plan_loader(name, x, d, vector, rows, tile_k, threads, offset, pitch, swizzle, capability >= (8, 0), wide))
         offset += rows * tile_k * size
     stage_bytes = -(-offset // 1024) * 1024
-    grid = tiling.plan_grid(am, (tile_m, tile_n, tile_k), config["split_k"], tiling.inner_direction(d))
+    inner = tiling.inner_direction(d)
+    grid = tiling.plan_grid(am, (tile_m, tile_n, tile_k), config["split_k"], inner)
+    cluster = cluster_of(config)
+    if cluster > 1:
+        grid = replace(grid, splits=1)  # k tiles beyond the last, if parts of k are uneven, are zeros
     epilogue = tiling.plan_epilogue(d, am, tile_m, tile_n, threads, wide, grid.splits > 1)
-    epilogue = replace(epilogue, flips=epilogue.inner == "n" and epilogue.vec == 8)
+    rows_m, rows_n = (tile_m // cluster, tile_n) if inner == "n" else (tile_m, tile_n // cluster)
+    share = tiling.plan_epilogue(d, am, rows_m, rows_n, threads, wide, grid.splits > 1)
+    flips = inner == "n" and share.vec == 8
+    epilogue, share = replace(epilogue, flips=flips), replace(share, flips=flips)
     kind, kind_b = _kind(am.a, am.math), _kind(am.b, am.math)
     lines = 2 if kind == "bf16x3" else 1
     k_steps = tile_k * size // (32 * lines)
     assert k_steps % 2 == 0, f"{k_steps} k steps in a tile: fragments take turns between two buffers"
     consts = MmaConsts(
         tile_m, tile_n, tile_k, stages, stage_bytes, loaders[0], loaders[1], epilogue, has_slices=grid.slices > 1,
-        is_split=grid.splits > 1, has_n_tiles=grid.n_tiles > 1, kind=kind, kind_b=kind_b, warps_m=warps_m, warps_n=warps_n, lines=lines,
-        k_steps=k_steps, sync_step=k_steps - 1 if config["sync"] == "late" else 0, has_rn_tf32=capability >= (9, 0),
-        has_k16=capability >= (8, 0), promotes=kind in ("tf32x3", *FP8))
+        is_split=grid.splits > 1, has_n_tiles=grid.n_tiles > 1,
+        kind=kind, kind_b=kind_b, warps_m=warps_m, warps_n=warps_n, lines=lines, k_steps=k_steps,
+        sync_step=k_steps - 1 if config["sync"] == "late" else 0, has_rn_tf32=capability >= (9, 0),
+        has_k16=capability >= (8, 0), promotes=kind in ("tf32x3", *FP8), cluster=cluster, share=share)
     return consts, d, grid
 
 
@@ -243,7 +265,11 @@ class MmaSm80Matmul:
         # Loads of less than 16 bytes: 7 to 17 clocks of an SM a warp (measured at 2 bytes: the 7x7 filter of 3 channels).
         short = sum(rows / width for rows, width in zip(tile[:2], _vector_widths(am), strict=True) if width * size < 16)
         load_us = grid.ctas * grid.k_tiles_per_split * tile[2] * short / 32 * 12 / device.num_sms / 1620
-        return max(load_us + 4, tiling.estimate_us(am, grid, tile, peak * 1e6 / device.num_sms, ctas_per_sm, device, efficiency))
+        joined = cluster_of(config) > 1  # by an exchange in the cluster instead of a launch
+        if joined:
+            grid = replace(grid, padded_inner=0)
+        total = tiling.estimate_us(am, grid, tile, peak * 1e6 / device.num_sms, ctas_per_sm, device, efficiency)
+        return max(load_us + 4, total - 1.3 * joined)
 
     @staticmethod
     def _emulated_us(config: EngineConfig, tile: tuple[int, int, int], grid: tiling.Grid, size: int) -> float:
@@ -262,11 +288,11 @@ class MmaSm80Matmul:
         consts, d, grid = _plan(am, config, device.capability)
         target = PtxTarget.for_arch(device.arch, _ptx_version(consts))
         return tiling.tiled_build("matmul/tiled_mma_sm80", op, am, consts, d, grid, 32 * consts.warps_m * consts.warps_n, target,
-                                  consts.kind, workspace_offset)
+                                  consts.kind, workspace_offset, consts.cluster)
 
 
 def _ptx_version(c: MmaConsts) -> tuple[int, int]:
-    return (8, 4) if c.kind in FP8 else (7, 8) if c.kind.startswith("tf32") and c.has_rn_tf32 else (7, 0)
+    return (8, 4) if c.kind in FP8 else (7, 8) if c.cluster > 1 or c.kind.startswith("tf32") and c.has_rn_tf32 else (7, 0)
 
 
 MMA_SM80 = MmaSm80Matmul()
@@ -306,3 +332,14 @@ def _candidates(am: AffineMatmul, device: DeviceInfo) -> Iterator[tuple[EngineCo
         # Sums of integers are not split: the sum of parts is of floats.
         for split_k in tiling.split_choices(am, tile, 32 * warps_m * warps_n, device) if am.acc is F32 else (1,):
             yield EngineConfig.of(**knobs, split_k=split_k), fits
+    if device.is_emulated or not device.at_least(9) or am.acc is not F32:
+        return
+    for tile_m, tile_n, k_bytes, warps_m, warps_n, stages, sync in CLUSTER_SHAPES:
+        tile = (tile_m, tile_n, k_bytes // size)
+        whole = tiling.plan_grid(am, tile, 1)
+        for cluster in (2, 4, 8):
+            if whole.ctas * cluster > 2 * device.num_sms or whole.k_tiles < 2 * cluster:
+                continue
+            config = EngineConfig.of(tile_m=tile_m, tile_n=tile_n, tile_k=tile[2], warps_m=warps_m, warps_n=warps_n, stages=stages,
+                                     sync=sync, split_k=cluster, joins="cluster")
+            yield config, registers_needed(_plan(am, config, device.capability)[0]) <= limit

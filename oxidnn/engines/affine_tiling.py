@@ -597,11 +597,14 @@ class TiledConsts:
 
 
 def tiled_build(template: str, op: str, am: AffineMatmul, c: TiledConsts, d: Digits, grid: Grid, threads: int, target: PtxTarget,
-                kind: str, workspace_offset: int) -> Build:
-    """The kernel and, where k is split, the sum of the parts. workspace_bytes counts from 0, workspace_offset included."""
+                kind: str, workspace_offset: int, cluster: int = 1) -> Build:
+    """The kernel and, where k is split, the sum of the parts. workspace_bytes counts from 0, workspace_offset included.
+
+    cluster: CTAs that share a tile of the grid.
+    """
     args = tile_arguments(am, d, (c.a, c.b), c.epilogue, grid, c.tile_k, c.a.wide, workspace_offset)
-    step = Step.of(template, op, target, threads, args, c, grid.ctas, dynamic_smem=c.smem_bytes,
-                   suffix=f"{kind}_{c.tile_m}x{c.tile_n}x{c.tile_k}")
+    step = Step.of(template, op, target, threads, args, c, grid.ctas * cluster, dynamic_smem=c.smem_bytes,
+                   cluster=cluster, suffix=f"{kind}_{c.tile_m}x{c.tile_n}x{c.tile_k}")
     if grid.splits == 1:
         return Build((step,))
     reduce = reduce_step(op, am, d, grid, c.epilogue, target, c.a.wide, workspace_offset)

@@ -213,6 +213,19 @@ def test_mma_tiles(line: str, tile) -> None:  # type: ignore[no-untyped-def]
     run(line.format(t="bf16"), MMA_SM80, mma(*tile))
 
 
+@pytest.mark.parametrize("cluster", (2, 4, 8))
+@pytest.mark.parametrize(("line", "tile"), [
+    ("conv_fprop x=f16[1,136,7,7]nhwc w=f16[104,136,3,3]nhwc bias=f16[104] padding=1 epilogue=relu(acc+bias)", (64, 64, 64, 2, 2, 3)),
+    ("conv_fprop x=bf16[1,40,7,7] w=bf16[72,40,3,3] padding=1", (32, 64, 64, 1, 4, 4)),
+    ("conv_dgrad dy=bf16[1,72,7,7]nhwc w=bf16[72,40,1,1]nhwc dx=bf16[1,40,7,7]nhwc", (64, 32, 64, 2, 2, 4)),
+    ("gemm a=bf16[3,70,501] b=bf16[3,501,100]", (128, 64, 64, 4, 2, 3)),
+    ("gemm a=f32[70,500] b=f32[500,100] math=tf32x3", (64, 64, 32, 2, 2, 3)),
+])
+def test_clusters_that_deal_out_k(line: str, tile: tuple[int, ...], cluster: int) -> None:
+    config = EngineConfig.of(**dict(mma(*tile, split_k=cluster).knobs), joins="cluster")
+    run(line, MMA_SM80, config, "sm_90a")
+
+
 def test_many_tiles_in_groups() -> None:
     """More m tiles than one group of the raster, a last group that is smaller, several n tiles and batches."""
     run("gemm a=bf16[2,340,40] b=bf16[2,40,70]", MMA_SM80, mma(32, 32, 32, 1, 1, 2, 1))
