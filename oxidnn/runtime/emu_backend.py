@@ -94,7 +94,7 @@ class EmulatedLaunch:
         backend.counters = self.kernel.program.launch(
             backend.memory, grid=self.grid, threads=(spec.threads, 1, 1), args=self.args, dynamic_smem=spec.dynamic_smem,
             cluster=(spec.cluster, 1, 1), checkers=backend.checkers, schedule=backend.schedule,
-            tensor_core=backend.tensor_core)
+            tensor_core=backend.tensor_core, follows=spec.follows)
 
 
 def encoded(spec: TensorMapSpec, address: int) -> bytes:
