@@ -223,6 +223,16 @@ def no_effect(d: Decoder, ins: nodes.Instruction) -> Core:
     return lambda S, idx: None
 
 
+def griddepcontrol(d: Decoder, ins: nodes.Instruction) -> Core:
+    """Launches run one after the other; that a thread waited for the one before is for the race checker to know."""
+
+    def wait(S: State, idx: Array | None) -> None:
+        if S.waited is not None:
+            S.waited[S.slot if idx is None else S.slot.take(idx)] = True
+
+    return wait if "wait" in ins.modifiers else no_effect(d, ins)
+
+
 def fence(d: Decoder, ins: nodes.Instruction) -> Core:
     """membar and fence: execution is sequentially consistent; only the race checkers take note."""
     if "async" in ins.modifiers or "mbarrier_init" in ins.modifiers:
@@ -250,8 +260,7 @@ def createpolicy(d: Decoder, ins: nodes.Instruction) -> Core:
 
 
 BUILDERS: dict[str, Callable[[Decoder, nodes.Instruction], Core]] = {
-    "ld": ld, "ldu": ld, "st": st, "createpolicy": createpolicy, "membar": fence, "fence": fence,
+    "ld": ld, "ldu": ld, "st": st, "createpolicy": createpolicy, "membar": fence, "fence": fence, "griddepcontrol": griddepcontrol,
     **dict.fromkeys(
-        ("prefetch", "prefetchu", "applypriority", "discard", "nanosleep", "griddepcontrol",
-         "pmevent"), no_effect),
+        ("prefetch", "prefetchu", "applypriority", "discard", "nanosleep", "pmevent"), no_effect),
 }  # fmt: skip

@@ -51,6 +51,7 @@ class Launch:
     params: bytes
     tensor_core: str
     step_limit: int
+    follows: bool = False  # the launch before it may still run
     counters: Counters = field(default_factory=Counters)
     steps_left: int = 0
     bound: list[tuple[int, Array]] = field(default_factory=list)
@@ -92,15 +93,20 @@ class Launch:
         wide = max(cluster_size, wide // cluster_size * cluster_size)
         if "race" in self.enabled:
             self.global_race = observer("global_race", self)
+        has_waited = not self.follows or self.global_race is None or not total
         try:
             for first in range(0, total, wide):
                 count = min(wide, total - first)
-                State(self, first, count, shared).run(random)
+                state = State(self, first, count, shared)
+                state.run(random)
                 self.counters.batches += 1
+                has_waited |= state.waited is not None and bool(state.waited.any())
         finally:
             if pointer is not None:
                 self.memory.unregister(pointer)
             self.memory.settle()
+        if not has_waited:
+            raise EmulatorFault(f"[race] {program.name} ends without griddepcontrol.wait: the launch behind it may meet the one before it")
 
 
     def cta_name(self, linear: int) -> str:
@@ -164,6 +170,8 @@ class State:
         self.race = observer("race", self) if "race" in launch.enabled else None
         self.bank = observer("bank", self) if "bank" in launch.enabled else None
         self.global_race = launch.global_race
+        # by slot: has waited for the launch before; None: that one has ended
+        self.waited = np.zeros(N, np.bool_) if launch.follows and launch.global_race is not None else None
         self.R: list[Any] = list(program.template)
         for index, value in launch.bound:
             self.R[index] = value

@@ -221,6 +221,7 @@ class Program:
         schedule: str | tuple[str, int] = "lowest_pc",
         tensor_core: str = "fast",
         step_limit: int = 1 << 26,
+        follows: bool = False,
     ) -> Counters:
         """Run the grid to its end.
 
@@ -230,13 +231,14 @@ class Program:
         "all" adds race. (bounds and align are always on: they keep this process safe.)
         schedule: "lowest_pc", or ("random", seed), which interleaves warps at random.
         tensor_core: "fast" sums products in float64 and rounds once; "exact" truncates as the hardware does, bit for
-        bit. EmulatorFault: a checker fired.
+        bit. follows: the launch before this one in the stream may still run, until a thread waits for it (griddepcontrol.wait); the race
+        checker refuses what touches global memory before. EmulatorFault: a checker fired.
         """
         grid3, threads3, cluster3 = _triple(grid, "grid"), _triple(threads, "threads"), _triple(cluster, "cluster")
         self._check_launch(grid3, threads3, cluster3)
         enabled = expand(checkers)
         params = self._params(args)
-        launch = Launch(self, memory, grid3, threads3, cluster3, dynamic_smem, enabled, params, tensor_core, step_limit)
+        launch = Launch(self, memory, grid3, threads3, cluster3, dynamic_smem, enabled, params, tensor_core, step_limit, follows)
         random = None
         if schedule != "lowest_pc":
             if not isinstance(schedule, tuple) or schedule[0] != "random":

@@ -403,7 +403,16 @@ def _of_driver(spec: TensorMapSpec, address: int, backend: Any) -> bytes:
     return target.raw
 
 
-# A box that begins between the 16-byte chunks of a row faults
+def at_chunk(case: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The case with its box moved back to the 16-byte chunk it begins in."""
+    first, *others = case[-1]
+    per_chunk = 16 // ELEMENT_BYTES[case[0]]
+    return (*case[:-1], (first // per_chunk * per_chunk, *others))
+
+
+# A box that begins between the 16-byte chunks of a row faults (CUDA_ERROR_ILLEGAL_INSTRUCTION), and does not when nothing but its begin is moved to a chunk.
+for table in (LOADS, STORES):
+    table |= {f"{n}, at a chunk": at_chunk(c) for n, c in table.items() if at_chunk(c) != c}
 FAULTING = {*(f"tma load, {n}" for n, c in LOADS.items() if c[-1][0] * ELEMENT_BYTES[c[0]] % 16), *(f"tma store, {n}" for n, c in STORES.items() if c[-1][0] * ELEMENT_BYTES[c[0]] % 16)}
 CASES["tensor maps"] = {"tensor maps": map_bytes}
 CASES["tma load"] = {f"tma load, {n}": partial(tma_load, n) for n in LOADS}

@@ -242,7 +242,7 @@ COPY = r"(?:ld\.(?:global|shared)|st\.|cp\.async\.(?:c[ag]|bulk\.(?:tensor|share
 NOTHING = ""
 EDITS: dict[str, tuple[str, str | Callable[[re.Match[str]], str]]] = {
     "no barrier": (r"^bar(rier)?\.(sync|warp\.sync|cta\.sync).*", NOTHING),
-    "no wait": (r"^(@\S+ )?(cp\.async|wgmma)\.\S*wait_\S+.*", NOTHING),
+    "no wait": (r"^(@\S+ )?((cp\.async|wgmma)\.\S*wait_\S+.*|griddepcontrol\.wait;)", NOTHING),
     "weaker wait": (r"^((?:@\S+ )?(?:cp\.async|wgmma)\S*wait_group\S* )(\d+);", _step(1)),
     "no commit": (r"^(cp\.async|wgmma)\S*commit_group\S*", NOTHING),
     "no fence": (r"^(fence|membar|wgmma\.fence)\S*.*", NOTHING),

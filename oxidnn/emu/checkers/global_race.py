@@ -140,6 +140,7 @@ class GlobalRace:
         assert race is not None
         if not allocation.writable:
             return
+        self._after_the_launch_before(S, S.slot if idx is None else S.slot.take(idx), access.kind, idx)
         table = self.tables.get(id(allocation))
         if table is None:
             table = self.tables[id(allocation)] = Table(allocation)
@@ -160,6 +161,15 @@ class GlobalRace:
         by = S.lane if idx is None else S.lane.take(idx)
         self._lanes(S, table, index, access.width, Side(
             race, access.kind, kind, cluster + race.first_cluster, agent, row, now, S.pc, 1, idx, False, by))
+
+    def _after_the_launch_before(self, S: State, slots: Array, verb: str, idx: Array | None) -> None:
+        """A launch that may overlap the one before it touches memory only once the thread has waited."""
+        if S.waited is None:
+            return
+        early = np.flatnonzero(~S.waited.take(slots))
+        if len(early):
+            raise Fault("race", f"a {verb} of global memory before griddepcontrol.wait, while the launch before may still write",
+                        early[:1], idx)  # fmt: skip
 
     def _read_only(self, S: State, table: Table, index: Array, width: int, idx: Array | None) -> None:
         """ld.global.nc: in whatever order, it may miss what this kernel has written."""
@@ -189,6 +199,8 @@ class GlobalRace:
             return
         race = issue.S.race
         assert race is not None
+        position = np.array([issue.position])
+        self._after_the_launch_before(issue.S, np.array([issue.slot]), "copy", position)
         size = self.granule
         if count % size or np.count_nonzero(starts % size):
             cells = np.unique((starts[:, None] + np.arange(count)) // size)
