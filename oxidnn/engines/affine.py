@@ -77,13 +77,32 @@ class Target:
 
 
 @dataclass(frozen=True, slots=True)
+class Ragged:
+    """Groups whose sizes are known on the device only. side "m": rows of A in turn belong to groups, each with a B of its own,
+    b_stride elements apart; rows of no group are rows of zeros. side "k": terms in turn belong to groups, the batch counts groups, and
+    a group's sum is over its own terms.
+
+    sizes: operand of `count` integers, `step` elements apart, the size of each group or (is_cumulative) where it ends. Sizes below 0
+    are 0, and what lies beyond the last row or term does not exist.
+    """
+
+    side: str
+    sizes: str
+    dtype: DType
+    count: int
+    step: int
+    is_cumulative: bool
+    b_stride: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class AffineMatmul:
     """One matmul over index spaces. `acc` is the accumulator's type; `epilogue` an Expression over "acc" and the operands' names,
     None for a plain conversion. `math` is the policy's word for f32 inputs ("ieee", "tf32", "tf32x3", ...).
 
     What not every algorithm takes: scale_a and scale_b (f32, strides over the digits of A and B), with which each product is multiplied;
-    up, a second operand B, whose sum the epilogue knows as "up"; aux, where the epilogue's second output goes. Integers are summed in
-    s32 and turned into f32 for an epilogue or a D of floats.
+    up, a second operand B, whose sum the epilogue knows as "up"; aux, where the epilogue's second output goes; ragged, groups of rows or
+    terms. Integers are summed in s32 and turned into f32 for an epilogue or a D of floats.
     """
 
     m: IndexSpace
@@ -101,10 +120,12 @@ class AffineMatmul:
     scale_b: Source | None = None
     up: Source | None = None
     aux: Target | None = None
+    ragged: Ragged | None = None
 
     @property
     def flops(self) -> int:
-        return 2 * self.batch.size * self.m.size * self.n.size * self.k.size * (2 if self.up else 1)
+        batch = 1 if self.ragged is not None else self.batch.size
+        return 2 * batch * self.m.size * self.n.size * self.k.size * (2 if self.up else 1)
 
     @property
     def is_plain(self) -> bool:

@@ -12,6 +12,7 @@ from ..dtypes import S32
 from ..ops.epilogue import TYPES
 from ..ops.gemm import FP8, INT8
 from .affine import AffineMatmul, Bound, IndexSpace, Source, Target
+from .affine_tiling import RaggedConsts, ragged_arguments
 from .base import SUPPORTED, Arg, Build, EngineConfig, ScalarArg, Step, Support, TensorArg, refuse
 
 _THREADS = 128
@@ -42,7 +43,7 @@ class Walk:
 @dataclass(frozen=True, slots=True)
 class Coordinate:
     """A bound as a running coordinate: start, coefficients as in Walk, and the loop in which it is compared (-1 before all loops,
-    the number of loops in the unrolled body)."""
+    the number of loops in the unrolled body). is_group: it counts from the first term of the element's group to the last."""
 
     extent: int
     start: int
@@ -50,6 +51,7 @@ class Coordinate:
     loop_steps: tuple[int, ...]
     unit_step: int
     level: int
+    is_group: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +78,9 @@ class DirectConsts:
     up: Walk | None = None  # a second operand B
     scales: tuple[Walk | None, Walk | None] = (None, None)  # of A and of B, with which each product is multiplied
     aux: Walk | None = None  # the epilogue's second output
+    ragged: RaggedConsts | None = None
+    group_digit: int = -1  # that is a row (ragged.side "m") or a group ("k"); -1: there is only one
+    group_bytes: int = 0  # from a group's B to the next
 
     @property
     def walks(self) -> tuple[tuple[str, Walk], ...]:
@@ -143,6 +148,9 @@ def _deal(am: AffineMatmul, digit: int) -> AffineMatmul:
 
 
 def _consts(am: AffineMatmul, lanes: int) -> DirectConsts:
+    if am.ragged is not None and am.ragged.side == "k" and am.k.size:  # the group's own terms, of all
+        own = Bound((0,) * len(am.m.extents), (1,) * len(am.k.extents), 0, am.k.size)
+        am = replace(am, a=replace(am.a, bounds=(own, *am.a.bounds)))
     # Output digits, ordered so that neighbouring threads write neighbouring addresses of D; lanes are innermost.
     dealt = _lane_digit(am) if lanes > 1 else None
     if dealt is not None:
@@ -185,7 +193,8 @@ def _consts(am: AffineMatmul, lanes: int) -> DirectConsts:
             level = len(looped) if unit else max((j for j, i in enumerate(looped) if bound.k_coefs[i]), default=-1)
             m_coefs, n_coefs = (bound.row_coefs, ()) if is_a else ((), bound.row_coefs)
             over = over_outputs(1, (), m_coefs, n_coefs, bound.k_coefs)
-            bounds.append(Coordinate(bound.extent, bound.offset, over, over_loops(1, bound.k_coefs), unit, level))
+            is_group = am.ragged is not None and am.ragged.side == "k" and not bounds
+            bounds.append(Coordinate(bound.extent, bound.offset, over, over_loops(1, bound.k_coefs), unit, level, is_group))
     names = tuple(t.name for t in am.operands)
 
     def walk_rows(source: Source | None, is_a: bool) -> Walk | None:
@@ -204,7 +213,9 @@ def _consts(am: AffineMatmul, lanes: int) -> DirectConsts:
         d=walk_target(am.d), operands=tuple(walk_target(t) for t in am.operands), operand_names=names,
         scalars=am.epilogue.scalars if am.epilogue is not None else (), bounds=tuple(bounds), epilogue=am.epilogue, compute=_compute(am),
         up=walk_rows(am.up, False), scales=(walk_rows(am.scale_a, True), walk_rows(am.scale_b, False)),
-        aux=walk_target(am.aux) if am.aux is not None else None)
+        aux=walk_target(am.aux) if am.aux is not None else None, ragged=None if is_empty else RaggedConsts.of(am),
+        group_digit=next((i for i, (space, *_) in enumerate(spaces) if am.ragged is not None and space == {"m": "m", "k": "b"}[am.ragged.side]),
+                         -1), group_bytes=am.ragged.b_stride * size_b if am.ragged is not None else 0)
 
 
 def _compute(am: AffineMatmul) -> str:
@@ -227,6 +238,7 @@ class DirectAlgorithm:
 
     name = "direct"
     is_deterministic = True
+    takes_ragged = True
 
     def check(self, am: AffineMatmul, device: DeviceInfo) -> Support:
         tensors: tuple[Source | Target, ...] = (am.a, am.b, am.d, *am.operands)
@@ -275,6 +287,7 @@ class DirectAlgorithm:
         args = [pointer("a", am.a, consts.unroll > 0), pointer("b", am.b, consts.unroll > 0), pointer("d", am.d)]
         args += [pointer(name, s, consts.unroll > 0) for name, s in (("up", am.up), ("scale_a", am.scale_a), ("scale_b", am.scale_b))
                  if s is not None]
+        args += ragged_arguments(am, "s64") if consts.ragged is not None else []
         args += [pointer(f"operand{i}", t) for i, t in enumerate(am.operands)]
         args += [pointer("aux", am.aux)] if am.aux is not None else []
         args += [Arg(f"scalar{i}", consts.compute, ScalarArg(name)) for i, name in enumerate(consts.scalars)]

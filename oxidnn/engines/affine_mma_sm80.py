@@ -180,7 +180,7 @@ def _plan(am: AffineMatmul, config: EngineConfig, capability: tuple[int, int]) -
     assert k_steps % 2 == 0, f"{k_steps} k steps in a tile: fragments take turns between two buffers"
     consts = MmaConsts(
         tile_m, tile_n, tile_k, stages, stage_bytes, loaders[0], loaders[1], epilogue, has_slices=grid.slices > 1,
-        is_split=grid.splits > 1, has_n_tiles=grid.n_tiles > 1,
+        is_split=grid.splits > 1, has_n_tiles=grid.n_tiles > 1, ragged=tiling.RaggedConsts.of(am),
         kind=kind, kind_b=kind_b, warps_m=warps_m, warps_n=warps_n, lines=lines, k_steps=k_steps,
         sync_step=k_steps - 1 if config["sync"] == "late" else 0, has_rn_tf32=capability >= (9, 0),
         has_k16=capability >= (8, 0), promotes=kind in ("tf32x3", *FP8), cluster=cluster, share=share)
@@ -216,6 +216,7 @@ class MmaSm80Matmul:
 
     name = "mma_sm80"
     is_deterministic = True
+    takes_ragged = True
 
     def check(self, am: AffineMatmul, device: DeviceInfo) -> Support:
         """Both operands f16, both bf16, both f32 with any math but "ieee", 8-bit floats (sm_89) or 8-bit integers that lie along k in
@@ -332,7 +333,7 @@ def _candidates(am: AffineMatmul, device: DeviceInfo) -> Iterator[tuple[EngineCo
         # Sums of integers are not split: the sum of parts is of floats.
         for split_k in tiling.split_choices(am, tile, 32 * warps_m * warps_n, device) if am.acc is F32 else (1,):
             yield EngineConfig.of(**knobs, split_k=split_k), fits
-    if device.is_emulated or not device.at_least(9) or am.acc is not F32:
+    if device.is_emulated or not device.at_least(9) or am.acc is not F32 or am.ragged is not None:
         return
     for tile_m, tile_n, k_bytes, warps_m, warps_n, stages, sync in CLUSTER_SHAPES:
         tile = (tile_m, tile_n, k_bytes // size)

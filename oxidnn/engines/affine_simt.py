@@ -67,8 +67,8 @@ def _plan(am: AffineMatmul, config: EngineConfig, has_cp_async: bool) -> tuple[S
     k_vec = 16 // size
     consts = SimtConsts(
         tile_m, tile_n, tile_k, config["stages"], offset, loaders[0], loaders[1], epilogue, has_slices=grid.slices > 1,
-        is_split=grid.splits > 1, has_n_tiles=grid.n_tiles > 1, threads_m=threads_m, threads_n=threads_n, reg_m=reg_m, reg_n=reg_n,
-        compute=am.acc.ptx, k_vec=k_vec, width_a=min(reg_m, k_vec), width_b=min(reg_n, k_vec))
+        is_split=grid.splits > 1, has_n_tiles=grid.n_tiles > 1, ragged=tiling.RaggedConsts.of(am),
+        threads_m=threads_m, threads_n=threads_n, reg_m=reg_m, reg_n=reg_n, compute=am.acc.ptx, k_vec=k_vec, width_a=min(reg_m, k_vec), width_b=min(reg_n, k_vec))
     return consts, d, grid
 
 
@@ -77,6 +77,7 @@ class SimtMatmul:
 
     name = "simt"
     is_deterministic = True
+    takes_ragged = True
 
     def check(self, am: AffineMatmul, device: DeviceInfo) -> Support:
         """f32 or f64 operands with an accumulator of their type; D and epilogue operands of any float type."""

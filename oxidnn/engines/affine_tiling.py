@@ -15,11 +15,12 @@ from ..codegen.fastdiv import magic
 from ..codegen.spec import Target as PtxTarget
 from ..device import DeviceInfo
 from ..dtypes import BF16, F16, F32, F64, S32
-from .affine import AffineMatmul, Bound, IndexSpace, Source, Target
+from .affine import AffineMatmul, Bound, IndexSpace, Ragged, Source, Target
 from .base import Arg, ArgValue, Build, ScalarArg, Step, Support, TensorArg, WorkspaceArg, refuse
 
 INT32_MAX = 2**31 - 1
 SMALLEST_TILE = 8  # along m or n
+MAX_TILE = 256  # along m
 SECTOR_BYTES = 32  # of global memory
 LINE_BYTES = 128  # of L2, and the width of the shared memory banks
 
@@ -54,7 +55,8 @@ def merge(extents: Sequence[int], weights: Sequence[Sequence[int]]) -> tuple[tup
 
 @dataclass(frozen=True, slots=True)
 class Operand:
-    """A or B on merged digits: `rows` is m for A and n for B; k and batch digits are common to both."""
+    """A or B on merged digits: `rows` is m for A and n for B; k and batch digits are common to both. ragged: "row" | "k", along which
+    tiles begin anywhere; group_stride: from the elements of a group to those of the next, of `groups`."""
 
     source: Source
     rows: tuple[int, ...]
@@ -62,11 +64,15 @@ class Operand:
     k_strides: tuple[int, ...]
     batch_strides: tuple[int, ...]
     bounds: tuple[Bound, ...]
+    ragged: str = ""
+    group_stride: int = 0
+    groups: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Digits:
-    """An AffineMatmul on merged digits: the operands' spaces, and those of D and the epilogue operands (`targets`, D first)."""
+    """An AffineMatmul on merged digits: the operands' spaces, and those of D and the epilogue operands (`targets`, D first).
+    is_ragged: tiles begin anywhere along m."""
 
     k: tuple[int, ...]
     batch: tuple[int, ...]
@@ -75,6 +81,7 @@ class Digits:
     out_m: tuple[int, ...]
     out_n: tuple[int, ...]
     targets: tuple[Target, ...]
+    is_ragged: bool = False
 
 
 def merged_digits(am: AffineMatmul) -> Digits:
@@ -90,14 +97,17 @@ def merged_digits(am: AffineMatmul) -> Digits:
         extents, weights = merge(rows.extents, [source.row_strides, *(b.row_coefs for b in bounds)])
         k_coefs = k_weights[2 + (len(a_bounds) if index else 0):]
         merged = tuple(Bound(w, kc, b.offset, b.extent) for b, w, kc in zip(bounds, weights[1:], k_coefs, strict=False))
-        return Operand(source, extents, weights[0], k_weights[index], batch_weights[index], merged)
+        side = am.ragged.side if am.ragged is not None else ""
+        ragged = "k" if side == "k" else "row" if side == "m" and not index else ""
+        groups = (am.ragged.b_stride, am.ragged.count) if am.ragged is not None and index else (0, 0)
+        return Operand(source, extents, weights[0], k_weights[index], batch_weights[index], merged, ragged, *groups)
 
     operand_a, operand_b = operand(am.a, am.m, a_bounds, 0), operand(am.b, am.n, b_bounds, 1)
     out_m, m_weights = merge(am.m.extents, [t.m_strides for t in all_targets])
     out_n, n_weights = merge(am.n.extents, [t.n_strides for t in all_targets])
     targets = tuple(replace(t, m_strides=m, n_strides=n, batch_strides=b)
                     for t, m, n, b in zip(all_targets, m_weights, n_weights, batch_weights[2:], strict=True))
-    return Digits(k, batch, operand_a, operand_b, out_m, out_n, targets)
+    return Digits(k, batch, operand_a, operand_b, out_m, out_n, targets, am.ragged is not None and am.ragged.side == "m")
 
 
 def _padded(strides: tuple[int, ...], space: IndexSpace) -> tuple[int, ...]:
@@ -116,7 +126,8 @@ def reach(extents: Sequence[int], strides: Sequence[int]) -> int:
 
 def needs_wide(d: Digits) -> bool:
     """True if an element offset leaves 32 bits."""
-    sources = [reach((*x.rows, *d.k, *d.batch), (*x.row_strides, *x.k_strides, *x.batch_strides)) + abs(x.source.base) for x in (d.a, d.b)]
+    sources = [reach((*x.rows, *d.k, *d.batch, x.groups), (*x.row_strides, *x.k_strides, *x.batch_strides, x.group_stride))
+               + abs(x.source.base) for x in (d.a, d.b)]
     targets = [reach((*d.out_m, *d.out_n, *d.batch), (*t.m_strides, *t.n_strides, *t.batch_strides)) + abs(t.base) for t in d.targets]
     return max(sources + targets) > INT32_MAX
 
@@ -139,6 +150,8 @@ def widest_vector(x: Operand, k: Sequence[int], batch: Sequence[int], major: str
     A vector must be contiguous, must not straddle a digit's end or the edge of a bound, and must start at a multiple of its size
     wherever it starts: the innermost extent, every other stride, the base and the address are multiples of it.
     """
+    if x.ragged == major:
+        return Vector(major, 1, f"groups begin anywhere along {major}")
     inner_extents, inner_strides = (k, x.k_strides) if major == "k" else (x.rows, x.row_strides)
     if inner_strides[-1] != 1:
         return Vector(major, 1, f"stride along {major} is {inner_strides[-1]}, not 1")
@@ -146,7 +159,7 @@ def widest_vector(x: Operand, k: Sequence[int], batch: Sequence[int], major: str
         return Vector(major, 1, f"a bound depends on the innermost {major} digit")
     size = x.source.dtype.num_bytes
     facts = [(inner_extents[-1], f"innermost {major} extent {inner_extents[-1]}"), (x.source.base, f"base {x.source.base}"),
-             (max(1, x.source.align // size), f"alignment of {x.source.align} bytes")]
+             (max(1, x.source.align // size), f"alignment of {x.source.align} bytes"), (x.group_stride, f"group stride {x.group_stride}")]
     for extents, strides, what in ((k, x.k_strides, "k"), (x.rows, x.row_strides, "row"), (batch, x.batch_strides, "batch")):
         last = len(strides) - 1
         facts += [(s, f"{what} stride {s}") for i, (e, s) in enumerate(zip(extents, strides, strict=True))
@@ -320,7 +333,7 @@ class EpilogueConsts:
 def target_vector(t: Target, d: Digits, inner: str) -> int:
     """Elements of D that one store may write along `inner`."""
     extents, strides = (d.out_n, t.n_strides) if inner == "n" else (d.out_m, t.m_strides)
-    if strides[-1] != 1:
+    if strides[-1] != 1 or (d.is_ragged and inner == "m"):
         return 1
     others = [*zip(extents[:-1], strides[:-1], strict=True), *zip(d.batch, t.batch_strides, strict=True)]
     others += zip(d.out_m, t.m_strides, strict=True) if inner == "n" else zip(d.out_n, t.n_strides, strict=True)
@@ -386,6 +399,41 @@ def _target_consts(index: int, t: Target, d: Digits, inner: str, vec: int) -> Ta
     return TargetConsts(prefix, t.name, t.dtype.name, t.dtype.num_bytes, access, f"{prefix}_{inner}{len(strides) - 1}")
 
 
+# ---- Groups of rows or terms ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class RaggedConsts:
+    """What a template knows of an AffineMatmul's groups (see affine.Ragged)."""
+
+    side: str
+    dtype: str
+    is_cumulative: bool
+
+    @staticmethod
+    def of(am: AffineMatmul) -> RaggedConsts | None:
+        r = am.ragged
+        return None if r is None else RaggedConsts(r.side, r.dtype.name, r.is_cumulative)
+
+
+def ragged_arguments(am: AffineMatmul, offset_type: str) -> list[Arg]:
+    """The parameters of lib/groups, and the stride from a group's B to the next."""
+    r = am.ragged
+    if r is None:
+        return []
+    total = am.m.size if r.side == "m" else am.k.size
+    args = [Arg("ptr_group_sizes", "u64", TensorArg(r.sizes)), Arg("groups_count", "u32", r.count), Arg("groups_total", "u32", total),
+            Arg("groups_step", "s64", r.step * r.dtype.num_bytes)]
+    return args + ([Arg("groups_b", offset_type, r.b_stride)] if r.side == "m" else [])
+
+
+def ragged_tiles(rows: int, r: Ragged, tile_rows: int) -> int:
+    """The most tiles that `rows` rows make in groups of whatever sizes: each that is not empty, and the rows of none, may end in a part
+    of a tile. Of n such groups: sum of ceil(size / tile) = sum of floor((size - 1) / tile) + 1 <= floor((rows - n) / tile) + n."""
+    n = min(r.count + 1, rows)
+    return (rows - n) // tile_rows + n
+
+
 # ---- Arguments -------------------------------------------------------------------------------------------
 
 
@@ -440,6 +488,7 @@ def tile_arguments(am: AffineMatmul, d: Digits, loaders: Sequence[LoaderConsts],
     for i, step in enumerate(mixed_radix(tile_k, d.k)):
         t.add(f"k_inc{i}", "u32", step)
     t.space("batch", d.batch)
+    t.args += ragged_arguments(am, t.offset_type)
     for x, loader in zip((d.a, d.b), loaders, strict=True):
         n = loader.name
         t.add(f"ptr_{n}", "u64", TensorArg(x.source.name))
@@ -543,6 +592,8 @@ def plan_grid(am: AffineMatmul, tile: tuple[int, int, int], split_k: int, inner:
     k_tiles = max(1, -(-am.k.size // tile_k))
     per_split = -(-k_tiles // min(split_k, k_tiles))
     m_tiles, n_tiles = -(-am.m.size // tile_m), -(-am.n.size // tile_n)
+    if am.ragged is not None and am.ragged.side == "m":
+        m_tiles = ragged_tiles(am.m.size, am.ragged, tile_m)
     sizes = {"m": am.m.size, "n": am.n.size}
     unit = 16 // am.acc.num_bytes
     # A group of m tiles times all n tiles: 8 rows of tiles keep both operands' panels of one wave in the L2 cache.
@@ -556,7 +607,7 @@ EMULATED_BATCH = 16384  # threads the emulator advances together; below, an inst
 def split_choices(am: AffineMatmul, tile: tuple[int, int, int], threads: int, device: DeviceInfo) -> tuple[int, ...]:
     """1 and, where the tiles do not fill the device, numbers of k splits that bring one to four CTAs per SM (emulated: a full batch)."""
     whole = plan_grid(am, tile, 1)
-    if whole.ctas == 0:
+    if whole.ctas == 0 or am.ragged is not None:
         return (1,)
     wanted = [EMULATED_BATCH // threads] if device.is_emulated else [waves * device.num_sms for waves in (1, 2, 3, 4)]
     choices = {1}
@@ -573,7 +624,7 @@ def split_choices(am: AffineMatmul, tile: tuple[int, int, int], threads: int, de
 @dataclass(frozen=True, slots=True)
 class TiledConsts:
     """Consts that the tiled loops share: the CTA's tile, the ring of stages through which k comes, what fills it and what empties the
-    accumulators. has_slices: there are batches or splits; has_n_tiles: more than one tile along n."""
+    accumulators. has_slices: there are batches or splits; has_n_tiles: more than one tile along n; ragged: groups of rows or terms."""
 
     tile_m: int
     tile_n: int
@@ -586,6 +637,7 @@ class TiledConsts:
     has_slices: bool
     is_split: bool
     has_n_tiles: bool
+    ragged: RaggedConsts | None
 
     @property
     def has_async(self) -> bool:
@@ -665,6 +717,8 @@ def check_common(am: AffineMatmul, device: DeviceInfo) -> Support:
             return refuse(f"{name} has {len(space.extents)} digits; 8 are supported")
     if am.batch.size * -(-am.m.size // SMALLEST_TILE) * -(-am.n.size // SMALLEST_TILE) >= 2**31:
         return refuse(f"{am.batch.size} x {am.m.size} x {am.n.size} results may take 2^31 CTAs or more")
+    if am.ragged is not None and am.ragged.side == "m" and ragged_tiles(am.m.size, am.ragged, MAX_TILE) * MAX_TILE >= 2**31:
+        return refuse(f"{am.m.size} rows in {am.ragged.count} groups make tiles of 2^31 rows")
     for bound in (*am.a.bounds, *am.b.bounds):
         if bound.extent >= 2**30:
             return refuse(f"a bound's extent is {bound.extent}; it must stay below 2^30")
@@ -695,7 +749,8 @@ def estimate_us(am: AffineMatmul, grid: Grid, tile: tuple[int, int, int], sm_flo
     size = am.a.dtype.num_bytes
     # Unique bytes from memory, somewhat slower than a copy; every tile's operands from L2 (measured there: about 5.5 TB/s on an H100,
     # twice memory elsewhere).
-    unique = size * (source_elements(am.a, am.m, am.k, am.batch) + source_elements(am.b, am.n, am.k, am.batch))
+    matrices = min(am.ragged.count, am.m.size) if am.ragged is not None and am.ragged.side == "m" else 1
+    unique = size * (source_elements(am.a, am.m, am.k, am.batch) + matrices * source_elements(am.b, am.n, am.k, am.batch))
     out_bytes = am.batch.size * am.m.size * am.n.size * am.d.dtype.num_bytes * (1 + len(am.operands) * 0.5)
     partial_bytes = 2.0 * grid.partial_elements * am.acc.num_bytes
     memory_us = (unique + out_bytes) / (device.bandwidth_gbs * 0.82e3)

@@ -16,7 +16,8 @@ from ..ops.base import Operand, Problem
 from ..ops.conv import ConvProblem
 from ..ops.epilogue import align_shape, align_strides
 from ..ops.gemm import BLOCK, GemmProblem, accumulator, scale_shape, scale_strides, value_of
-from .affine import AffineMatmul, Bound, IndexSpace, MatmulGroup, Source, Target
+from ..ops.grouped_gemm import GroupedGemmProblem
+from .affine import AffineMatmul, Bound, IndexSpace, MatmulGroup, Ragged, Source, Target
 from .affine_direct import DIRECT
 from .affine_mma_sm80 import MMA_SM80
 from .affine_simt import SIMT
@@ -390,11 +391,31 @@ def _lower_gemm(p: GemmProblem) -> tuple[AffineMatmul, ...]:
     return tuple(matmuls)
 
 
+def _lower_grouped(p: GroupedGemmProblem) -> tuple[AffineMatmul, ...]:
+    """grouped_gemm: m = rows, ragged; k; no batch. Its wgrad: m and n columns, k = rows, ragged, batch = groups."""
+    a, b, d, sizes = (p.desc(name) for name in ("a", "b", "d", "group_sizes"))
+    def source(name: str, row: int, k: int, batch: tuple[int, ...]) -> Source:
+        return Source(name, p.desc(name).dtype, (row,), (k,), batch, align=p.desc(name).align)
+
+    ragged = Ragged("k" if p.is_wgrad else "m", "group_sizes", sizes.dtype, p.groups, sizes.strides[0], p.is_cumulative,
+                    0 if p.is_wgrad else b.strides[0])
+    if p.is_wgrad:
+        sources = source("a", a.strides[1], a.strides[0], (0,)), source("b", b.strides[1], b.strides[0], (0,))
+        target = Target("d", d.dtype, (d.strides[1],), (d.strides[2],), (d.strides[0],), 0, d.align)
+    else:
+        b_n, b_k = b.strides[1:] if p.transpose_b else b.strides[:0:-1]
+        sources = source("a", a.strides[0], a.strides[1], ()), source("b", b_n, b_k, ())
+        target = Target("d", d.dtype, (d.strides[0],), (d.strides[1],), (), 0, d.align)
+    return (AffineMatmul(IndexSpace((p.m,)), IndexSpace((p.n,)), IndexSpace((p.k,)), *sources, target, p.accumulator,
+                         IndexSpace((p.groups,) if p.is_wgrad else ()), math=p.policy.math, ragged=ragged),)
+
+
 # --- Engines -------------------------------------------------------------------------------------------------------------------
 
 _LOWERINGS: dict[str, Callable[[Any], tuple[AffineMatmul, ...]]] = {
     "conv_fprop": _lower_fprop, "conv_dgrad": _lower_dgrad, "conv_wgrad": _lower_wgrad, "conv_transpose": _lower_dgrad,
     "conv_transpose_dgrad": _lower_fprop, "conv_transpose_wgrad": _lower_wgrad, "gemm": _lower_gemm,
+    "grouped_gemm": _lower_grouped, "grouped_gemm_wgrad": _lower_grouped,
 }
 
 
@@ -481,6 +502,8 @@ class MatmulEngine(Engine):
             takes_scales = getattr(algorithm, "takes_scales", False) and isinstance(am, AffineMatmul) and am.up is None and am.aux is None
             if algorithm is not DIRECT and isinstance(am, AffineMatmul) and not (am.is_plain or takes_scales):
                 return refuse("block scales, gates and second outputs are for the direct engine")
+            if isinstance(am, AffineMatmul) and am.ragged is not None and not getattr(algorithm, "takes_ragged", False):
+                return refuse("groups of rows or terms are for other engines")
             support = algorithm.check(am, device)
             if not support:
                 return support
@@ -503,5 +526,7 @@ class MatmulEngine(Engine):
 
 ALGORITHMS: tuple[Algorithm, ...] = (WGMMA_SM90, MMA_SM80, SIMT, DIRECT)
 _OF_GEMM: tuple[Algorithm, ...] = (SKINNY_MMA, WGMMA_SM90_TURNED)  # for few rows of a
+_OF_GROUPS: tuple[Algorithm, ...] = (MMA_SM80, SIMT, DIRECT)
 ENGINES: dict[str, tuple[Engine, ...]] = {
-    op: tuple(MatmulEngine(op, algorithm) for algorithm in (_OF_GEMM if op == "gemm" else ()) + ALGORITHMS) for op in _LOWERINGS}
+    op: tuple(MatmulEngine(op, algorithm) for algorithm in
+              (_OF_GROUPS if op.startswith("grouped") else (_OF_GEMM if op == "gemm" else ()) + ALGORITHMS)) for op in _LOWERINGS}

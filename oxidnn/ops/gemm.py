@@ -116,7 +116,7 @@ def _blocks(name: str, tensors: Mapping[str, TensorDesc], rows: int, k: int, bat
     return Blocks(0 if r == 1 else 1 if r == rows else BLOCK, 0 if kb == 1 else BLOCK)
 
 
-def _out_types(kind: DType, is_scaled: bool) -> tuple[DType, ...]:
+def out_types(kind: DType, is_scaled: bool) -> tuple[DType, ...]:
     """Types d may have, the default first."""
     if kind in FP8:
         return (BF16, *(t for t in FLOATS if t is not BF16))
@@ -161,11 +161,11 @@ def _make(tensors: Mapping[str, TensorDesc], attrs: Mapping[str, Any], policy: P
     epilogue = None if gate else resolve(op, attrs.get("epilogue"), others, roles, max_outputs=2)
     extra = [Operand("bias", tensors["bias"])] if gate and "bias" in tensors else operands_of(op, epilogue, others, shape, -1)
     is_plain = epilogue is None and gate is None and blocks == (None, None) and factors["alpha"] == 1.0 and not factors["beta"]
-    allowed = _out_types(a.dtype, not is_plain)
-    d = _output("d", "out_dtype", tensors, attrs.get("out_dtype"), allowed, shape)
+    allowed = out_types(a.dtype, not is_plain)
+    d = made_output(op, "d", "out_dtype", tensors, attrs.get("out_dtype"), allowed, shape)
     outputs = [Operand("d", d, True)]
     if epilogue is not None and epilogue.num_outputs == 2:
-        outputs.append(Operand("aux", _output("aux", "", tensors, None, (d.dtype, *FLOATS), shape), True))
+        outputs.append(Operand("aux", made_output(op, "aux", "", tensors, None, (d.dtype, *FLOATS), shape), True))
     elif "aux" in tensors:
         raise expected(op, "aux", "given", "an epilogue of two outputs, of which it is the second", context)
     c = tensors.get("c")
@@ -208,7 +208,7 @@ def _check_gate(n: int, beta: float, blocks: tuple[Blocks | None, ...], tensors:
             raise expected(op, name, "given", "only bias beside a gate", context)
 
 
-def _output(name: str, attribute: str, tensors: Mapping[str, TensorDesc], wanted: Any, allowed: tuple[DType, ...],
+def made_output(op: str, name: str, attribute: str, tensors: Mapping[str, TensorDesc], wanted: Any, allowed: tuple[DType, ...],
             shape: tuple[int, ...]) -> TensorDesc:
     """The output `name` as given, checked, or a packed one of the type `wanted`, else of the first allowed."""
     kind = allowed[0]
@@ -216,12 +216,12 @@ def _output(name: str, attribute: str, tensors: Mapping[str, TensorDesc], wanted
         try:
             kind = dtype(wanted)
         except InvalidArgument:
-            raise expected("gemm", attribute, repr(wanted), " or ".join(t.name for t in allowed), describe(tensors)) from None
+            raise expected(op, attribute, repr(wanted), " or ".join(t.name for t in allowed), describe(tensors)) from None
         if kind not in allowed or (name in tensors and tensors[name].dtype is not kind):
             given = f", the type of {name}" if name in tensors else ""
-            raise expected("gemm", attribute, kind, " or ".join(t.name for t in allowed) + given, describe(tensors))
+            raise expected(op, attribute, kind, " or ".join(t.name for t in allowed) + given, describe(tensors))
     if name in tensors:
-        check_output("gemm", name, tensors[name], shape, tensors, allowed)
+        check_output(op, name, tensors[name], shape, tensors, allowed)
         return tensors[name]
     return TensorDesc.packed(kind, shape)
 

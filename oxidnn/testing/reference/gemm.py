@@ -53,14 +53,14 @@ def reference(problem: Problem, inputs: Mapping[str, np.ndarray], scalars: Mappi
     expected = expect(error)
     if p.desc("a").dtype not in FP8:
         return expected
-    coarse = expect(error + _tensor_core_error(p))
+    coarse = expect(error + tensor_core_error(p.k, p.policy.math))
     return {name: replace(e, coarse_slack=coarse[name].slack) for name, e in expected.items()}
 
 
-def _tensor_core_error(p: GemmProblem) -> float:
+def tensor_core_error(k: int, math: str) -> float:
     """Twice what sums of 8-bit floats in Hopper's tensor cores err by, as a part of their magnitude: 13 bits are kept every 32 terms. Sums
     of 128 terms measure 5e-4; math="fast" lets all of k be summed so."""
-    return 2.0**-12 * max(4, -(-p.k // 32) if p.policy.math == "fast" else 0)
+    return 2.0**-12 * max(4, -(-k // 32) if math == "fast" else 0)
 
 
 def _scale(p: GemmProblem, inputs: Mapping[str, np.ndarray], name: str, blocks: Blocks | None) -> np.ndarray:
