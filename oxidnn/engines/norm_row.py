@@ -156,7 +156,7 @@ class NormBackwardEngine(RowEngine):
         args += [Arg("num_rows", "u32", digits.size), Arg("num_columns", "u32", columns.size), Arg("row_step", "u32", groups * together)]
         args += [*digits.args(r.digits.wide), *columns.args(r.digits.wide)]
         smem = stages * r.shared * 2 * threads * r.pack_bytes
-        first = Step.of("rowwise/norm_backward_ring", problem.op, Target.for_arch(device.arch), threads, args, consts, groups * cluster,
+        first = Step.of("rowwise/norm_backward_ring", problem.op, r.target(device), threads, args, consts, groups * cluster,
                         min_ctas_per_sm=512 // threads, dynamic_smem=smem, cluster=cluster,
                         suffix=f"{rows.dtype.name}_l{r.lanes}_v{r.vector}_s{r.shared}")
         return [first, self._sum_step(problem, sums, groups, device)]

@@ -89,8 +89,16 @@ class RowConsts(ElementEpilogue):
         return self.vector * dtype_of(self.dtype(self.held[0])).num_bytes
 
     def slot_bytes(self, threads: int) -> int:
-        """One reduction's exchange: a value of each warp, then of each CTA."""
-        return (threads // 32 + (self.cluster if self.cluster > 1 else 0)) * self.compute_bytes
+        """One reduction's exchange: a value of each warp of the row's CTAs."""
+        return threads // 32 * self.cluster * self.compute_bytes
+
+    def target(self, device: DeviceInfo) -> Target:
+        """CTAs of a cluster exchange values by st.async, of PTX 8.1."""
+        return Target.for_arch(device.arch, (8, 1) if self.cluster > 1 else (7, 0))
+
+    def shares(self, threads: int) -> int:
+        """Values of an exchange between CTAs that one lane reads."""
+        return max(1, threads // 32 * self.cluster // 32)
 
     def _operand(self, name: str) -> OperandConsts:
         return next(o for o in self.operands if o.name == name)
@@ -350,6 +358,6 @@ class RowEngine(Engine):
         args += [Arg(f"scalar_{name}", r.compute, ScalarArg(name)) for name in r.epilogue_scalars]
         smem = r.shared * threads * r.pack_bytes * len(r.held) if r.shared else 0
         home = f"s{r.shared}" if r.shared else f"c{r.chunks}"
-        return Step.of(template, op, Target.for_arch(device.arch), threads, [*args, *extra], consts, -(-digits.size * r.lanes // threads),
+        return Step.of(template, op, r.target(device), threads, [*args, *extra], consts, -(-digits.size * r.lanes // threads),
                        min_ctas_per_sm=max(1, (768 if smem else 512) // threads), dynamic_smem=smem, cluster=r.cluster,
                        suffix=f"{rows.dtype.name}_l{r.lanes}_v{r.vector}_{home}")
