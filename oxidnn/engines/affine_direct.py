@@ -186,7 +186,7 @@ def _consts(am: AffineMatmul, lanes: int) -> DirectConsts:
     def walk_target(t: Target) -> Walk:
         return Walk(t.dtype.name, over_outputs(t.dtype.num_bytes, t.batch_strides, t.m_strides, t.n_strides))
 
-    bounds = []
+    bounds: list[Coordinate] = []
     for source, is_a in ((am.a, True), (am.b, False)):
         for bound in source.bounds if not is_empty else ():
             unit = bound.k_coefs[-1] if extents else 0
