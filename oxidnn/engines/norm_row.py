@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..codegen.fastdiv import magic
 from ..codegen.spec import Target
@@ -22,8 +22,11 @@ _RING_PACKS = 4  # of a row a thread has at most, whose sums are held in registe
 
 @dataclass(frozen=True, slots=True)
 class NormConsts:
+    """is_split: of a gradient whose rows are read again, one launch leaves the rows' sums, and the one that sums columns writes dx."""
+
     rows: RowConsts
     is_rms: bool
+    is_split: bool = False
 
 
 class NormEngine(RowEngine):
@@ -133,10 +136,15 @@ class NormBackwardEngine(RowEngine):
         if dict(config.knobs).get("home") == "ring":
             steps = self._ring_steps(problem, rows, config, device, scratch)
             return Build(tuple(steps), scratch.num_bytes)
-        # dx last: it may lie where dy or x does
+        # dx last, or by the thread that read dy and x there: it may lie where they do
+        consts = NormConsts(self.row_consts(rows, config, 2), problem.is_rms)
+        if not consts.rows.is_held and problem.has("gamma") and problem.desc("dx").numel:
+            kind = F64 if consts.rows.compute == "f64" else F32
+            row_sums = Arg("ptr_row_sums", "u64", scratch.take(2 * rows.row_digits.size * kind.num_bytes))
+            sums = self.row_step("rowwise/norm_backward", replace(consts, is_split=True), problem.op, rows, config, device, [row_sums])
+            return Build((sums, *self._parameter_steps(problem, config, device, scratch, row_sums)), scratch.num_bytes)
         steps = self._parameter_steps(problem, config, device, scratch) if problem.has("gamma") else []
         if problem.desc("dx").numel:
-            consts = NormConsts(self.row_consts(rows, config, 2), problem.is_rms)
             steps.append(self.row_step("rowwise/norm_backward", consts, problem.op, rows, config, device))
         return Build(tuple(steps), scratch.num_bytes)
 
@@ -172,10 +180,14 @@ class NormBackwardEngine(RowEngine):
         return Step.of("rowwise/norm_parameter_sums", problem.op, Target.for_arch(device.arch), 512, args, consts,
                        (-(-columns.size // 32), len(sums), 1), follows=device.at_least(9, 0), suffix=r.dtype("dgamma"))
 
-    def _parameter_steps(self, problem: NormProblem, config: EngineConfig, device: DeviceInfo, scratch: Scratch) -> list[Step]:
+    def _parameter_steps(self, problem: NormProblem, config: EngineConfig, device: DeviceInfo, scratch: Scratch,
+                         row_sums: Arg | None = None) -> list[Step]:
+        """row_sums: where the rows' sums are, if the launch shall write dx."""
         statistics = {n: problem.desc(n) for n in ("mean", "rstd") if problem.has(n)}
-        rows = Rows.of(problem.shape, problem.axes, {n: problem.desc(n) for n in ("dy", "x")}, statistics)
-        consts = NormConsts(self.row_consts(rows, EngineConfig.of(home="memory", lanes=1, vec=config["vec"]), 0), problem.is_rms)
+        full = {n: problem.desc(n) for n in (("dy", "x", "dx") if row_sums else ("dy", "x"))}
+        rows = Rows.of(problem.shape, problem.axes, full, statistics, {"gamma": problem.desc("gamma")} if row_sums else {})
+        consts = NormConsts(self.row_consts(rows, EngineConfig.of(home="memory", lanes=1, vec=config["vec"]), 0), problem.is_rms,
+                            row_sums is not None)
         r, digits, columns = consts.rows, rows.row_digits, rows.column_digits
         packs = columns.size // r.vector
         # Threads for every SM, but some rows for each to sum.
@@ -184,14 +196,14 @@ class NormBackwardEngine(RowEngine):
         size = groups * columns.size * kind.num_bytes
         sums = {o.name: scratch.take(size) for o in problem.outputs if o.name != "dx"}
         multiplier, shift = magic(packs)
-        args = [Arg(f"ptr_{o.name}", "u64", o.value) for o in rows.operands]
+        args = [Arg(f"ptr_{o.name}", "u64", o.value) for o in rows.operands] + ([row_sums] if row_sums else [])
         args += [Arg(f"ptr_{name}", "u64", value) for name, value in sums.items()]
         args += [Arg(name, "u32", value) for name, value in (
             ("num_rows", digits.size), ("num_columns", columns.size), ("num_packs", packs), ("num_groups", groups),
             ("multiplier", multiplier), ("shift", shift))]
         args += [*digits.args(r.digits.wide), *columns.args(r.digits.wide)]
         steps = [Step.of("rowwise/norm_parameters", problem.op, Target.for_arch(device.arch), _THREADS, args, consts,
-                         -(-packs * groups // _THREADS), min_ctas_per_sm=4, suffix=f"{rows.dtype.name}_v{r.vector}")]
+                         -(-packs * groups // _THREADS), min_ctas_per_sm=8 if row_sums else 4, suffix=f"{rows.dtype.name}_v{r.vector}")]
         partial = TensorDesc(kind, (groups, *(problem.shape[a] for a in problem.axes)), (columns.size, *rows.column_steps))
         for name, value in sums.items():
             steps += reduction_steps(problem.op, (partial, value), (problem.desc(name), TensorArg(name)), (0,), "sum", device, scratch)
