@@ -2,12 +2,13 @@
 
     python benches/matmul_wgmma.py [--ops gemm,conv_fprop,conv_dgrad,conv_wgrad] [--network resnet50] [--match 3x3] [--batch 128]
                                    [--sizes 1024,2048,4096,8192] [--kind bf16|f16|e4m3|e5m2|s8] [--configs N] [--repeats 15] [--mma]
-                                   [--json out.json]
+                                   [--fused] [--json out.json]
 
 Needs an sm_90 device and torch. A row a problem: the library's time, our fastest config's and the untuned choice's, ratios to the
 library, and TFLOP/s. 8-bit floats have a row against each of torch._scaled_mm's ways to sum: "ieee" (promoted, use_fast_accum=False)
 and "fast", and one of block scales (1x128, 128x128) against the former with one scale; 8-bit integers are compared with
-torch._int_mm. Times are medians in microseconds, L2 flushed before each run. --mma adds the mma.sync configs.
+torch._int_mm. Times are medians in microseconds, L2 flushed before each run. --mma adds the mma.sync configs; --fused measures
+relu(conv + bias) in one kernel against torch.relu(torch.conv2d(x, w, bias)).
 """
 
 from __future__ import annotations
@@ -32,9 +33,11 @@ from stamp import stamp
 from verify import complain, fastest, verify
 
 from oxidnn.dispatch.registry import ENGINES
+from oxidnn.ops import OPS
 from oxidnn.ops.base import Policy, Problem
 from oxidnn.ops.case import parse_case
 from oxidnn.runtime.cuda_backend import CudaBackend
+from oxidnn.tensor import TensorDesc
 from oxidnn.testing.cases import layer_counts, layer_name
 
 FP8 = ("e4m3", "e5m2")
@@ -54,7 +57,11 @@ def worst_error(got: torch.Tensor, want: torch.Tensor, magnitude: torch.Tensor, 
 
 def torch_call(problem: Problem, tensors: dict[str, torch.Tensor]) -> Callable[[], torch.Tensor]:
     if problem.op != "gemm":
-        return conv_call(problem, tensors)  # type: ignore[arg-type]
+        if "bias" not in tensors:
+            return conv_call(problem, tensors)  # type: ignore[arg-type]
+        stride, padding, dilation = list(problem.stride), [before for before, _ in problem.padding], list(problem.dilation)  # type: ignore[attr-defined]
+        x, w, bias, groups = tensors["x"], tensors["w"], tensors["bias"], problem.groups  # type: ignore[attr-defined]
+        return lambda: torch.relu(torch.conv2d(x, w, bias, stride, padding, dilation, groups))
     a, b = tensors["a"], tensors["b"]
     a = a.mT if problem.transpose_a else a  # type: ignore[attr-defined]
     b = b.mT if problem.transpose_b else b  # type: ignore[attr-defined]
@@ -68,7 +75,17 @@ def torch_call(problem: Problem, tensors: dict[str, torch.Tensor]) -> Callable[[
     return lambda: torch.matmul(a, b, out=out)
 
 
+def with_relu(problem: Problem) -> Problem:
+    """A forward convolution with a bias and a relu in its epilogue."""
+    x, w, y = (problem.desc(name) for name in ("x", "w", "y"))
+    attrs = dict(problem.attrs) | {"epilogue": "relu(acc + bias[c])"}
+    return OPS["conv_fprop"].make({"x": x, "w": w, "y": y, "bias": TensorDesc.packed(x.dtype, (w.shape[0],))}, attrs, problem.policy)
+
+
 def reference(problem: Problem, tensors: dict[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+    if "bias" in tensors:
+        wide = {name: t.float() for name, t in tensors.items()}
+        return torch_call(problem, wide)(), torch_call(problem, {name: t.abs() for name, t in wide.items()})()
     if problem.op != "gemm":
         return conv_reference(problem, tensors)  # type: ignore[arg-type]
     wide = {name: t.float() if t.is_floating_point() else t.double() for name, t in tensors.items()}
@@ -110,6 +127,7 @@ def main() -> None:
     parser.add_argument("--configs", type=int, default=0, help="only the first N of an algorithm by estimate; 0 for all")
     parser.add_argument("--repeats", type=int, default=15)
     parser.add_argument("--mma", action="store_true")
+    parser.add_argument("--fused", action="store_true", help="conv_fprop with bias and relu")
     parser.add_argument("--all", action="store_true", help="print every config")
     parser.add_argument("--json", default="")
     options = parser.parse_args()
@@ -131,8 +149,8 @@ def main() -> None:
                     problems.append((f"{n}_{layout}", parse_case(f"gemm a={options.kind}[{n},{n}] b={options.kind}[{n},{n}] {flags}")))
             continue
         for problem in layer_counts(options.network, options.batch, options.kind, "nhwc", (op.removeprefix("conv_"),), Policy()):
-            if not options.match or f"_{options.match}s" in layer_name(problem):
-                problems.append((layer_name(problem), problem))
+            if problem.groups == 1 and (not options.match or f"_{options.match}s" in layer_name(problem)):  # type: ignore[attr-defined]
+                problems.append((layer_name(problem), with_relu(problem) if options.fused else problem))  # type: ignore[arg-type]
     print(f"{'op':11} {'case':18} {'library':>8} {'ours':>8} {'ratio':>5} {'TF/s':>5} {'default':>8} {'regret':>6}  config")
     results = []
     for label, problem in problems:
