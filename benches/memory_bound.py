@@ -1,12 +1,14 @@
 """Memory-bound ops against eager and compiled PyTorch: verified against float64 on poisoned outputs, then timed interleaved.
 
-    python benches/memory_bound.py [--ops layer_norm,softmax_backward] [--shapes 32768x256,...] [--long] [--kind bf16] [--configs]
-                                   [--parts] [--compile 'softmax 16384x4096'] [--repeats 9] [--seconds S] [--json out.json]
+    python benches/memory_bound.py [--ops layer_norm,softmax_backward] [--shapes 32768x256,...] [--long] [--more] [--kind bf16] [--configs]
+                                   [--parts] [--compile 'softmax 16384x4096'] [--workers 14] [--repeats 9] [--seconds S] [--json out.json]
 
-Needs a CUDA device and torch. Shapes: benches/cases/shapes/memory_bound.json; --long adds rows of 2^20 elements. A row a case: our
-untuned choice (with --configs also the best config), TB/s by the bytes that must move (row-wise: 1 read + 1 write forward, 2 + 1
-backward; pooling: in + out), its ratio to a copy at 3.03 TB/s and to the copy measured here of as many bytes, and how many times as fast as
-eager and compiled PyTorch. Times are medians in microseconds, L2 flushed before each run. --seconds: start no case after so long.
+Needs a CUDA device and torch. Shapes: benches/cases/shapes/memory_bound.json; --long adds rows of 2^20 elements, --more takes 20 further
+shapes instead (odd sizes, small batches, f32, channels first). A row a case: our untuned choice (with --configs also the best config), TB/s
+by the bytes that must move (row-wise: 1 read + 1 write forward, 2 + 1 backward; pooling: in + out), its ratio to a copy at 3.03 TB/s and to
+the copy measured here of as many bytes, and how many times as fast as eager and compiled PyTorch. Times are medians in microseconds, L2
+flushed before each run. --seconds: start no case after so long. --workers: processes that fill torch.compile's cache on disk beforehand.
+Dropout and random numbers are verified by their statistics here, by their values in tests/.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import gc
 import json
 import math
 import statistics
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable
@@ -43,13 +46,37 @@ COPY_TBS = 3.03  # measured on an H100, read + write
 TORCH_TYPES = FLOAT_TYPES | {"f64": torch.float64, "s64": torch.int64, "s32": torch.int32}
 ROW_OPS = ("layer_norm", "rms_norm", "softmax", "layer_norm_backward", "rms_norm_backward", "softmax_backward", "cross_entropy",
            "cross_entropy_backward", "activation", "activation_backward", "pointwise", "reduce")
+LOSSES = {"mse": F.mse_loss, "huber": F.huber_loss, "bce": F.binary_cross_entropy, "bce_with_logits": F.binary_cross_entropy_with_logits,
+          "kl_div": F.kl_div}
+LOSS_OPS = tuple(f"{name}{suffix}" for name in LOSSES for suffix in ("", "_backward"))
+RANDOM_OPS = ("dropout", "uniform", "normal", "bernoulli")
+ELEMENT_SIZES = ((2048, 8192), (8192, 16384))  # of losses and random numbers: what a row is does not count
 POOL_OPS = ("pool", "pool_backward")
 LONG = (128, 1 << 20)
+MORE_OPS = ("layer_norm", "rms_norm", "softmax", "layer_norm_backward", "softmax_backward", "cross_entropy", "activation", "reduce")
+MORE_ROWS = (  # rows, columns, type
+    (4096, 50257, "bf16"), (30000, 1000, "bf16"), (65537, 768, "bf16"), (100, 4096, "bf16"), (8, 8192, "bf16"), (1, 131072, "bf16"),
+    (777, 12289, "bf16"), (16384, 1024, "f32"), (4096, 16384, "f32"), (2048, 65536, "f32"), (3001, 3001, "f32"), (8192, 4096, "f16"))
+MORE_POOLS = (  # entry of the file, type, layout
+    ({"op": "max", "N": 64, "C": 64, "H": 112, "W": 112, "k": 3, "s": 2, "p": 1}, "bf16", "nchw"),
+    ({"op": "max", "N": 32, "C": 64, "H": 113, "W": 111, "k": 3, "s": 2, "p": 1}, "bf16", "nhwc"),
+    ({"op": "max", "N": 1, "C": 64, "H": 112, "W": 112, "k": 3, "s": 2, "p": 1}, "bf16", "nhwc"),
+    ({"op": "max", "N": 32, "C": 96, "H": 54, "W": 54, "k": 3, "s": 1, "p": 1}, "f32", "nhwc"),
+    ({"op": "avg", "N": 64, "C": 192, "H": 35, "W": 35, "k": 3, "s": 1, "p": 1}, "bf16", "nhwc"),
+    ({"op": "avg", "N": 64, "C": 128, "H": 56, "W": 56, "k": 2, "s": 2, "p": 0}, "f32", "nchw"),
+    ({"op": "global_avg", "N": 8, "C": 1280, "H": 7, "W": 7}, "bf16", "nhwc"),
+    ({"op": "global_avg", "N": 128, "C": 2048, "H": 7, "W": 7}, "f32", "nchw"))
 
 
 def row_case(op: str, rows: int, cols: int, kind: str) -> str:
     x, per_row, per_column = f"{kind}[{rows},{cols}]", f"f32[{rows}]", f"{kind}[{cols}]"
+    if op in LOSS_OPS:
+        return f"loss{'_backward' * op.endswith('_backward')} x={x} target={x} name={op.removesuffix('_backward')}"
+    if op in ("uniform", "normal"):
+        return f"random shape=({rows},{cols}) distribution={op} dtype={kind}"
     return op + {
+        "dropout": f" x={x} p=0.1",
+        "bernoulli": f" probability={x}",
         "layer_norm": f" x={x} gamma={per_column} beta={per_column}",
         "rms_norm": f" x={x} gamma={per_column}",
         "softmax": f" x={x}",
@@ -65,15 +92,15 @@ def row_case(op: str, rows: int, cols: int, kind: str) -> str:
     }[op]
 
 
-def pool_case(entry: dict[str, Any], kind: str, backward: bool) -> str:
+def pool_case(entry: dict[str, Any], kind: str, backward: bool, layout: str = "nhwc") -> str:
     n, c, h, w = (entry[d] for d in "NCHW")
     op = f"{entry['op']}_pool" + "_backward" * backward
     attrs = "" if entry["op"] == "global_avg" else f" window={entry['k']} stride={entry['s']} padding={entry['p']}"
     if not backward:
-        return f"{op} x={kind}[{n},{c},{h},{w}]nhwc{attrs}"
+        return f"{op} x={kind}[{n},{c},{h},{w}]{layout}{attrs}"
     p, q = (1, 1) if not attrs else ((d + 2 * entry["p"] - entry["k"]) // entry["s"] + 1 for d in (h, w))
-    given = f" x={kind}[{n},{c},{h},{w}]nhwc" if entry["op"] == "max" else f" x_shape=({n},{c},{h},{w})"
-    return f"{op} dy={kind}[{n},{c},{p},{q}]nhwc{given} dx={kind}[{n},{c},{h},{w}]nhwc{attrs}"
+    given = f" x={kind}[{n},{c},{h},{w}]{layout}" if entry["op"] == "max" else f" x_shape=({n},{c},{h},{w})"
+    return f"{op} dy={kind}[{n},{c},{p},{q}]nhwc{given} dx={kind}[{n},{c},{h},{w}]{layout}{attrs}"
 
 
 # The same by torch: op without "_backward" -> (function of the tensors, inputs it is differentiated by).
@@ -85,7 +112,14 @@ def forward_of(problem: Problem) -> tuple[Callable[[Tensors], torch.Tensor], tup
         window, stride, padding = ([getattr(a, f) for a in problem.axes] for f in ("window", "stride", "low"))  # type: ignore[attr-defined]
         function = F.max_pool2d if op == "max_pool" else F.avg_pool2d
         return lambda t: function(t["x"], window, stride, padding), ("x",)
+    if op == "loss":
+        loss = LOSSES[dict(problem.attrs)["name"]]
+        return lambda t: loss(t["x"], t["target"]), ("x",)
+    if op == "random":
+        return (lambda t: t["y"].normal_()) if dict(problem.attrs).get("distribution") == "normal" else (lambda t: t["y"].uniform_()), ()
     return {
+        "dropout": (lambda t: F.dropout(t["x"], 0.1), ("x",)),
+        "bernoulli": (lambda t: torch.bernoulli(t["probability"]), ()),
         "layer_norm": (lambda t: F.layer_norm(t["x"], t["x"].shape[1:], t["gamma"], t["beta"]), ("x", "gamma", "beta")),
         "rms_norm": (lambda t: F.rms_norm(t["x"], t["x"].shape[1:], t["gamma"], 1e-5), ("x", "gamma")),
         "softmax": (lambda t: torch.softmax(t["x"], -1), ("x",)),
@@ -109,6 +143,8 @@ def make_tensors(problem: Problem, seed: int, device: str = "cuda") -> Tensors:
         storage = torch.empty_strided(desc.shape, desc.strides, dtype=kind, device=device)
         if operand.is_output:
             storage.fill_(float("nan"))
+        elif problem.op.startswith("loss") or operand.name == "probability":
+            storage.copy_(torch.rand(desc.shape, device=device, generator=generator) * 0.9 + 0.05)
         elif operand.name == "target":
             classes = problem.desc("logits").shape[1]
             storage.copy_(torch.randint(0, classes, desc.shape, device=device, generator=generator))
@@ -129,9 +165,10 @@ def make_tensors(problem: Problem, seed: int, device: str = "cuda") -> Tensors:
         tensors["y"].copy_(torch.softmax(tensors["x"].double(), 1))
     if op.endswith("pool_backward") and "x" not in tensors:
         shape = problem.desc("dx").shape
-        tensors["x"] = normal(shape, tensors["dy"].dtype).contiguous(memory_format=torch.channels_last)
-    if op == "cross_entropy_backward":
-        tensors["dy"] = torch.ones((), dtype=tensors["logits"].dtype, device=device)
+        last = torch.channels_last if problem.desc("dx").strides[1] == 1 else torch.contiguous_format
+        tensors["x"] = normal(shape, tensors["dy"].dtype).contiguous(memory_format=last)
+    if op in ("cross_entropy_backward", "loss_backward"):
+        tensors["dy"] = torch.ones((), dtype=tensors["logits" if "logits" in tensors else "x"].dtype, device=device)
     return tensors
 
 
@@ -150,7 +187,9 @@ def call_of(problem: Problem, tensors: Tensors, compile_it: bool = False) -> Cal
 
 
 def reference(problem: Problem, tensors: Tensors) -> dict[str, torch.Tensor]:
-    """Outputs in float64."""
+    """Outputs in float64; none of dropout and random numbers."""
+    if problem.op in ("dropout", "random", "bernoulli"):
+        return {}
     outputs = [o.name for o in problem.outputs]
     names = {o.name for o in problem.outputs}
     wide = {n: t.double() if t.is_floating_point() else t for n, t in tensors.items() if n not in names}
@@ -169,6 +208,27 @@ def worst_error(got: torch.Tensor, want: torch.Tensor) -> float:
     return float("inf") if bool(torch.isnan(ratio).any()) else float(ratio.max())
 
 
+def moments_error(problem: Problem, tensors: Tensors) -> float:
+    """Of dropout and random numbers: the mean's and the variance's distance from what they should be, over five of their deviations."""
+    y, p = tensors["y"].double(), 0.1
+    if problem.op == "dropout":
+        kept = y != 0
+        scaled = (y - tensors["x"].double() / (1 - p))[kept & (tensors["x"] != 0)]
+        if float(scaled.abs().max() / y.abs().max()) > 2.0**-8:
+            return float("inf")
+        values, mean, variance = kept[tensors["x"] != 0].double(), 1 - p, p * (1 - p)
+    elif problem.op == "bernoulli":
+        chance = tensors["probability"].double()
+        values, mean, variance = y - chance, 0.0, float((chance * (1 - chance)).mean())
+    elif dict(problem.attrs).get("distribution") == "normal":
+        values, mean, variance = y, 0.0, 1.0
+    else:
+        values, mean, variance = y, 0.5, 1 / 12
+    slack = 5 / values.numel() ** 0.5 + (2.0**-9 if y is values and tensors["y"].element_size() == 2 else 0.0)  # rounding to 16 bits
+    error = max(abs(float(values.mean()) - mean) / variance**0.5, abs(float(values.var()) / variance - 1) / 2) / slack
+    return float("inf") if math.isnan(error) else error
+
+
 def choices_of(backend: CudaBackend, problem: Problem, every: bool) -> list[tuple[Engine, EngineConfig]]:
     """The untuned choice, and if `every` all others behind it."""
     engine, config, _ = choose(problem, backend.info, None)
@@ -181,12 +241,12 @@ def against_torch(backend: CudaBackend, problem: Problem, label: str, options: a
     """Verifies our choices against `want`, then times them with a copy of num_bytes / 2, call_of(problem, tensors) and its compiled form,
     and with options.parts each launch of the first choice."""
     rows, ran = verify(backend, problem, choices_of(backend, problem, options.configs), tensors,
-                       lambda: max(worst_error(tensors[n], w) for n, w in want.items()))
+                       lambda: max(worst_error(tensors[n], w) for n, w in want.items()) if want else moments_error(problem, tensors))
     want.clear()
     source, target = (torch.empty(max(1, num_bytes // 2), dtype=torch.uint8, device="cuda") for _ in range(2))
     source.random_(0, 255)
     peers = {"copy": lambda: target.copy_(source), "eager": call_of(problem, tensors)}
-    if options.compile == "all" or any(part and part in f"{problem.op} {label}" for part in options.compile.split(",")):
+    if wants_compiled(options, problem, label):
         try:
             peers["compiled"] = call_of(problem, tensors, compile_it=True)
             peers["compiled"]()
@@ -281,25 +341,58 @@ def problems_of(options: argparse.Namespace) -> list[tuple[str, Problem]]:
         sizes = [tuple(map(int, s.split("x"))) for s in options.shapes.split(",")]
     found = []
     for op in options.ops.split(","):
-        if op in ROW_OPS:
+        if options.more and op in ROW_OPS:
+            found += [(f"{r}x{c} {kind}", parse_case(row_case(op, r, c, kind))) for r, c, kind in MORE_ROWS]
+        elif op in ROW_OPS:
             found += [(f"{r}x{c}", parse_case(row_case(op, r, c, options.kind))) for r, c in sizes]
-        for entry in table["pool"] if op in POOL_OPS else ():
-            problem = parse_case(pool_case(entry, options.kind, op == "pool_backward"))
-            found.append((f"{entry['H']}_{entry['C']}" + (f"_k{entry['k']}s{entry['s']}" if "k" in entry else ""), problem))
+        elif op in LOSS_OPS + RANDOM_OPS:
+            found += [(f"{op.removesuffix('_backward')} {r}x{c}", parse_case(row_case(op, r, c, options.kind))) for r, c in ELEMENT_SIZES]
+        pools = MORE_POOLS if options.more else [(entry, options.kind, "nhwc") for entry in table["pool"]]
+        for entry, kind, layout in pools if op in POOL_OPS else ():
+            problem = parse_case(pool_case(entry, kind, op == "pool_backward", layout))
+            label = f"{entry['H']}_{entry['C']}" + (f"_k{entry['k']}s{entry['s']}" if "k" in entry else "")
+            found.append((label + (f" n{entry['N']} {kind} {layout}" if options.more else ""), problem))
     return found
+
+
+def wants_compiled(options: argparse.Namespace, problem: Problem, label: str) -> bool:
+    return options.compile == "all" or any(part and part in f"{problem.op} {label}" for part in options.compile.split(","))
+
+
+def fill_cache(options: argparse.Namespace, problems: list[tuple[str, Problem]]) -> None:
+    """torch.compile's cache on disk, by processes of this file that compile a share each."""
+    if options.share:
+        index, count = map(int, options.share.split("/"))
+        for label, problem in problems[index::count]:
+            if wants_compiled(options, problem, label):
+                call_of(problem, make_tensors(problem, 1), compile_it=True)()
+                torch.cuda.empty_cache()
+        return
+    command = [sys.executable, __file__, *sys.argv[1:], "--share"]
+    shares = [subprocess.Popen([*command, f"{i}/{options.workers}"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+              for i in range(options.workers)]
+    for share in shares:
+        share.wait()
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--ops", default=",".join((*ROW_OPS, *POOL_OPS)))
+    parser.add_argument("--ops", default="")
     parser.add_argument("--shapes", default="", help="RxC, separated by commas; empty for the file's")
     parser.add_argument("--long", action="store_true", help="also rows of 2^20 elements")
+    parser.add_argument("--more", action="store_true", help="further shapes instead")
+    parser.add_argument("--workers", type=int, default=0)
+    parser.add_argument("--share", default="", help=argparse.SUPPRESS)
     parser.add_argument("--kind", default="bf16", choices=sorted(FLOAT_TYPES))
     add_options(parser)
     options = parser.parse_args()
 
-    backend = CudaBackend(0)
-    run(backend, problems_of(options), measure, options)
+    options.ops = options.ops or ",".join((*MORE_OPS, *POOL_OPS) if options.more else (*ROW_OPS, *POOL_OPS, *LOSS_OPS, *RANDOM_OPS))
+    problems = problems_of(options)
+    if options.share or options.workers:
+        fill_cache(options, problems)
+    if not options.share:
+        run(CudaBackend(0), problems, measure, options)
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ def verify(backend: Backend, problem: Problem, choices: Iterable[tuple[Engine, E
     tensors: on the device, by operand. A choice that cannot be assembled or launched is a row with a failure, not fatal.
     """
     stream = backend.default_stream()
-    pointers = [tensors[o.name].data_ptr() for o in problem.operands]
+    pointers, scalars = [tensors[o.name].data_ptr() for o in problem.operands], [1 for _ in problem.scalars]
     rows: list[Row] = []
     ran = []
     for engine, config in choices:
@@ -41,8 +41,9 @@ def verify(backend: Backend, problem: Problem, choices: Iterable[tuple[Engine, E
                 poison(tensors[output.name])
             torch.cuda.synchronize()
 
+
             def call(plan: Plan = plan, scratch: torch.Tensor = scratch) -> None:
-                plan.execute(pointers, scratch.data_ptr(), stream)
+                plan.execute(pointers, scratch.data_ptr(), stream, scalars)
 
             call()
             backend.synchronize(stream)
