@@ -665,14 +665,17 @@ def tiled_build(template: str, op: str, am: AffineMatmul, c: TiledConsts, d: Dig
 
 @dataclass(frozen=True, slots=True)
 class ReduceConsts:
-    """The second step of a split sum: partial sums added in the order of the splits, then the epilogue."""
+    """The second step of a split sum: partial sums added in the order of the splits, then the epilogue. sharers: threads of a CTA that
+    deal out the splits of a vector."""
 
     epilogue: EpilogueConsts
     unroll: int
+    sharers: int
 
 
 REDUCE_THREADS = 128
 REDUCE_UNROLL = 16  # partial sums under way at a time, at most
+MAX_SHARERS = 16
 BUSY_THREADS = 32768  # that keep a device's memory busy
 
 
@@ -680,8 +683,13 @@ def reduce_step(op: str, am: AffineMatmul, d: Digits, grid: Grid, tile_epilogue:
                 workspace_offset: int) -> Step:
     inner = tile_epilogue.inner
     vec = min(16 // am.acc.num_bytes, target_vector(d.targets[0], d, inner))
-    while vec > 1 and am.batch.size * am.m.size * am.n.size // vec < BUSY_THREADS:
+    elements = am.batch.size * am.m.size * am.n.size
+    sharers = 1
+    while sharers < MAX_SHARERS and elements // vec * sharers < BUSY_THREADS and grid.splits >= 8 * sharers:
+        sharers *= 2
+    while vec > 1 and elements // vec * sharers < BUSY_THREADS:
         vec //= 2
+    per_sharer = -(-grid.splits // sharers)
     targets = tuple(_target_consts(i, t, d, inner, vec) for i, t in enumerate(d.targets))
     epilogue = replace(tile_epilogue, vec=vec, m_digits=len(d.out_m), n_digits=len(d.out_n), batch_digits=len(d.batch), targets=targets,
                        expression=am.epilogue, scalars=_scalars(am), tile_outer=0, tile_inner=0, pitch=0, inner_threads=0,
@@ -691,6 +699,8 @@ def reduce_step(op: str, am: AffineMatmul, d: Digits, grid: Grid, tile_epilogue:
     total = chunks * grid.outer_size * grid.batch
     t.add("ptr_partial", "u64", WorkspaceArg(workspace_offset))
     t.add("splits", "u32", grid.splits)
+    if sharers > 1:
+        t.add("splits_per_sharer", "u32", per_sharer)
     t.add("split_stride", "u64", grid.batch * grid.outer_size * grid.padded_inner * am.acc.num_bytes)
     t.add("padded_inner", "u32", grid.padded_inner)
     t.add("num_chunks", "u32", total)
@@ -700,9 +710,9 @@ def reduce_step(op: str, am: AffineMatmul, d: Digits, grid: Grid, tile_epilogue:
     t.divisor("outer_size", grid.outer_size)
     t.space("batch", d.batch)
     _target_arguments(t, am, d, epilogue)
-    consts = ReduceConsts(epilogue, REDUCE_UNROLL if grid.splits > 8 else 8)
+    consts = ReduceConsts(epilogue, REDUCE_UNROLL if per_sharer > 8 else 8, sharers)
     return Step.of("matmul/split_k_reduce", op, target, REDUCE_THREADS, t.args, consts,
-                   -(-total // REDUCE_THREADS), follows=target.capability >= (9, 0), suffix=am.d.dtype.name)
+                   -(-total * sharers // REDUCE_THREADS), follows=target.capability >= (9, 0), suffix=am.d.dtype.name)
 
 
 def check_common(am: AffineMatmul, device: DeviceInfo) -> Support:

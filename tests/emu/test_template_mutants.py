@@ -125,7 +125,7 @@ class Kernel:
         found = [first]
         for case in self.cases[1:]:
             knobs = dict(first.config.knobs) if "stages" in dict(first.config.knobs) else self.knobs
-            found.append(Problem(case, self.engine, knobs | {"split_k": 29} if self.template == "matmul/split_k_reduce" else knobs))
+            found.append(Problem(case, self.engine, knobs))
             assert found[-1].text(self.template) == first.text(self.template), f"{case} runs another kernel"
         return found
 
@@ -175,10 +175,9 @@ KERNELS = {
                           "gemm a=f32[96,10] b=f32[10,21]"), {"split_k": 1},
                          (("no clamp", "num_k_tiles", "k is not split"),)),
     "split_k_reduce": Kernel("matmul/split_k_reduce", "gemm.simt",
-                             ("gemm a=f32[33,200] b=f32[200,9] bias=f32[9] epilogue=bias_relu",
-                              "gemm a=f32[33,144] b=f32[144,9] bias=f32[9] epilogue=bias_relu",
-                              "gemm a=f32[33,400] b=f32[400,9] bias=f32[9] epilogue=bias_relu"),
-                             {"split_k": 13}),
+                             ("gemm a=f32[33,4320] b=f32[4320,9] bias=f32[9] epilogue=bias_relu",
+                              "gemm a=f32[33,4200] b=f32[4200,9] bias=f32[9] epilogue=bias_relu"),
+                             {"threads_m": 8, "threads_n": 4, "reg_m": 4, "reg_n": 4, "tile_k": 16, "stages": 2, "split_k": 300}),
     "direct": Kernel("matmul/direct", "conv_fprop.direct", ("conv_fprop x=f32[2,3,5,6]nchw w=f32[4,3,3,3]nchw padding=1",), {}, (
         ("other comparison", r"%p_inside3_[01]", "the first and the middle tap never lie beyond the last column"),
         ("no guard", r"ld\.global\.b32 %[ab]_value\d", "the product is guarded, too"))),
