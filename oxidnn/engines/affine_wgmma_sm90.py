@@ -40,7 +40,7 @@ SMEM_BYTES = 232448  # of a CTA, all in all
 MAX_STAGES = 8
 MAX_PREFETCHED_TILES = 264  # two rounds of the largest devices
 MIN_STREAMED_BYTES = 8 << 20
-PANEL = 64  # rows and columns of D staged at a time by a warpgroup
+PANEL = 64  # rows and columns of D staged at a time by a warpgroup; direct panels of 32 bits have 32 columns
 MAX_DIRECT_LINES = 2000  # of an epilogue applied to all accumulators of a thread; longer ones loop over staged panels
 PANEL_PITCH = 68  # f32 elements of a row of a general panel
 MAX_REGISTERS = {2: 168, 3: 128}  # of a thread, by multiplying warpgroups
@@ -80,7 +80,10 @@ class ScaleConsts:
 
 @dataclass(frozen=True, slots=True)
 class WgmmaConsts:
-    """Consts of matmul/wgmma_sm90. kind: operand type of wgmma (A's); is_direct: D is stored by tensor copies of rounded panels."""
+    """Consts of matmul/wgmma_sm90. kind: operand type of wgmma (A's); is_direct: D is stored by tensor copies of rounded panels.
+
+    A direct panel has 64 rows of 128 bytes, swizzled.
+    """
 
     ring: RingConsts
     kind: str
@@ -197,10 +200,12 @@ class StoredMap:
 
 
 def stored_map(am: AffineMatmul, d: tiling.Digits, has_blocks: bool = False) -> StoredMap | None:
-    """If D is of 16 bits, contiguous along n, and the operands only change along n. has_blocks: panels are blocks of positions."""
+    """If D is of 16 or 32 bits, contiguous along n, and the operands only change along n. has_blocks: panels are blocks of positions."""
     out = d.targets[0]
     size = out.dtype.num_bytes
-    if size != 2 or len(d.out_n) > 1 or out.n_strides[0] not in ((1,) if am.n.size > 1 else (0, 1)):
+    if size not in (2, 4) or (out.dtype.name == "s32" and am.epilogue is not None):
+        return None
+    if len(d.out_n) > 1 or out.n_strides[0] not in ((1,) if am.n.size > 1 else (0, 1)):
         return None
     if any(any(t.m_strides) for t in d.targets[1:]):
         return None
@@ -216,13 +221,14 @@ def stored_map(am: AffineMatmul, d: tiling.Digits, has_blocks: bool = False) -> 
     strides = tuple(size * (s if e > 1 else am.n.size) for e, s in zip(dims[1:], steps, strict=True))
     if len(dims) > 5 or (has_positions and digits) or any(s <= 0 or s % 16 for s in strides):
         return None
+    columns = SPAN_BYTES // size
     if not has_positions:
-        box = (PANEL, PANEL, *(1 for _ in digits))
+        box = (columns, PANEL, *(1 for _ in digits))
         return StoredMap(TensorMapSpec(out.dtype.name, dims, strides, box, swizzle=SPAN_BYTES), digits, False)
     if has_blocks:
-        return StoredMap(TensorMapSpec(out.dtype.name, dims, strides, (PANEL, BLOCK, BLOCK, 1), swizzle=SPAN_BYTES), digits, True)
+        return StoredMap(TensorMapSpec(out.dtype.name, dims, strides, (columns, BLOCK, BLOCK, 1), swizzle=SPAN_BYTES), digits, True)
     still = (0,) * (len(dims) - 2)
-    return StoredMap(TensorMapSpec(out.dtype.name, dims, strides, (PANEL, PANEL), swizzle=SPAN_BYTES, element_strides=(1,) * len(dims),
+    return StoredMap(TensorMapSpec(out.dtype.name, dims, strides, (columns, PANEL), swizzle=SPAN_BYTES, element_strides=(1,) * len(dims),
                                    corners=(still, still)), digits, True)
 
 
