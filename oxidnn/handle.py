@@ -51,6 +51,8 @@ _CHANNEL_GRADIENT = ("dy", "x", "mean", "rstd", "gamma", "mask", "y")
 _MOMENTUM = (("momentum", 0.1),)
 _LOSS = (("reduction", "mean"), ("label_smoothing", 0.0), ("ignore_index", -100))
 _ROW_LOSS = (("name", None), ("reduction", "mean"), ("margin", None), ("eps", None), ("p", 2))
+_CTC = ("log_probs", "targets", "input_lengths", "target_lengths")
+_CTC_LOSS = (("blank", 0), ("reduction", "mean"), ("zero_infinity", False))
 _ELEMENTWISE = ("x", "target", "x2", "var", "weight", "pos_weight")
 _ELEMENTWISE_LOSS = (("name", None), ("reduction", "mean"), ("beta", None), ("delta", None), ("margin", None), ("eps", None),
                      ("log_input", True), ("log_target", False), ("full", False))
@@ -110,6 +112,8 @@ CALLS: dict[str, Call] = {
         Call("loss_backward", (*_ELEMENTWISE, "d_loss"), _ELEMENTWISE_LOSS),
         Call("row_loss", ("x", "x2", "x3", "target"), _ROW_LOSS),
         Call("row_loss_backward", ("x", "x2", "x3", "target", "d_loss"), _ROW_LOSS),
+        Call("ctc_loss", _CTC, (*_CTC_LOSS, ("return_gradient", False))),
+        Call("ctc_loss_backward", (*_CTC, "d_loss"), _CTC_LOSS),
         Call("activation", ("x",), (("name", None), ("parameters", ()))),
         Call("activation_backward", ("dy", "x"), (("name", None), ("parameters", ()))),
         Call("dropout", ("x",), (("p", 0.5),)),
@@ -581,6 +585,25 @@ class DnnHandle:
         """(dx, dx2) or (dx, dx2, dx3) of `row_loss`, for an upstream gradient d_loss of the loss's shape (default 1)."""
         arrays = (x, x2, x3, target, d_loss)
         return self._session.run(CALLS["row_loss_backward"], arrays, (name, reduction, margin, eps, p), out, stream)
+
+    def ctc_loss(self, log_probs: Any, targets: Any, input_lengths: Any, target_lengths: Any, *, blank: int = 0, reduction: str = "mean",
+                 zero_infinity: bool = False, return_gradient: bool = False, out: Any = None, stream: Any = None) -> Any:
+        """Connectionist temporal classification, as PyTorch's ctc_loss; with return_gradient (loss, d_logits) for an upstream gradient of 1.
+
+        log_probs (T, N, C): logarithms of probabilities (softmax(log=True)). targets: labels (N, S), or one after another in one
+        dimension. input_lengths, target_lengths (N,): integers, in memory of the device. reduction: "none", "mean" (of each loss over its
+        target's length), "sum". A target that cannot be aligned has the loss inf and a gradient of NaN, or 0 under zero_infinity. Lengths
+        and labels out of range read nothing and make that sequence's results NaN.
+        """
+        attrs = (blank, reduction, zero_infinity, return_gradient)
+        return self._session.run(CALLS["ctc_loss"], (log_probs, targets, input_lengths, target_lengths), attrs, out, stream)
+
+    def ctc_loss_backward(self, log_probs: Any, targets: Any, input_lengths: Any, target_lengths: Any, *, d_loss: Any = None, blank: int = 0,
+                          reduction: str = "mean", zero_infinity: bool = False, out: Any = None, stream: Any = None) -> Any:
+        """d_logits of `ctc_loss`: the gradient by logits of which log_probs are the log-softmax, for an upstream gradient d_loss of the
+        loss's shape (default 1). The same bits on every run."""
+        arrays = (log_probs, targets, input_lengths, target_lengths, d_loss)
+        return self._session.run(CALLS["ctc_loss_backward"], arrays, (blank, reduction, zero_infinity), out, stream)
 
     # ---- elementwise and reductions ------------------------------------------------------------------------------------------------
 
