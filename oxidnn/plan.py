@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from . import report
 from .codegen.render import Source
-from .engines.base import Build, Engine, EngineConfig, ScalarArg, TensorArg, TensorMapArg, WorkspaceArg, constant_of
+from .engines.base import Build, Engine, EngineConfig, ScalarArg, TableArg, TensorArg, TensorMapArg, WorkspaceArg, constant_of
 from .ops.base import Problem
 from .ops.case import format_case
 from .runtime.backend import Backend, BoundLaunch, Kernel
@@ -14,9 +14,12 @@ from .runtime.backend import Backend, BoundLaunch, Kernel
 
 class _Arguments:
     """The launches of a plan with argument blocks of their own, and what a call rewrites in them: (setter of the argument, slot, byte
-    offset) of tensors, (setter, byte offset) of workspace, (setter, slot) of scalars."""
+    offset) of tensors, (setter, byte offset) of workspace, (setter, slot) of scalars, and tables.
 
-    __slots__ = ("launches", "numbers", "pointers", "scratch", "tensors")
+    A table's rows are (slot, offset): slot -1 is the workspace, -2 a plain number.
+    """
+
+    __slots__ = ("launches", "numbers", "pointers", "scratch", "tables", "tensors", "workspace")
 
     def __init__(self, problem: Problem, build: Build, kernels: Sequence[Kernel]) -> None:
         slots = {operand.name: i for i, operand in enumerate(problem.operands)}
@@ -25,6 +28,7 @@ class _Arguments:
         tensors: list[tuple[Callable[[int], None], int, int]] = []
         scratch: list[tuple[Callable[[int], None], int]] = []
         numbers: list[tuple[Callable[[float], None], int]] = []
+        tables: list[tuple[Callable[[Sequence[int]], None], list[tuple[int, int]]]] = []
         for step, kernel in zip(build.steps, kernels, strict=True):
             launch = kernel.bind(step.grid, [constant_of(arg) for arg in step.args])
             launches.append(launch)
@@ -35,8 +39,22 @@ class _Arguments:
                     scratch.append((launch.setter(index), arg.byte_offset))
                 elif isinstance(arg, ScalarArg):
                     numbers.append((launch.setter(index), scalar_slots[arg.name]))
+                elif isinstance(arg, TableArg):
+                    rows = [(-2, item) if isinstance(item, int) else (-1 if isinstance(item, WorkspaceArg) else slots[item.name],
+                                                                      item.byte_offset) for item in arg.items]
+                    if any(slot != -2 for slot, _ in rows):
+                        tables.append((launch.setter(index), rows))
         self.launches, self.tensors, self.scratch, self.numbers = tuple(launches), tuple(tensors), tuple(scratch), tuple(numbers)
+        self.tables = tuple(tables)
         self.pointers: Sequence[int] = ()
+        self.workspace = -1
+
+    def set_tables(self, pointers: Sequence[int], workspace: int) -> None:
+        if self.tables and (pointers != self.pointers or workspace != self.workspace):
+            places = [*pointers, 0, workspace]  # -2 and -1
+            for set_table, rows in self.tables:
+                set_table([places[slot] + offset for slot, offset in rows])
+            self.workspace = workspace
 
 
 class Plan:
@@ -72,6 +90,8 @@ class Plan:
             arguments = self._idle.pop()
         except IndexError:  # other threads are at it
             arguments = _Arguments(self.problem, self.build, self._kernels)
+        if arguments.tables:
+            arguments.set_tables(pointers, workspace)
         if pointers != arguments.pointers:  # a loop over the same buffers finds them set
             for set_pointer, slot, offset in arguments.tensors:
                 set_pointer(pointers[slot] + offset)

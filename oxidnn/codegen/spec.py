@@ -33,12 +33,24 @@ class Param:
     """One kernel parameter. This table generates the .param block, the host packing and the emulator's binding."""
 
     name: str
-    type: str  # "u64" (also pointers), "u32", "s32", "s64", "f32", "f64", "tensor_map" (128 bytes)
+    type: str  # "u64" (also pointers), "u32", "s32", "s64", "f32", "f64", "tensor_map" (128 bytes), or a table of them: "u64[40]"
+
+    @property
+    def element(self) -> str:
+        """The type of a number, or of a table's numbers."""
+        return self.type.partition("[")[0]
+
+    @property
+    def length(self) -> int:
+        """How many numbers a table has; 0 for a plain parameter."""
+        return int(self.type.partition("[")[2].rstrip("]") or 0)
 
     @property
     def declaration(self) -> str:
         """As it stands in the entry's parameter list."""
-        return f".param .align 64 .b8 {self.name}[128]" if self.type == "tensor_map" else f".param .{self.type} {self.name}"
+        if self.type == "tensor_map":
+            return f".param .align 64 .b8 {self.name}[128]"
+        return f".param .{self.element} {self.name}" + (f"[{self.length}]" if self.length else "")
 
 
 @dataclass(frozen=True, slots=True)

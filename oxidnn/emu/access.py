@@ -275,15 +275,13 @@ def gather_global(S: State, a: Array, access: Access, idx: Array | None) -> Arra
         if allocation.shadow is not None and S.uninit:
             relane(check_written, lanes, S, allocation, index, width)
         if S.global_race is not None:
-            relane(S.global_race.access, lanes, S, allocation, index, access, subset(S, idx, lanes))
+            relane(S.global_race.access, lanes, S, allocation, index, access, idx if len(a) == 1 else subset(idx, lanes))
         out[lanes] = allocation.views[width].take(index)
     S.counters.global_read += width * len(a)
     return out
 
 
-def subset(S: State, idx: Array | None, lanes: Array) -> Array:
-    if len(lanes) == 1 and S.lanes(idx) > 1 and lanes[0] == 0:
-        return idx if idx is not None else np.arange(S.N)
+def subset(idx: Array | None, lanes: Array) -> Array:
     return lanes if idx is None else idx[lanes]
 
 
@@ -315,7 +313,7 @@ def scatter_global(S: State, a: Array, values: Array, access: Access, idx: Array
         if not allocation.writable:
             raise Fault("bounds", f"writes to read-only memory: {S.memory.describe(int(addresses[lanes[0]]))}", lanes)
         if S.global_race is not None:
-            relane(S.global_race.access, lanes, S, allocation, index, access, subset(S, idx, lanes))
+            relane(S.global_race.access, lanes, S, allocation, index, access, idx if len(a) == 1 else subset(idx, lanes))
         store(allocation.views[width], index, values if len(values) == 1 or len(a) == 1 else values[lanes])
         if allocation.shadow is not None:
             mark_ready(allocation.shadow, index, width)

@@ -136,7 +136,7 @@ def elements(S: State, space: str, a: Array, access: Access, idx: Array | None) 
         if allocation.shadow is not None and S.uninit:
             access_.check_written(S, allocation, index, width)
         if S.global_race is not None:
-            where = idx if lanes is None else access_.subset(S, idx, lanes)
+            where = idx if lanes is None or len(a) == 1 else access_.subset(idx, lanes)
             S.global_race.access(S, allocation, index, access, where)
         yield allocation.views, index, lanes
 

@@ -95,11 +95,20 @@ class ScalarArg:
     name: str
 
 
-ArgValue = TensorArg | TensorMapArg | WorkspaceArg | ScalarArg | int | float
+@dataclass(frozen=True, slots=True)
+class TableArg:
+    """A table of numbers and addresses, in one parameter of a table's type."""
+
+    items: tuple[TensorArg | WorkspaceArg | int, ...]
 
 
-def constant_of(arg: ArgValue) -> int | float | TensorMapSpec:
+ArgValue = TensorArg | TensorMapArg | WorkspaceArg | ScalarArg | TableArg | int | float
+
+
+def constant_of(arg: ArgValue) -> int | float | TensorMapSpec | tuple[int, ...]:
     """What a launch is bound with before its addresses are known: the number itself, a map without address, 0 for what comes later."""
+    if isinstance(arg, TableArg):
+        return tuple(item if isinstance(item, int) else 0 for item in arg.items)
     return arg if isinstance(arg, (int, float)) else arg.map if isinstance(arg, TensorMapArg) else 0
 
 

@@ -7,7 +7,7 @@ from importlib import import_module
 from .base import OpDef, Operand, Policy, Problem, Scalar
 
 FAMILIES = ("conv", "gemm", "grouped_gemm", "pointwise", "random", "reduce", "pool", "resize", "loss", "elementwise_loss", "row_loss", "ctc",
-            "norm", "channel_norm")
+            "norm", "channel_norm", "foreach")
 
 OPS: dict[str, OpDef] = {}
 for _family in FAMILIES:

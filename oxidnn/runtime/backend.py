@@ -21,10 +21,10 @@ class Kernel(Protocol):
     spec: KernelSpec
     origin: str  # where its machine code came from: "memory" | "disk" | "assembled" | "emulated"
 
-    def bind(self, grid: tuple[int, int, int], args: Sequence[int | float | TensorMapSpec]) -> BoundLaunch:
+    def bind(self, grid: tuple[int, int, int], args: Sequence[int | float | TensorMapSpec | tuple[int, ...]]) -> BoundLaunch:
         """A launch with its argument block packed by the parameters' types; made once per plan and step.
 
-        A tensor_map parameter is bound to a TensorMapSpec and then set to the address it starts at.
+        A tensor_map parameter is bound to a TensorMapSpec and then set to the address it starts at; a table is set to a sequence.
         """
         ...
 

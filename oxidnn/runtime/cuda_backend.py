@@ -29,7 +29,17 @@ from .assembler import assembler_identity, cubin_for
 from .backend import POISON
 from .cubin_store import CubinStore
 from .driver import CurrentContext, bindings, capture_relaxed, checked, driver_error, primary_context, result_name, why_no_cuda
-from .kernel import PARAM_LAYOUT, TENSOR_MAP_BYTES, Value, check_launch, check_shared_memory, check_value, describe_launch, param_size
+from .kernel import (
+    PARAM_LAYOUT,
+    TENSOR_MAP_BYTES,
+    Value,
+    check_launch,
+    check_shared_memory,
+    check_value,
+    describe_launch,
+    param_size,
+    table_layout,
+)
 from .timing import spin_spec, spin_text
 
 _MODULES_KEPT = 1024
@@ -106,6 +116,10 @@ class _TensorMap:
         return f"{self._spec} at {self.address:#x}"
 
 
+def _set_table(layout: struct.Struct, block: Any, at: int, values: Sequence[int]) -> None:
+    layout.pack_into(block, at, *values)
+
+
 class CudaLaunch:
     """A launch with its configuration and argument block built; see Kernel.bind.
 
@@ -122,10 +136,12 @@ class CudaLaunch:
         self._grid = grid
         # The driver wants a pointer to each value; tensor maps (aligned to 128 for every driver's sake) stand before the numbers.
         maps = [i for i, p in enumerate(spec.params) if p.type == "tensor_map"]
-        numbers = [i for i, p in enumerate(spec.params) if p.type != "tensor_map"]
-        at = {index: rank * TENSOR_MAP_BYTES for rank, index in enumerate(maps)}
-        at |= {index: len(maps) * TENSOR_MAP_BYTES + rank * 8 for rank, index in enumerate(numbers)}
-        self._block = ctypes.create_string_buffer(len(maps) * TENSOR_MAP_BYTES + len(numbers) * 8 + 128)
+        at, end = {index: rank * TENSOR_MAP_BYTES for rank, index in enumerate(maps)}, len(maps) * TENSOR_MAP_BYTES
+        for index, param in enumerate(spec.params):
+            if param.type != "tensor_map":
+                at[index] = end
+                end += -(-param_size(param) // 8) * 8
+        self._block = ctypes.create_string_buffer(end + 128)
         base = ctypes.addressof(self._block)
         lead = -base % 128
         self._pointers = (ctypes.c_void_p * max(len(at), 1))(*(base + lead + at[i] for i in range(len(at))))
@@ -134,6 +150,9 @@ class CudaLaunch:
         for index, (param, value) in enumerate(zip(spec.params, args, strict=True)):
             if isinstance(value, TensorMapSpec):
                 setters.append(_TensorMap(value, base + lead + at[index], f"{spec.symbol}: {param.name}", kernel.backend.context))
+            elif param.length:
+                setters.append(partial(_set_table, table_layout(param.element, param.length), self._block, lead + at[index]))
+                setters[-1](value)
             else:
                 setters.append(partial(PARAM_LAYOUT[param.type].pack_into, self._block, lead + at[index]))
                 setters[-1](value)
@@ -190,7 +209,8 @@ class CudaLaunch:
         if not result and backend.checks_sync and not backend.is_capturing(stream):
             with CurrentContext(backend.context):
                 (result,) = bindings().cuStreamSynchronize(stream)
-        values = [s if isinstance(s, _TensorMap) else PARAM_LAYOUT[p.type].unpack(ctypes.string_at(at, param_size(p)))[0]
+        values = [s if isinstance(s, _TensorMap) else f"a table of {p.length}" if p.length
+                  else PARAM_LAYOUT[p.type].unpack(ctypes.string_at(at, param_size(p)))[0]
                   for p, s, at in zip(spec.params, self._setters, self._pointers, strict=False)]
         if result:
             raise driver_error(result, f"{spec.symbol} on {backend.device}, stream {stream:#x}",

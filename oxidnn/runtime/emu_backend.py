@@ -24,7 +24,7 @@ from ..ptx.parser import parse
 from ..tensor import TensorView
 from .assembler import dump
 from .backend import POISON
-from .kernel import Value, check_launch, check_shared_memory, check_value
+from .kernel import Value, check_launch, check_shared_memory, check_value, pack
 
 _PROGRAMS_KEPT = 512
 _programs: OrderedDict[str, Any] = OrderedDict()  # by text, for all devices: a Program knows no memory
@@ -91,8 +91,9 @@ class EmulatedLaunch:
         for index, value in enumerate(self.args):
             if isinstance(value, TensorMapSpec):
                 raise LaunchError(f"{spec.symbol}: tensor map {spec.params[index].name} was never set to an address.")
+        args = [pack(p, v) if p.length else v for p, v in zip(spec.params, self.args, strict=True)]
         backend.counters = self.kernel.program.launch(
-            backend.memory, grid=self.grid, threads=(spec.threads, 1, 1), args=self.args, dynamic_smem=spec.dynamic_smem,
+            backend.memory, grid=self.grid, threads=(spec.threads, 1, 1), args=args, dynamic_smem=spec.dynamic_smem,
             cluster=(spec.cluster, 1, 1), checkers=backend.checkers, schedule=backend.schedule,
             tensor_core=backend.tensor_core, follows=spec.follows)
 

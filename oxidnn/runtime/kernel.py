@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 from ..codegen.spec import KernelSpec, Param, TensorMapSpec
 from ..device import DeviceInfo
 from ..errors import LaunchError
 
-Value = int | float | TensorMapSpec
+Value = int | float | TensorMapSpec | tuple[int, ...]
 
 # PTX parameter type -> layout. Packing by declared type is the point: a Python float handed to a driver goes out as f64.
 PARAM_LAYOUT: dict[str, struct.Struct] = {
@@ -23,8 +24,25 @@ ELEMENT_BYTES = {
 }
 
 
+MAX_PARAM_BYTES = 32764  # of all parameters of a kernel, from PTX 8.1 on; 4096 before
+OLD_MAX_PARAM_BYTES = 4096
+
+
+@cache
+def table_layout(element: str, length: int) -> struct.Struct:
+    """The layout of a table of `length` numbers."""
+    return struct.Struct(f"<{length}{PARAM_LAYOUT[element].format[1:]}")
+
+
+def pack(param: Param, value: Any) -> bytes:
+    """The bytes of a number, or of a table's numbers. Raises struct.error or OverflowError for what does not fit."""
+    return table_layout(param.element, param.length).pack(*value) if param.length else PARAM_LAYOUT[param.type].pack(value)
+
+
 def param_size(param: Param) -> int:
-    return TENSOR_MAP_BYTES if param.type == "tensor_map" else PARAM_LAYOUT[param.type].size
+    if param.type == "tensor_map":
+        return TENSOR_MAP_BYTES
+    return PARAM_LAYOUT[param.element].size * (param.length or 1)
 
 
 def param_offsets(spec: KernelSpec) -> tuple[tuple[int, ...], int]:
@@ -32,7 +50,7 @@ def param_offsets(spec: KernelSpec) -> tuple[tuple[int, ...], int]:
     offsets, end = [], 0
     for param in spec.params:
         size = param_size(param)
-        end += -end % min(size, TENSOR_MAP_ALIGN)
+        end += -end % (TENSOR_MAP_ALIGN if param.type == "tensor_map" else PARAM_LAYOUT[param.element].size)
         offsets.append(end)
         end += size
     return tuple(offsets), end
@@ -76,8 +94,8 @@ def check_value(spec: KernelSpec, index: int, value: Any) -> None:
             raise LaunchError(f"{spec.symbol}: tensor map {param.name}: address is {shown} (expected a multiple of 16 above 0).")
         return
     try:
-        PARAM_LAYOUT[param.type].pack(value)
-    except (struct.error, OverflowError) as error:
+        pack(param, value)
+    except (struct.error, OverflowError, TypeError) as error:
         raise LaunchError(f"{spec.symbol}: argument {param.name} is {value!r}, which is no {param.type} ({error}).") from None
 
 
