@@ -9,7 +9,7 @@ from typing import Any
 
 from ..codegen.spec import Target
 from ..device import DeviceInfo
-from ..dtypes import F64, S32, DType
+from ..dtypes import F64, S32, U8, DType
 from ..ops.base import Problem
 from ..ops.pool import Axis, PoolProblem
 from ..tensor import TensorDesc, packed_strides
@@ -41,7 +41,8 @@ class AxisConsts:
 class PoolConsts:
     """is_unrolled: all taps are; else the last axis takes `round` taps a loop. index_dtype: "" without indices.
 
-    gathered: (operand, register suffix) of what the backward reads per output.
+    gathered: (operand, register suffix) of what the backward reads per output. counts_taps: indices are numbers of taps within the window.
+    walked: operands whose spatial strides are parameters, of the cells.
     """
 
     dtype: str
@@ -58,6 +59,8 @@ class PoolConsts:
     divisor: int | None = None
     norm: float = 2.0
     gathered: tuple[tuple[str, str], ...] = ()
+    counts_taps: bool = False
+    walked: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,13 +132,14 @@ class _PoolEngine(Engine):
         """Launches over the elements of operand `main`, whose spatial digits are called `coordinate`0.. .
 
         operands: name -> (description, argument value). Those that share main's extents move with its spatial digits; the others get
-        their spatial strides as parameters stride_<name><axis>.
+        their spatial strides as parameters stride_<name><axis>. fields: "cells" are the spatial extents instead, in steps of several elements;
+        then all get those parameters.
         """
         vector = config["vec"]
-        shape = operands[main][0].shape
+        shape = (*operands[main][0].shape[:2], *fields.get("cells", operands[main][0].shape[2:]))
         outer, rank = 2, len(problem.axes)
         names = ("n", "c", *(f"{coordinate}{a}" for a in range(rank)))
-        direct = {n for n, (d, _) in operands.items() if d.shape == shape and n not in fields["walked"]}
+        direct = {n for n, (d, _) in operands.items() if d.shape == shape and n not in fields["walked"] and "cells" not in fields}
         per_image = shape[1] // vector * prod(shape[2:])
         images = max(1, min(shape[0], (_LIMIT - 1) // max(per_image, 1)))
         wide = any(abs(s) >= _LIMIT for d, _ in operands.values() for s in (*byte_strides(d), byte_strides(d)[1] * vector))
@@ -145,7 +149,7 @@ class _PoolEngine(Engine):
             strides = {}
             for name, (desc, _) in operands.items():
                 row = byte_strides(desc)
-                spatial = row[2:] if name in direct else (0,) * rank
+                spatial = row[2:] if name in direct or ("cells" in fields and name == main) else (0,) * rank
                 strides[name] = (row[0], row[1] * vector, *spatial)
             digits = Digits(names, extents, strides).ordered_for(main)
             args = [Arg(f"ptr_{n}", "u64", shifted(v, begin * byte_strides(d)[0])) for n, (d, v) in operands.items()]
@@ -163,7 +167,8 @@ class _PoolEngine(Engine):
             consts = PoolConsts(
                 kind.name, compute_type(kind), problem.mode, axes, digits.consts(wide), vector, is_unrolled,
                 min(sizes[-1], max(1, _ROUND[backward] // vector), 8), fields["index_dtype"],
-                fields.get("write_y", True), problem.count_include_pad, problem.divisor, problem.norm, fields.get("gathered", ()))
+                fields.get("write_y", True), problem.count_include_pad, problem.divisor, problem.norm, fields.get("gathered", ()),
+                fields.get("counts_taps", False), fields["walked"] if "cells" in fields else ())
             threads = config["threads"]
             steps.append(Step.of(template, problem.op, Target.for_arch(device.arch), threads, args, consts,
                                  -(-digits.size // threads), min_ctas_per_sm=512 // threads, suffix=f"{consts.dtype}_v{vector}"))
@@ -191,10 +196,15 @@ class WindowEngine(_PoolEngine):
                                        {"walked": ("x",), "backward": False, "index_dtype": index})))
 
 
-def _found_again(dy: TensorDesc) -> TensorDesc:
-    """Indices in the workspace: densely, in dy's order of dimensions."""
+def _found_again(problem: PoolProblem) -> TensorDesc:
+    """Indices in the workspace: densely, in dy's order of dimensions; a byte each where they can count the taps of the window."""
+    dy = problem.desc("dy")
     order = tuple(sorted(range(dy.rank), key=lambda i: abs(dy.strides[i]), reverse=True))
-    return TensorDesc(S32, dy.shape, packed_strides(dy.shape, order))
+    return TensorDesc(U8 if _counts_taps(problem) else S32, dy.shape, packed_strides(dy.shape, order))
+
+
+def _counts_taps(problem: PoolProblem) -> bool:
+    return prod(a.window for a in problem.axes) <= 256 and not any(a.adaptive or a.dilation > 1 for a in problem.axes)
 
 
 class GatherEngine(_PoolEngine):
@@ -209,34 +219,87 @@ class GatherEngine(_PoolEngine):
         operands: dict[str, tuple[TensorDesc, Any]] = {n: (problem.desc(n), TensorArg(n)) for n in ("dy", "dx")}
         steps: list[Step] = []
         scratch = Scratch()
-        index = ""
+        index, counts_taps = "", False
         gathered: tuple[tuple[str, str], ...] = (("dy", ""),)
         if problem.mode == "max":
             gathered += (("indices", "_indices"),)
             if problem.has("indices"):
                 operands["indices"] = (problem.desc("indices"), TensorArg("indices"))
             else:
-                desc = _found_again(problem.desc("dy"))
+                desc, counts_taps = _found_again(problem), _counts_taps(problem)
                 operands["indices"] = (desc, scratch.take(desc.num_bytes))
                 again: dict[str, tuple[TensorDesc, Any]] = {"x": (problem.desc("x"), TensorArg("x")), "indices": operands["indices"]}
                 vector = min(config["vec"], vector_limit([d for d, _ in again.values()]))
                 steps += self._steps("pool/window", problem, EngineConfig.of(vec=vector, threads=config["threads"]), device, "indices", "o",
-                                     again, {"walked": ("x",), "backward": False, "index_dtype": "s32", "write_y": False})
+                                     again, {"walked": ("x",), "backward": False, "index_dtype": desc.dtype.name, "write_y": False,
+                                            "counts_taps": counts_taps})
             index = operands["indices"][0].dtype.name
         if problem.mode == "lp":
             operands |= {n: (problem.desc(n), TensorArg(n)) for n in ("x", "y")}
             gathered += (("y", "_y"),)
         steps += self._steps("pool/gather", problem, config, device, "dx", "i", operands,
-                             {"walked": tuple(n for n, _ in gathered), "backward": True, "index_dtype": index, "gathered": gathered})
+                             {"walked": tuple(n for n, _ in gathered), "backward": True, "index_dtype": index, "gathered": gathered,
+                              "counts_taps": counts_taps})
         return Build(tuple(steps), scratch.num_bytes)
 
     def configs(self, problem: Problem, device: DeviceInfo) -> tuple[EngineConfig, ...]:
         assert isinstance(problem, PoolProblem)
         described = [o.desc for o in problem.operands if o.name != "x" or problem.mode == "lp"]
         if problem.mode == "max" and not problem.has("indices"):
-            described.append(_found_again(problem.desc("dy")))
+            described.append(_found_again(problem))
         vector = vector_limit(described)
         return tuple(EngineConfig.of(vec=v, threads=t) for v in dict.fromkeys((vector, 1)) for t in (128, 256))
+
+
+class CellEngine(_PoolEngine):
+    """Backward of windows that do not overlap: one launch, x and dy read and dx written once."""
+
+    id = "pool.cell"
+
+    def check_support(self, problem: Problem, device: DeviceInfo) -> Support:
+        assert isinstance(problem, PoolProblem)
+        if problem.has("indices"):
+            return refuse("the indices are given")
+        for axis in problem.axes:
+            if axis.adaptive or axis.dilation > 1 or axis.window > axis.stride:
+                return refuse(f"windows overlap, or have gaps (window {axis.window}, stride {axis.stride}, dilation {axis.dilation})")
+        if prod(a.stride for a in self._walked(problem)) > 64:
+            return refuse(f"cells of {prod(a.stride for a in self._walked(problem))} elements (at most 64 a thread)")
+        if self._held(problem) > _UNROLL[False]:
+            return refuse(f"a window of {self._held(problem)} registers (at most {_UNROLL[False]})")
+        return super().check_support(problem, device)
+
+    def configs(self, problem: Problem, device: DeviceInfo) -> tuple[EngineConfig, ...]:
+        assert isinstance(problem, PoolProblem)
+        vector = vector_limit([o.desc for o in problem.operands])
+        while vector > 1 and vector * self._held(problem) > _UNROLL[False]:
+            vector //= 2
+        return tuple(EngineConfig.of(vec=v, threads=t) for v in dict.fromkeys((vector, 1)) for t in (128, 256))
+
+    def estimate(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> float:
+        return 0.9 * super().estimate(problem, config, device)
+
+    def build_steps(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> Build:
+        assert isinstance(problem, PoolProblem)
+        if problem.is_empty:
+            return Build(())
+        names = ("x", "dy", "dx") if problem.mode == "max" else ("dy", "dx")
+        operands: dict[str, tuple[TensorDesc, Any]] = {n: (problem.desc(n), TensorArg(n)) for n in names}
+        whole = len(problem.axes) - len(self._walked(problem))  # the first axis walked
+        cells = tuple(-(-(a.extent + a.low) // a.stride) if i >= whole else a.extent for i, a in enumerate(problem.axes))
+        return Build(tuple(self._steps("pool/cell", problem, config, device, "dx", "i", operands,
+                                       {"walked": names, "backward": True, "index_dtype": "", "cells": cells})))
+
+    @staticmethod
+    def _held(problem: PoolProblem) -> int:
+        """Registers of one channel of what a thread reads."""
+        size = 2 if problem.desc("dx").dtype is F64 else 1
+        return size * prod(a.window for a in problem.axes) if problem.mode == "max" else size
+
+    @staticmethod
+    def _walked(problem: PoolProblem) -> tuple[Axis, ...]:
+        """The axes along which a thread has the whole cell: of an average it has one element of the others, as it need not know x."""
+        return problem.axes if problem.mode == "max" else problem.axes[-1:]
 
 
 class GlobalEngine(RowEngine):
@@ -315,7 +378,7 @@ class GlobalTreeEngine(Engine):
         return "max" if problem.mode == "max" else "mean"
 
 
-_WINDOW, _GATHER, _GLOBAL, _GLOBAL_TREE = WindowEngine(), GatherEngine(), GlobalEngine(), GlobalTreeEngine()
+_WINDOW, _GATHER, _CELL, _GLOBAL, _GLOBAL_TREE = WindowEngine(), GatherEngine(), CellEngine(), GlobalEngine(), GlobalTreeEngine()
 _NAMES = ("max_pool", "avg_pool", "lp_pool", "adaptive_max_pool", "adaptive_avg_pool", "global_max_pool", "global_avg_pool")
-ENGINES: dict[str, tuple[Engine, ...]] = {n: (_WINDOW,) for n in _NAMES} | {n + "_backward": (_GATHER,) for n in _NAMES}
+ENGINES: dict[str, tuple[Engine, ...]] = {n: (_WINDOW,) for n in _NAMES} | {n + "_backward": (_GATHER,) if n == "lp_pool" else (_GATHER, _CELL) for n in _NAMES}
 ENGINES |= {n: (_GLOBAL, _GLOBAL_TREE, _WINDOW) for n in ("adaptive_avg_pool", "global_max_pool", "global_avg_pool")}
