@@ -32,6 +32,7 @@ from .errors import InvalidArgument, expected
 from .ops.base import MATH, Policy, Problem
 from .ops.case import near, parse_case
 from .ops.checks import check_integer
+from .ops.layout import CONCAT_INPUTS, MAX_PARTS
 from .ops.pointwise import output_names_of
 from .runtime.backend import Backend
 from .tensor import TensorDesc
@@ -45,6 +46,7 @@ _GEMM_ATTRS = (("transpose_a", False), ("transpose_b", False), ("alpha", 1.0), (
                ("out_dtype", None))
 _RESIZE = (("size", None), ("mode", "nearest"), ("scales", None), ("align_corners", False), ("coordinates", None), ("rounding", "floor"),
            ("antialias", False), ("cubic_coefficient", -0.75), ("exclude_outside", None))
+_SLICE = (("starts", None), ("stops", None), ("steps", None), ("axes", None))
 _NORM = (("eps", 1e-5), ("axes", -1), ("epilogue", None), ("return_stats", False), ("return_sum", False))
 _CHANNEL_NORM = (("eps", 1e-5), ("epilogue", None), ("return_stats", False), ("return_mask", False))
 _CHANNEL_GRADIENT = ("dy", "x", "mean", "rstd", "gamma", "mask", "y")
@@ -86,6 +88,23 @@ CALLS: dict[str, Call] = {
         Call("global_avg_pool_backward", ("dy",), (("x_shape", None),)),
         Call("resize", ("x",), _RESIZE),
         Call("resize_backward", ("dy",), (*_RESIZE, ("x_shape", None))),
+        Call("permute", ("x",), (("dims", None),)),
+        Call("transform", ("x", "c"), (("dtype", None), ("layout", None), ("alpha", 1.0), ("beta", 0.0))),
+        Call("cast", ("x",), (("dtype", None),)),
+        Call("broadcast_to", ("x",), (("shape", None),)),
+        Call("flip", ("x",), (("axes", None),)),
+        Call("roll", ("x",), (("shifts", 0), ("axes", None))),
+        Call("slice", ("x",), _SLICE),
+        Call("slice_backward", ("dy",), (("x_shape", None), *_SLICE)),
+        Call("tile", ("x",), (("repeats", ()),)),
+        Call("tile_backward", ("dy",), (("repeats", ()), ("x_shape", None))),
+        Call("triu", ("x",), (("diagonal", 0),)),
+        Call("tril", ("x",), (("diagonal", 0),)),
+        Call("pad", ("x",), (("padding", 0), ("mode", "constant"), ("value", 0))),
+        Call("pad_backward", ("dy",), (("padding", 0), ("mode", "constant"))),
+        Call("concat", CONCAT_INPUTS, (("axis", 0),)),
+        Call("split", ("x",), (("sizes", None), ("axis", 0))),
+        Call("fill", (), (("shape", None), ("value", 0), ("dtype", None))),
         Call("layer_norm", ("x", "gamma", "beta", "residual"), _NORM),
         Call("layer_norm_backward", ("dy", "x", "mean", "rstd", "gamma"), (("axes", -1),)),
         Call("rms_norm", ("x", "gamma", "beta", "residual"), _NORM),
@@ -639,6 +658,97 @@ class DnnHandle:
         """
         return self._session.run(CALLS["reduce"], (x,), (op, axes, keepdims, correction), out, stream)
 
+    # ---- layout and shape ----------------------------------------------------------------------------------------------------------
+
+    def permute(self, x: Any, dims: Sequence[int] | None = None, *, out: Any = None, stream: Any = None) -> Any:
+        """y with x's dimensions in the order `dims` (None: reversed), dense in its own order; of any type."""
+        return self._session.run(CALLS["permute"], (x,), (dims if dims is None else _shape(dims),), out, stream)
+
+    def transform(self, x: Any, c: Any = None, *, dtype: Any = None, layout: str | None = None, alpha: float = 1.0, beta: float = 0.0,
+                  out: Any = None, stream: Any = None) -> Any:
+        """alpha * x + beta * c in another type or layout ("nchw" or "nhwc"; by default that of x), or in `out` of any strides.
+
+        c has x's shape. Conversions as `cast`'s; arithmetic in f32, in f64 where an operand is f64 or an integer of 32 bits. Without
+        alpha, c and a change of type bits are moved. To write into a part of a tensor, give that view as `out`.
+        """
+        return self._session.run(CALLS["transform"], (x, c), (dtype, layout, alpha, beta), out, stream)
+
+    def cast(self, x: Any, dtype: Any, *, out: Any = None, stream: Any = None) -> Any:
+        """x as another type: floats to nearest even; floats to integers toward zero, saturating, NaN as 0; integers to narrower ones modulo
+        2^bits; to bool, whether they are not 0."""
+        return self._session.run(CALLS["cast"], (x,), (dtype,), out, stream)
+
+    def broadcast_to(self, x: Any, shape: Sequence[int], *, out: Any = None, stream: Any = None) -> Any:
+        """x repeated along dimensions of size 1 and new leading ones; gradient: `reduce` over them."""
+        return self._session.run(CALLS["broadcast_to"], (x,), (_shape(shape),), out, stream)
+
+    def flip(self, x: Any, axes: Any = None, *, out: Any = None, stream: Any = None) -> Any:
+        """x in reversed order along `axes` (None: all). Its own gradient."""
+        return self._session.run(CALLS["flip"], (x,), (axes,), out, stream)
+
+    def roll(self, x: Any, shifts: Any, axes: Any = None, *, out: Any = None, stream: Any = None) -> Any:
+        """x moved around by `shifts` along `axes`, or along all its elements in order; gradient: roll by the negative shifts."""
+        return self._session.run(CALLS["roll"], (x,), (shifts, axes), out, stream)
+
+    def slice(self, x: Any, starts: Any = None, stops: Any = None, steps: Any = None, axes: Any = None, *, out: Any = None,
+              stream: Any = None) -> Any:
+        """x[start:stop:step] along each of `axes` (None: all), as Python slices; None for what is left out."""
+        return self._session.run(CALLS["slice"], (x,), (starts, stops, steps, axes), out, stream)
+
+    def slice_backward(self, dy: Any, x_shape: Sequence[int], starts: Any = None, stops: Any = None, steps: Any = None, axes: Any = None, *,
+                       out: Any = None, stream: Any = None) -> Any:
+        """dx of shape x_shape: dy in the places of the slice, 0 elsewhere."""
+        return self._session.run(CALLS["slice_backward"], (dy,), (_shape(x_shape), starts, stops, steps, axes), out, stream)
+
+    def tile(self, x: Any, repeats: Any, *, out: Any = None, stream: Any = None) -> Any:
+        """x side by side `repeats` times along each of the last dimensions (NumPy's tile, PyTorch's repeat)."""
+        return self._session.run(CALLS["tile"], (x,), (repeats,), out, stream)
+
+    def tile_backward(self, dy: Any, repeats: Any, x_shape: Sequence[int] | None = None, *, out: Any = None, stream: Any = None) -> Any:
+        """dx: the sum of all copies; x_shape if x has fewer dimensions than dy."""
+        return self._session.run(CALLS["tile_backward"], (dy,), (repeats, x_shape if x_shape is None else _shape(x_shape)), out, stream)
+
+    def triu(self, x: Any, diagonal: int = 0, *, out: Any = None, stream: Any = None) -> Any:
+        """x where column - row >= diagonal in the last two dimensions, else 0. Its own gradient."""
+        return self._session.run(CALLS["triu"], (x,), (diagonal,), out, stream)
+
+    def tril(self, x: Any, diagonal: int = 0, *, out: Any = None, stream: Any = None) -> Any:
+        """x where column - row <= diagonal in the last two dimensions, else 0. Its own gradient."""
+        return self._session.run(CALLS["tril"], (x,), (diagonal,), out, stream)
+
+    def pad(self, x: Any, padding: Any, mode: str = "constant", value: float = 0, *, out: Any = None, stream: Any = None) -> Any:
+        """x with elements before and after each dimension.
+
+        padding: an integer, or one entry a dimension, an integer or (low, high); negative numbers cut off. mode: "constant" (value; also
+        "inf", "-inf", "nan"), "reflect" about the edge element, "replicate" the edge element, "circular"; of any width.
+        """
+        return self._session.run(CALLS["pad"], (x,), (padding, mode, value), out, stream)
+
+    def pad_backward(self, dy: Any, padding: Any, mode: str = "constant", *, out: Any = None, stream: Any = None) -> Any:
+        """dx: every element of dy added, in one order, to the element of x that it is a copy of."""
+        return self._session.run(CALLS["pad_backward"], (dy,), (padding, mode), out, stream)
+
+    def concat(self, arrays: Sequence[Any], axis: int = 0, *, out: Any = None, stream: Any = None) -> Any:
+        """1 to 32 arrays side by side along `axis`; gradient: `split` by their extents."""
+        arrays = _shape(arrays)
+        if not isinstance(arrays, tuple) or not 1 <= len(arrays) <= MAX_PARTS:
+            raise expected("concat", "arrays", len(arrays) if isinstance(arrays, tuple) else repr(arrays), f"1 to {MAX_PARTS} arrays")
+        return self._session.run(_concat_call(len(arrays)), arrays, (axis,), out, stream)
+
+    def split(self, x: Any, sizes: Any, axis: int = 0, *, out: Any = None, stream: Any = None) -> Any:
+        """A tuple of the parts of x of extents `sizes` along `axis` (one number: parts of so many, the last what is left), at most 32;
+        gradient: `concat`."""
+        parts = self._session.run(CALLS["split"], (x,), (sizes, axis), out, stream)
+        return parts if isinstance(parts, tuple) else (parts,)
+
+    def fill(self, shape: Sequence[int] | None = None, value: float = 0, dtype: Any = None, *, out: Any = None, stream: Any = None) -> Any:
+        """A DeviceArray of `shape` and `dtype` (f32), or `out`, with `value` everywhere."""
+        if out is None:
+            if shape is None:
+                raise expected("fill", "shape", None, "a shape, or out")
+            out = self.empty(shape, "float32" if dtype is None else dtype)
+        return self._session.run(CALLS["fill"], (), (shape if shape is None else _shape(shape), value, dtype), out, stream)
+
     # ---- dropout and random numbers ------------------------------------------------------------------------------------------------
 
     def dropout(self, x: Any, p: float = 0.5, *, seed: int, offset: int = 0, out: Any = None, stream: Any = None) -> Any:
@@ -709,6 +819,12 @@ def _signature(op: str, arrays: tuple[Any, ...], attrs: Mapping[str, Any]) -> tu
     if attrs:
         raise expected(op, "arguments", sorted(attrs), f"{', '.join(call.tensors)}, {', '.join(n for n, _ in call.attrs)}")
     return call, padded, values
+
+
+@lru_cache(maxsize=MAX_PARTS)
+def _concat_call(count: int) -> Call:
+    """The signature of `concat` with that many arrays."""
+    return Call("concat", CONCAT_INPUTS[:count], (("axis", 0),))
 
 
 @lru_cache(maxsize=1024)

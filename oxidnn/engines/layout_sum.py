@@ -1,0 +1,152 @@
+"""Gradients of copies that repeat elements: an element adds up all that its copies got, one after another, so without atomics."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from math import prod
+
+from ..codegen.spec import Target
+from ..device import DeviceInfo
+from ..ops.base import Problem
+from ..ops.layout import LayoutProblem
+from ..tensor import TensorDesc
+from .base import SUPPORTED, Arg, Build, Engine, EngineConfig, Scratch, Step, Support, TensorArg, refuse
+from .digits import DigitConsts, Digits
+from .layout_copy import Geometry, geometry
+from .reduce_tree import reduction_configs, reduction_steps
+
+THREADS = 256
+_LIMIT = 2**31 - THREADS
+
+
+@dataclass(frozen=True)
+class SumConsts:
+    """rules: per digit, "same" or how the copies lie along it. vec: neighbours of a thread, that both sides hold densely."""
+
+    dtype: str
+    compute: str
+    vec: int
+    rules: tuple[str, ...]
+    digits: DigitConsts
+
+    @property
+    def folded(self) -> tuple[int, ...]:
+        return tuple(d for d, rule in enumerate(self.rules) if rule != "same")
+
+
+class LayoutSum(Engine):
+    """Gradients of reflecting, replicating and circular padding."""
+
+    id = "layout.sum"
+
+    def check_support(self, problem: Problem, device: DeviceInfo) -> Support:
+        if not isinstance(problem, LayoutProblem) or not problem.sums or problem.op == "tile_backward":
+            return refuse("not a gradient of padding that sums")
+        shape = geometry(problem, problem.parts[0])
+        if prod(d.extent for d in shape.dims if d.rule != "same") >= _LIMIT:
+            return refuse("2^31 elements or more along padded dimensions")
+        return SUPPORTED
+
+    def configs(self, problem: Problem, device: DeviceInfo) -> tuple[EngineConfig, ...]:
+        assert isinstance(problem, LayoutProblem)
+        best = self._vec(problem)
+        return tuple(EngineConfig.of(vec=v) for v in (8, 4, 2, 1) if v <= best)
+
+    def estimate(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> float:
+        return 3.0 + problem.num_bytes / (device.bandwidth_gbs * 1e3) * (1.1 + 0.5 / config["vec"])
+
+    def _vec(self, problem: LayoutProblem) -> int:
+        """The most neighbours that lie densely and aligned on both sides, along a dimension that is not padded."""
+        shape, size = geometry(problem, problem.parts[0]), problem.desc("dx").dtype.num_bytes
+        inner, vec = shape.dims[-1], min(8, 16 // size)
+        if inner.rule != "same" or (inner.x, inner.y) != (size, size):
+            return 1
+        places = [s for d in shape.dims[:-1] for s in (d.x, d.y)] + [shape.x_offset, shape.y_offset]
+        places += [problem.desc("dx").align, problem.desc("dy").align]
+        while vec > 1 and (inner.extent % vec or any(n % (vec * size) for n in places)):
+            vec //= 2
+        return vec
+
+    def build_steps(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> Build:
+        assert isinstance(problem, LayoutProblem)
+        if problem.is_empty:
+            return Build(())
+        vec = config["vec"]
+        shape = geometry(problem, problem.parts[0])
+        inner = shape.dims[-1]
+        shape = replace(shape, dims=(*shape.dims[:-1], replace(inner, extent=inner.extent // vec, x=inner.x * vec, y=inner.y * vec)))
+        return Build(tuple(self._step(problem, piece, vec, device) for piece in _pieces(shape)))
+
+    def _step(self, problem: LayoutProblem, shape: Geometry, vec: int, device: DeviceInfo) -> Step:
+        dims = shape.dims
+        names = tuple(f"d{i}" for i in range(len(dims)))
+        digits = Digits(names, tuple(d.extent for d in dims),
+                        {"x": tuple(d.x if d.rule == "same" else 0 for d in dims), "y": tuple(d.y for d in dims)})
+        consts = digits.consts()
+        args = [Arg("ptr_x", "u64", TensorArg("dy", shape.x_offset)), Arg("ptr_y", "u64", TensorArg("dx", shape.y_offset)),
+                Arg("num_threads", "u32", digits.size), *digits.args(consts.wide)]
+        for i, dim in enumerate(dims):
+            if dim.rule != "same":
+                period = {"wrap": dim.extent, "reflect": 2 * (dim.extent - 1), "clamp": 1}[dim.rule]
+                shift = -dim.shift if dim.rule == "clamp" else -dim.shift % period  # where element 0 is copied to
+                args += [Arg(f"begin{i}", "s32", shift), Arg(f"taps{i}", "s32", dim.size), Arg(f"period{i}", "s32", period),
+                         Arg(f"last{i}", "s32", dim.extent - 1), Arg(f"tap_stride{i}", "s64", dim.x)]
+        dtype = problem.desc("dx").dtype.name
+        spec = SumConsts(dtype, "f64" if dtype == "f64" else "f32", vec, tuple(d.rule for d in dims), consts)
+        return Step.of("layout/sum", problem.op, Target.for_arch(device.arch), THREADS, args, spec, -(-digits.size // THREADS),
+                       suffix=f"{dtype}_v{vec}")
+
+
+def _pieces(shape: Geometry) -> Iterator[Geometry]:
+    """Geometries of fewer than 2^31 threads, cut along dimensions without a rule."""
+    if prod(d.extent for d in shape.dims) < _LIMIT:
+        yield shape
+        return
+    at, dim = max(((i, d) for i, d in enumerate(shape.dims) if d.rule == "same"), key=lambda found: found[1].extent)
+    for begin, count in ((0, dim.extent // 2), (dim.extent // 2, dim.extent - dim.extent // 2)):
+        yield from _pieces(replace(shape, dims=(*shape.dims[:at], replace(dim, extent=count), *shape.dims[at + 1:]),
+                                   x_offset=shape.x_offset + begin * dim.x, y_offset=shape.y_offset + begin * dim.y))
+
+
+class LayoutReduce(Engine):
+    """The gradient of tiling: a reduction over the dimensions that the copies make."""
+
+    id = "layout.reduce"
+
+    def check_support(self, problem: Problem, device: DeviceInfo) -> Support:
+        if not isinstance(problem, LayoutProblem) or problem.op != "tile_backward":
+            return refuse("not a gradient of tiling")
+        return SUPPORTED
+
+    def _descs(self, problem: LayoutProblem) -> tuple[TensorDesc, TensorDesc, tuple[int, ...]]:
+        """dy with a dimension of copies before each of dx, dx, and those dimensions."""
+        axes = problem.parts[0].axes
+        dy, dx = problem.desc("dy"), problem.desc("dx")
+        shape = tuple(n for a in axes for n in (a.size // max(a.extent, 1), a.extent))
+        strides = tuple(s for a in axes for s in (a.source * a.extent, a.source))
+        target = TensorDesc(dx.dtype, tuple(a.extent for a in axes), tuple(a.target for a in axes), dx.align)
+        return TensorDesc(dy.dtype, shape, strides, dy.align), target, tuple(range(0, 2 * len(axes), 2))
+
+    def configs(self, problem: Problem, device: DeviceInfo) -> tuple[EngineConfig, ...]:
+        assert isinstance(problem, LayoutProblem)
+        source, target, axes = self._descs(problem)
+        found = reduction_configs(source, target, axes, "sum", device)
+        limit = problem.policy.workspace_limit
+        return tuple(c for c in found if limit is None or c["splits"] == 1 or self.build_steps(problem, c, device).workspace_bytes <= limit)
+
+    def estimate(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> float:
+        assert isinstance(problem, LayoutProblem)
+        preferred = self.configs(problem, device)[0]
+        return 3.0 + 2.5 * (config["splits"] > 1) + problem.num_bytes / (device.bandwidth_gbs * 1e3) * (1.2 if config == preferred else 2.0)
+
+    def build_steps(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> Build:
+        assert isinstance(problem, LayoutProblem)
+        if problem.is_empty:
+            return Build(())
+        (source, target, axes), scratch = self._descs(problem), Scratch()
+        steps = reduction_steps(problem.op, (source, TensorArg("dy")), (target, TensorArg("dx")), axes, "sum", device, scratch, config)
+        return Build(tuple(steps), scratch.num_bytes)
+
+
+ENGINES: dict[str, tuple[Engine, ...]] = {"pad_backward": (LayoutSum(),), "tile_backward": (LayoutReduce(),)}

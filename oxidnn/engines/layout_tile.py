@@ -1,0 +1,178 @@
+"""Transposition through shared memory: the dimension that lies densely in the source is not the one that does in the target."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+
+from ..codegen.spec import Target
+from ..device import DeviceInfo
+from ..dtypes import DType
+from ..ops.base import Problem
+from ..ops.layout import LayoutProblem
+from .base import SUPPORTED, Arg, Build, Engine, EngineConfig, Step, Support, TensorArg, refuse
+from .digits import DigitConsts, Digits
+from .layout_copy import BITS, Dim, Geometry, arithmetic, geometry, loaded_as, movement, register_type, zero
+
+THREADS = 128
+_LEAST = 8  # elements along either dimension from which a tile beats separate reads
+_TILES = ((1, 1), (1, 2), (2, 1), (2, 2))  # blocks along q and p
+
+
+@dataclass(frozen=True)
+class TileConsts:
+    """size: bytes of an element of x. piece_x, piece_y: elements of one access. See CopyConsts."""
+
+    source: DType
+    target: DType
+    move: str
+    value: str
+    compute: str
+    size: int
+    blocks_q: int
+    blocks_p: int
+    piece_x: int
+    piece_y: int
+    digits: DigitConsts
+    third: DType | None = None
+    third_value: str = ""
+
+    @property
+    def batches(self) -> list[list[tuple[int, int, int]]]:
+        """(block along q, block along p, round) of the chunks a thread loads before it stores them: what 64 registers hold."""
+        v = 16 // self.size
+        rounds = [(q, p, k) for q in range(self.blocks_q) for p in range(self.blocks_p) for k in range(64 * v // THREADS)]
+        registers = v // self.piece_x * max(1, self.piece_x * self.size // 4)
+        most = max(1, 64 // registers)
+        return [rounds[i:i + most] for i in range(0, len(rounds), most)]
+
+    @property
+    def value_bits(self) -> str:
+        return register_type(self.value)
+
+    @property
+    def third_bits(self) -> str:
+        return register_type(self.third_value)
+
+    @property
+    def zero(self) -> str:
+        return zero(self.value)
+
+    @property
+    def third_zero(self) -> str:
+        return zero(self.third_value)
+
+
+def _ceil(a: int, b: int) -> int:
+    return -(-a // b)
+
+
+def _planes(problem: LayoutProblem, shape: Geometry) -> tuple[int, int] | None:
+    """The dimensions (p, q) that neighbours of x and of y lie along."""
+    x, y = problem.desc("x").dtype.num_bytes, problem.desc("y").dtype.num_bytes
+    p = next((i for i, d in enumerate(shape.dims) if d.x == x), None)
+    q = next((i for i, d in enumerate(shape.dims) if d.y == y), None)
+    return None if p is None or q is None or p == q else (p, q)
+
+
+def _piece(most: int, size: int, align: int, offset: int, extent: int, strides: list[int]) -> int:
+    """The most neighbours that one access may take."""
+    piece = most
+    while piece > 1 and (extent % piece or any(n % min(16, piece * size) for n in (align, offset, *strides))):
+        piece //= 2
+    return piece
+
+
+class LayoutTile(Engine):
+    """Strided copies of one tensor whose innermost dimension changes, conversions and scaling among them; from sm_80."""
+
+    id = "layout.tile"
+
+    def check_support(self, problem: Problem, device: DeviceInfo) -> Support:
+        if not isinstance(problem, LayoutProblem) or problem.sums or len(problem.parts) != 1 or problem.parts[0].source is None:
+            return refuse("not a copy of one tensor")
+        if problem.is_empty:
+            return refuse("nothing to move")
+        if (problem.inputs[0].name, problem.outputs[0].name) != ("x", "y"):
+            return refuse("a gradient")
+        shape = geometry(problem, problem.parts[0])
+        if not shape.is_plain:
+            return refuse("a dimension is not read step by step")
+        planes = _planes(problem, shape)
+        if planes is None:
+            return refuse("source and target lie densely along one dimension")
+        if min(shape.dims[i].extent for i in planes) < _LEAST:
+            return refuse(f"fewer than {_LEAST} elements along a dimension of the tiles")
+        if prod(d.extent for i, d in enumerate(shape.dims) if i not in planes) >= 2**31 // 256:
+            return refuse("more tiles than a grid has CTAs")
+        return SUPPORTED
+
+    def configs(self, problem: Problem, device: DeviceInfo) -> tuple[EngineConfig, ...]:
+        found = [EngineConfig.of(q=q, p=p, first=first) for q, p in _TILES for first in ("p", "q")]
+        size = problem.desc("x").dtype.num_bytes
+        found = [c for c in found if c["q"] * c["p"] * 16384 // size <= 49152]
+        return tuple(sorted(found, key=lambda config: self.estimate(problem, config, device)))
+
+    def estimate(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> float:
+        assert isinstance(problem, LayoutProblem)
+        shape = geometry(problem, problem.parts[0])
+        planes = _planes(problem, shape)
+        assert planes is not None
+        size = problem.desc("x").dtype.num_bytes
+        used = 1.0
+        for i, blocks in zip(planes, (config["p"], config["q"]), strict=True):
+            tile = blocks * 128 // size
+            used *= shape.dims[i].extent / (_ceil(shape.dims[i].extent, tile) * tile)
+        blocks = config["q"] * config["p"]
+        preferred = {1: 4, 2: 1}.get(size, 4) if size != 1 else 1
+        return 3.2 + problem.num_bytes / (device.bandwidth_gbs * 1e3) * (1.12 + 0.02 * abs(blocks - preferred)
+                                                                           + 0.005 * (config["first"] == "q")) / used
+
+    def build_steps(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> Build:
+        assert isinstance(problem, LayoutProblem)
+        shape = geometry(problem, problem.parts[0])
+        planes = _planes(problem, shape)
+        assert planes is not None
+        p, q = (shape.dims[i] for i in planes)
+        x, y = problem.desc("x"), problem.desc("y")
+        c = problem.desc("c") if problem.has("c") else None
+        move, size = movement(problem), x.dtype.num_bytes
+        v = 16 // size
+        rest = [d for i, d in enumerate(shape.dims) if i not in planes]
+        piece_x = _piece(v, size, x.align, shape.x_offset, p.extent, [d.x for d in (q, *rest)])
+        piece_y = _piece(v, y.dtype.num_bytes, y.align, shape.y_offset, q.extent, [d.y for d in (p, *rest)])
+        tiles = {"p": (p, config["p"] * 8 * v), "q": (q, config["q"] * 8 * v)}
+        order = ("q", "p") if config["first"] == "p" else ("p", "q")
+        digits = _tile_digits(rest, [(name, *tiles[name]) for name in order], c is not None)
+        consts = digits.consts()
+        kinds = [x.dtype, y.dtype, *([c.dtype] if c is not None else [])]
+        tile = TileConsts(BITS[size] if move == "bits" else x.dtype, BITS[size] if move == "bits" else y.dtype, move,
+                          BITS[size].name if move == "bits" else loaded_as(x.dtype), arithmetic(kinds), size, config["q"], config["p"],
+                          piece_x, piece_y, consts, c.dtype if c is not None else None, loaded_as(c.dtype) if c is not None else "")
+        args = [Arg("ptr_x", "u64", TensorArg("x", shape.x_offset)), Arg("ptr_y", "u64", TensorArg("y", shape.y_offset))]
+        if c is not None:
+            args.append(Arg("ptr_c", "u64", TensorArg("c", shape.c_offset)))
+        args += digits.args(consts.wide)
+        args += [Arg("x_q", "s64", q.x), Arg("y_p", "s64", p.y), Arg("extent_of_p", "u32", p.extent), Arg("extent_of_q", "u32", q.extent)]
+        if c is not None:
+            args += [Arg("c_p", "s64", p.c), Arg("c_q", "s64", q.c)]
+        if move == "scale":
+            args += [Arg("alpha", tile.compute, problem.alpha)] + ([Arg("beta", tile.compute, problem.beta)] if c is not None else [])
+        step = Step.of("layout/tile", problem.op, Target.for_arch(device.arch), THREADS, args, tile, digits.size,
+                       suffix=f"{tile.target.name}_{config['q']}x{config['p']}")
+        return Build((step,))
+
+
+def _tile_digits(rest: list[Dim], tiles: list[tuple[str, Dim, int]], has_third: bool) -> Digits:
+    """Digits of the tiles: the other dimensions, then those of the planes, in tiles."""
+    names = (*(f"b{i}" for i in range(len(rest))), *(name for name, _, _ in tiles))
+    extents = (*(d.extent for d in rest), *(_ceil(d.extent, tile) for _, d, tile in tiles))
+    strides = {"x": (*(d.x for d in rest), *(d.x * tile for _, d, tile in tiles)),
+               "y": (*(d.y for d in rest), *(d.y * tile for _, d, tile in tiles))}
+    if has_third:
+        strides["c"] = (*(d.c for d in rest), *(d.c * tile for _, d, tile in tiles))
+    return Digits(names, extents, strides)
+
+
+_OPS = ("permute", "transform", "cast")
+ENGINES: dict[str, tuple[Engine, ...]] = {op: (LayoutTile(),) for op in _OPS}
