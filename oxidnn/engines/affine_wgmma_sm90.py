@@ -114,11 +114,16 @@ class WgmmaConsts:
     streamed: tuple[str, ...]  # operands whose lines leave L2 first
     scales: tuple[ScaleConsts, ...]
     halo: HaloConsts | None  # A comes in patches, a slot for all taps of 64 channels; stages hold B alone
+    gathers: int  # CTAs of a cluster that deal out k and add their sums; each writes a share of the panels
     lead: int  # k tiles that the first of two cooperating warpgroups multiplies before the second begins; 0: they begin together
     # (name, type) of parameters that differ between members: those that find a tile, fetch operands, and write D.
     tile_params: tuple[tuple[str, str], ...] = ()
     load_params: tuple[tuple[str, str], ...] = ()
     target_params: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def cluster(self) -> int:
+        return max(self.ring.ctas, self.gathers)
 
     @property
     def blocks_m(self) -> int:
@@ -279,6 +284,11 @@ def shares_of(config: EngineConfig) -> str:
     return dict(config.knobs).get("shares", "")
 
 
+def gathers_of(config: EngineConfig) -> int:
+    """CTAs of a cluster that deal out k."""
+    return dict(config.knobs).get("gathers", 1)
+
+
 def promotes_of(config: EngineConfig) -> bool:
     """Whether sums of a k tile are added up outside the tensor cores: a knob of 8-bit types alone."""
     return dict(config.knobs).get("promotes", False)
@@ -389,6 +399,16 @@ def _plan(am: AffineMatmul | MatmulGroup, config: EngineConfig) -> _Plan | str:
     if halo is not None and isinstance(a[0], Halo):
         m_tiles = -(-a[0].num_blocks // halo.blocks)
         grids = [replace(grids[0], m_tiles=m_tiles, group_m=min(8, m_tiles))]
+    gathers = gathers_of(config)
+    if gathers > 1:
+        per_cta = -(-grids[0].k_tiles // gathers)
+        if shares or is_ping_pong or halo is not None or len(parts) > 1 or grids[0].splits > 1 or not first.acc.is_float:
+            return "sums are gathered of cooperating warpgroups and floats, without other ways to share or split"
+        if per_cta * (gathers - 1) >= grids[0].k_tiles:
+            return f"{grids[0].k_tiles} tiles of k are too few for {gathers} CTAs"
+        if tile_m * tile_n * 4 > config["stages"] * (tile_m + tile_n) * SPAN_BYTES:
+            return "the ring does not hold the sums"
+        grids = [replace(grids[0], k_tiles_per_split=per_cta)]
     is_split = grids[0].splits > 1
     wide = any(tiling.needs_wide(d) or grid.partial_elements > tiling.INT32_MAX for d, grid in zip(digits, grids, strict=True))
     accumulators = tile_m * tile_n // (consumers * 128)
@@ -426,8 +446,9 @@ def _plan(am: AffineMatmul | MatmulGroup, config: EngineConfig) -> _Plan | str:
                          len(digits[0].batch), a_consts, b_consts, epilogue, warpgroups, is_ping_pong,
                          stored[0] is not None, bool(stored[0] and stored[0].has_positions),
                          stored[0].batch_digits if stored[0] else (), staging_at, staging_bytes, grids[0].slices > 1, is_split,
-                         grids[0].n_tiles > 1, len(parts), prefetches(grids[0], walks[0], stages) and not shares,
-                         streamed(first, grids[0], walks[0]) if halo is None else (), scales, halo,
+                         grids[0].n_tiles > 1, len(parts), prefetches(grids[0], walks[0], stages) and not shares and gathers == 1,
+                         tuple(dict(config.knobs)["streams"]) if "streams" in dict(config.knobs) else
+                         streamed(first, grids[0], walks[0]) if halo is None else (), scales, halo, gathers,
                          dict(config.knobs).get("lead", 0))
     members: list[_Member] = []
     for part, d, grid, walk, boxes, map_ in zip(parts, digits, grids, walks, zip(a, b, strict=True), stored, strict=True):
@@ -622,15 +643,17 @@ class WgmmaSm90Matmul:
         assert not isinstance(plan, str), plan
         c, m = plan.consts, plan.members[0]
         target = PtxTarget.for_arch(device.arch, (8, 4) if c.product == "s32" and c.kind != c.kind_b else (8, 0))
-        tile_step = min(plan.num_tiles, max(1, device.num_sms // c.ring.ctas))
-        num_ctas = tile_step * c.ring.ctas
+        # The sums of a tile are gathered in the ring: another tile has none left.
+        tile_step = plan.num_tiles if c.gathers > 1 else min(plan.num_tiles, max(1, device.num_sms // c.cluster))
+        num_ctas = tile_step * c.cluster
         smem = c.ring.barriers_at + 2 * BARRIER_BYTES * (c.ring.stages + (c.halo.slots if c.halo is not None else 0))
         kinds = (c.kind if c.kind_b == c.kind else f"{c.kind}_{c.kind_b}") + ("_promoted" if c.promotes else "")
         suffix = f"{kinds}_{c.tile_m}x{c.tile_n}x{c.tile_k}{'_pingpong' if c.is_ping_pong else ''}{'_halo' if c.halo is not None else ''}"
         suffix += f"_shares_{'a' if c.a.shared_rows else 'b'}" if c.ring.ctas > 1 else ""
+        suffix += f"_gathers_{c.gathers}" if c.gathers > 1 else ""
         args = _arguments(plan, tile_step, workspace_offset)
         step = Step.of("matmul/wgmma_sm90", op, target, 128 * (1 + c.warpgroups), args, c, num_ctas, dynamic_smem=smem,
-                       cluster=c.ring.ctas, suffix=suffix)
+                       cluster=c.cluster, suffix=suffix)
         if not c.is_split:
             return Build((step,))
         reduce = tiling.reduce_step(op, m.am, m.d, m.grid, c.epilogue, target, c.epilogue.wide, workspace_offset)
