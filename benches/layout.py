@@ -1,0 +1,198 @@
+"""Layout, shape and scan ops against torch: verified on poisoned outputs, then timed interleaved.
+
+    python benches/layout.py [--match "permute bf16"] [--configs] [--repeats 9] [--seconds S] [--json out.json]
+
+Needs a CUDA device and torch. A row a case: our untuned choice (with --configs also the best one), TB/s by the bytes that must move (input +
+output), its ratio to a copy of as many bytes measured here, and how many times as fast as torch. Times are medians in microseconds, L2
+flushed before each run; all launches of ours count. Copies must equal torch's bit for bit, scans torch's in f64 within the tolerance of a
+sum in f32. --seconds: start no case after so long.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import math
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import torch
+import torch.nn.functional as F
+from conv_mma import FLUSH_BYTES
+from conv_mma import TORCH_TYPES as FLOAT_TYPES
+from stamp import stamp
+
+from oxidnn.dispatch.registry import ENGINES, engines_for
+from oxidnn.dispatch.select import choose
+from oxidnn.ops.case import parse_case
+from oxidnn.plan import Plan
+from oxidnn.runtime.cuda_backend import CudaBackend
+
+TORCH_TYPES = FLOAT_TYPES | {"f64": torch.float64, "s8": torch.int8, "u8": torch.uint8, "s32": torch.int32, "s64": torch.int64,
+                             "bool": torch.bool}
+Peer = Callable[..., Any]
+CASES: tuple[tuple[str, str, Peer], ...] = (
+    ("permute bf16 16384x16384", "permute x=bf16[16384,16384]", lambda x: x.t().contiguous()),
+    ("permute f32 8192x16384", "permute x=f32[8192,16384]", lambda x: x.t().contiguous()),
+    ("permute u8 16384x16384", "permute x=u8[16384,16384]", lambda x: x.t().contiguous()),
+    ("permute f64 8192x8192", "permute x=f64[8192,8192]", lambda x: x.t().contiguous()),
+    ("permute bf16 4095x8191", "permute x=bf16[4095,8191]", lambda x: x.t().contiguous()),
+    ("permute bf16 nchw to nhwc 64x256x56x56", "permute x=bf16[64,256,56,56] dims=(0,2,3,1)", lambda x: x.permute(0, 2, 3, 1).contiguous()),
+    ("permute bf16 heads 16x2048x32x128", "permute x=bf16[16,2048,32,128] dims=(0,2,1,3)", lambda x: x.transpose(1, 2).contiguous()),
+    ("transform f32 nchw to bf16 nhwc", "transform x=f32[32,256,56,56]nchw y=bf16[32,256,56,56]nhwc dtype=bf16",
+     lambda x: x.to(torch.bfloat16, memory_format=torch.channels_last)),
+    ("cast f32 to bf16", "cast x=f32[134217728] dtype=bf16", lambda x: x.to(torch.bfloat16)),
+    ("cast bf16 to s32", "cast x=bf16[134217728] dtype=s32", lambda x: x.to(torch.int32)),
+    ("pad bf16 nchw constant 1", "pad x=bf16[64,64,224,224]nchw padding=((0,0),(0,0),(1,1),(1,1))", lambda x: F.pad(x, (1, 1, 1, 1))),
+    ("pad bf16 nhwc constant 1", "pad x=bf16[64,64,224,224]nhwc padding=((0,0),(0,0),(1,1),(1,1))", lambda x: F.pad(x, (1, 1, 1, 1))),
+    ("pad f32 nchw reflect 3", "pad x=f32[32,64,224,224]nchw padding=((0,0),(0,0),(3,3),(3,3)) mode=reflect",
+     lambda x: F.pad(x, (3, 3, 3, 3), "reflect")),
+    ("pad f32 nchw circular 3", "pad x=f32[32,64,224,224]nchw padding=((0,0),(0,0),(3,3),(3,3)) mode=circular",
+     lambda x: F.pad(x, (3, 3, 3, 3), "circular")),
+    ("pad_backward f32 nchw reflect 3", "pad_backward dy=f32[32,64,224,224]nchw padding=((0,0),(0,0),(3,3),(3,3)) mode=reflect",
+     lambda dy: torch.ops.aten.reflection_pad2d_backward(dy, torch.empty((32, 64, 218, 218), dtype=dy.dtype, device=dy.device), (3, 3, 3, 3))),
+    ("concat bf16 channels nhwc", "concat x0=bf16[64,64,56,56]nhwc x1=bf16[64,256,56,56]nhwc x2=bf16[64,64,56,56]nhwc axis=1",
+     lambda *x: torch.cat(x, 1)),
+    ("concat bf16 channels nchw", "concat x0=bf16[64,64,56,56] x1=bf16[64,256,56,56] x2=bf16[64,64,56,56] axis=1",
+     lambda *x: torch.cat(x, 1)),
+    ("concat f32 last axis odd", "concat x0=f32[65536,333] x1=f32[65536,1] x2=f32[65536,513] axis=1", lambda *x: torch.cat(x, 1)),
+    ("flip bf16 last axis", "flip x=bf16[16384,8192] axes=(1,)", lambda x: x.flip(1)),
+    ("roll f32", "roll x=f32[64,64,56,56] shifts=(3,3) axes=(2,3)", lambda x: torch.roll(x, (3, 3), (2, 3))),
+    ("tril bf16 8192", "tril x=bf16[2,8192,8192]", lambda x: x.tril()),
+    ("fill bf16", "fill shape=(268435456,) dtype=bf16 value=1.5", lambda: torch.full((268435456,), 1.5, dtype=torch.bfloat16, device="cuda")),
+    ("cumsum f32 rows 16384x8192", "cumsum x=f32[16384,8192] axis=1", lambda x: x.cumsum(1)),
+    ("cumsum bf16 rows 16384x8192", "cumsum x=bf16[16384,8192] axis=1", lambda x: x.cumsum(1)),
+    ("cumsum f32 columns 16384x8192", "cumsum x=f32[16384,8192] axis=0", lambda x: x.cumsum(0)),
+    ("cumsum bf16 columns 4096x4096", "cumsum x=bf16[4096,4096] axis=0", lambda x: x.cumsum(0)),
+    ("cumsum f32 rows 128x1048576", "cumsum x=f32[128,1048576] axis=1", lambda x: x.cumsum(1)),
+    ("cumsum f32 one row 2^27", "cumsum x=f32[134217728]", lambda x: x.cumsum(0)),
+    ("cumsum f32 rows 1048576x100", "cumsum x=f32[1048576,100] axis=1", lambda x: x.cumsum(1)),
+    ("cummax f32 rows 16384x8192", "cummax x=f32[16384,8192] axis=1", lambda x: x.cummax(1)),
+    ("logcumsumexp f32 rows 16384x8192", "logcumsumexp x=f32[16384,8192] axis=1", lambda x: x.logcumsumexp(1)),
+)
+
+
+def matches(got: list[torch.Tensor], want: Any, is_copy: bool) -> float:
+    """Error over tolerance, the largest; of copies 0 or infinite."""
+    wanted = list(want) if isinstance(want, (tuple, list)) else [want]
+    worst = 0.0
+    for g, w in zip(got, wanted, strict=True):
+        w = w.reshape(g.shape)
+        if is_copy or not g.dtype.is_floating_point:
+            worst = max(worst, 0.0 if torch.equal(g, w) else math.inf)
+            continue
+        unit = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-10, torch.float32: 2.0**-20}[g.dtype]
+        error = ((g.double() - w).abs() / (unit * w.abs() + 2.0**-20 * w.abs().amax())).max()
+        worst = max(worst, float(error) if bool(torch.isfinite(error)) else math.inf)
+    return worst
+
+
+def measure(backend: CudaBackend, label: str, line: str, peer: Peer, options: argparse.Namespace) -> dict[str, Any]:
+    problem = parse_case(line)
+    generator = torch.Generator("cuda").manual_seed(1)
+    tensors: dict[str, torch.Tensor] = {}
+    for o in problem.operands:
+        tensor = torch.empty_strided(o.desc.shape, o.desc.strides, dtype=TORCH_TYPES[o.desc.dtype.name], device="cuda")
+        if not o.is_output and o.desc.dtype.is_float:
+            tensor.copy_(torch.randn(o.desc.shape, device="cuda", generator=generator))
+        elif not o.is_output:
+            tensor.copy_(torch.randint(0, 100, o.desc.shape, device="cuda", generator=generator))
+        tensors[o.name] = tensor
+    inputs, outputs = [tensors[o.name] for o in problem.inputs], [tensors[o.name] for o in problem.outputs]
+    is_copy = problem.op in ENGINES and any(e.id.startswith("layout.") for e in ENGINES[problem.op]) and "_backward" not in problem.op
+    want = peer(*inputs) if is_copy or problem.op.startswith("cummax") else peer(*(t.double() for t in inputs))
+    first = choose(problem, backend.info, None)[:2]
+    choices = [first]
+    if options.configs:
+        choices += [(e, c) for e in engines_for(problem.op) if e.check_support(problem, backend.info)
+                    for c in e.configs(problem, backend.info) if (e, c) != first]
+    pointers, stream = [t.data_ptr() for t in tensors.values()], backend.default_stream()
+    rows: list[dict[str, Any]] = []
+    calls: list[Callable[[], Any]] = []
+    for engine, config in choices:
+        row: dict[str, Any] = {"engine": engine.id, "config": config.name, "estimate_us": engine.estimate(problem, config, backend.info)}
+        rows.append(row)
+        try:
+            plan = Plan(problem, engine, config, engine.build_steps(problem, config, backend.info), backend)
+            scratch = torch.full((max(1, plan.workspace_bytes),), 0xFF, dtype=torch.uint8, device="cuda")
+            for t in outputs:
+                t.fill_(float("nan") if t.dtype.is_floating_point else 77)
+            torch.cuda.synchronize()
+
+            def call(plan: Plan = plan, scratch: torch.Tensor = scratch) -> None:
+                plan.execute(pointers, scratch.data_ptr(), stream)
+
+            call()
+            backend.synchronize(stream)
+            row["error"] = matches(outputs, want, is_copy)
+            row["index"] = len(calls)
+            calls.append(call)
+        except Exception as error:  # a config that cannot be launched is reported, not fatal
+            row["failure"] = f"{type(error).__name__}: {error}"[:400]
+    del want
+    halves = [torch.empty(max(1, problem.num_bytes // 2), dtype=torch.uint8, device="cuda") for _ in range(2)]
+    peers = {"copy": lambda: halves[1].copy_(halves[0]), "torch": lambda: peer(*inputs)}
+    torch.cuda.synchronize()
+    times = [statistics.median(t) for t in backend.time_launches([*calls, *peers.values()], stream, options.repeats, FLUSH_BYTES)]
+    for row in rows:
+        if "index" in row:
+            row["us"] = times[row.pop("index")]
+    right = [r for r in rows if r.get("error", math.inf) <= 1.0]
+    return {"case": label, "line": line, "bytes": problem.num_bytes, "rows": rows, "default": rows[0], "copy_us": times[-2],
+            "torch_us": times[-1], "best": min(right, key=lambda r: r["us"]) if right else None}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--match", default="", help="words that a case's label holds, e.g. 'permute bf16'")
+    parser.add_argument("--configs", action="store_true", help="all configs, not the untuned choice alone")
+    parser.add_argument("--repeats", type=int, default=9)
+    parser.add_argument("--seconds", type=float, default=math.inf)
+    parser.add_argument("--json", default="")
+    options = parser.parse_args()
+
+    begin, backend = time.monotonic(), CudaBackend(0)
+    print(f"{backend.info.name}, median of {options.repeats}")
+    print(f"{'case':40} {'us':>8} {'TB/s':>5} {'/copy':>6} {'torch x':>8} {'regret':>6}  config")
+    results, left = [], []
+    for label, line, peer in CASES:
+        if line.split()[0] not in ENGINES or not all(word in label for word in options.match.split()):
+            continue
+        if time.monotonic() - begin > options.seconds:
+            left.append(label)
+            continue
+        try:
+            r = measure(backend, label, line, peer, options)
+        except Exception as error:  # one case less
+            print(f"FAILED {label}: {type(error).__name__}: {error}"[:400], flush=True)
+            continue
+        gc.collect()
+        torch.cuda.empty_cache()
+        results.append(r)
+        for row in r["rows"]:
+            if row.get("error", 2.0) > 1.0:
+                print(f"WRONG {label} {row['engine']} {row['config']}: {row.get('failure', row.get('error'))}")
+            elif options.configs:
+                print(f"    {row['engine']} {row['config']}: {row['us']:.1f} us, {r['bytes'] / row['us'] / 1e6:.2f} TB/s")
+        us = r["default"].get("us", math.nan)
+        regret = us / r["best"]["us"] - 1 if r["best"] else math.nan
+        print(f"{label:40} {us:8.1f} {r['bytes'] / us / 1e6:5.2f} {r['copy_us'] / us:6.2f} {r['torch_us'] / us:8.2f} {regret:6.0%}  "
+              f"{r['default']['engine']} {r['default']['config']}"
+              + (f" (best {r['best']['engine']} {r['best']['config']})" if r["best"] and r["best"] is not r["default"] else ""), flush=True)
+    if left:
+        print(f"no time for {len(left)}: {', '.join(left)}")
+    if options.json:
+        record = {"stamp": stamp(), "device": backend.info.name, "options": vars(options), "seconds": time.monotonic() - begin,
+                  "results": results}
+        Path(options.json).write_text(json.dumps(record, indent=1, default=str))
+
+
+if __name__ == "__main__":
+    main()
