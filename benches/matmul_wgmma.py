@@ -1,13 +1,14 @@
 """GEMMs and convolutions on wgmma against cuBLAS and cuDNN: every config verified on poisoned outputs, then timed interleaved.
 
     python benches/matmul_wgmma.py [--ops gemm,conv_fprop,conv_dgrad,conv_wgrad] [--network resnet50] [--match 3x3] [--batch 128]
-                                   [--sizes 1024,2048,4096,8192] [--kind bf16|f16|e4m3|e5m2|s8] [--configs N] [--repeats 15] [--mma]
-                                   [--fused] [--json out.json]
+                                   [--sizes 1024,2048,4096x24576x1536] [--kind bf16|f16|f32|e4m3|e5m2|s8] [--layouts nt,nn,tn] [--configs N]
+                                   [--repeats 15] [--mma] [--fused] [--json out.json]
 
 Needs an sm_90 device and torch. A row a problem: the library's time, our fastest config's and the untuned choice's, ratios to the
-library, and TFLOP/s. 8-bit floats have a row against each of torch._scaled_mm's ways to sum: "ieee" (promoted, use_fast_accum=False)
-and "fast", and one of block scales (1x128, 128x128) against the former with one scale; 8-bit integers are compared with
-torch._int_mm. Times are medians in microseconds, L2 flushed before each run. --mma adds the mma.sync configs; --fused measures
+library, and TFLOP/s. A size is M, N and K, or MxNxK. f32 is rounded to tf32 on both sides. 8-bit floats have a row against each of
+torch._scaled_mm's ways to sum: "ieee" (promoted, use_fast_accum=False) and "fast", and one of block scales (1x128, 128x128) against
+torch's own where it takes them, else against the former with one scale; 8-bit integers are compared with torch._int_mm. Times are
+medians in microseconds, L2 flushed before each run. --mma adds the mma.sync configs; --fused measures
 relu(conv + bias) in one kernel against torch.relu(torch.conv2d(x, w, bias)).
 """
 
@@ -55,6 +56,15 @@ def worst_error(got: torch.Tensor, want: torch.Tensor, magnitude: torch.Tensor, 
     return float("inf") if bool(torch.isnan(ratio).any()) else float(ratio.max())
 
 
+def takes_block_scales(a: torch.Tensor, b: torch.Tensor, tensors: dict[str, torch.Tensor], out_type: torch.dtype) -> bool:
+    """Whether torch._scaled_mm multiplies by factors of 1x128 of a and 128x128 of b on this device."""
+    try:
+        torch._scaled_mm(a, b, *(tensors[name].mT.contiguous().mT for name in ("scale_a", "scale_b")), out_dtype=out_type)
+    except (RuntimeError, ValueError):
+        return False
+    return True
+
+
 def torch_call(problem: Problem, tensors: dict[str, torch.Tensor]) -> Callable[[], torch.Tensor]:
     if problem.op != "gemm":
         if "bias" not in tensors:
@@ -69,6 +79,9 @@ def torch_call(problem: Problem, tensors: dict[str, torch.Tensor]) -> Callable[[
         return lambda: torch._int_mm(a, b)
     if a.dtype in (torch.float8_e4m3fn, torch.float8_e5m2):
         is_fast, out_type = problem.policy.math == "fast", tensors["d"].dtype
+        if tensors["scale_a"].numel() > 1 and takes_block_scales(a, b, tensors, out_type):
+            block_a, block_b = (tensors[name].mT.contiguous().mT for name in ("scale_a", "scale_b"))
+            return lambda: torch._scaled_mm(a, b, block_a, block_b, out_dtype=out_type)
         scale_a, scale_b = (tensors[name].reshape(-1)[:1] for name in ("scale_a", "scale_b"))
         return lambda: torch._scaled_mm(a, b, scale_a, scale_b, out_dtype=out_type, use_fast_accum=is_fast)
     out = torch.empty(a.shape[:-1] + b.shape[-1:], dtype=tensors["d"].dtype, device="cuda")
@@ -105,7 +118,9 @@ def measure(backend: CudaBackend, problem: Problem, label: str, options: argpars
         if name in tensors:
             tensors[name].fill_(0.25)
     output = tensors[problem.outputs[0].name]
+    torch.backends.cuda.matmul.allow_tf32 = False
     want, magnitude = reference(problem, tensors)
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = problem.policy.math == "tf32"
     theirs = torch_call(problem, tensors)
     rows, ran = verify(backend, problem, choices, tensors, lambda: worst_error(output, want, magnitude, problem))
     torch.cuda.synchronize()
@@ -123,7 +138,8 @@ def main() -> None:
     parser.add_argument("--match", default="3x3", help="only layers whose filter is so named (RxS); empty for all")
     parser.add_argument("--batch", type=int, default=128)
     parser.add_argument("--sizes", default="1024,2048,4096,8192")
-    parser.add_argument("--kind", default="bf16", choices=("bf16", "f16", *FP8, "s8"))
+    parser.add_argument("--kind", default="bf16", choices=("bf16", "f16", "f32", *FP8, "s8"))
+    parser.add_argument("--layouts", default="nt,nn,tn")
     parser.add_argument("--configs", type=int, default=0, help="only the first N of an algorithm by estimate; 0 for all")
     parser.add_argument("--repeats", type=int, default=15)
     parser.add_argument("--mma", action="store_true")
@@ -133,25 +149,29 @@ def main() -> None:
     options = parser.parse_args()
 
     torch.backends.cudnn.benchmark = True
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     backend = CudaBackend(0)
     problems: list[tuple[str, Problem]] = []
     for op in options.ops.split(","):
         if op == "gemm":
-            for n in options.sizes.split(","):
-                layouts = (("nt", "transpose_b=True"), ("nn", ""), ("tn", "transpose_a=True"))
+            for size in options.sizes.split(","):
+                m, n, k = size.split("x") if "x" in size else (size,) * 3
+                layouts = tuple((name, flags) for name, flags in (("nt", "transpose_b=True"), ("nn", ""), ("tn", "transpose_a=True"))
+                                if name in options.layouts.split(","))
                 if options.kind in FP8:
                     layouts = tuple((f"nt_{math_}", f"transpose_b=True scale_a=f32[1] scale_b=f32[1] math={math_}")
                                     for math_ in ("ieee", "fast"))
-                    blocks = -(-int(n) // 128)
-                    layouts += (("nt_block", f"transpose_b=True scale_a=f32[{n},{blocks}] scale_b=f32[{blocks},{blocks}]"),)
-                for layout, flags in layouts[:1] if options.kind == "s8" else layouts:
-                    problems.append((f"{n}_{layout}", parse_case(f"gemm a={options.kind}[{n},{n}] b={options.kind}[{n},{n}] {flags}")))
+                    k_blocks, n_blocks = -(-int(k) // 128), -(-int(n) // 128)
+                    layouts += (("nt_block", f"transpose_b=True scale_a=f32[{m},{k_blocks}] scale_b=f32[{k_blocks},{n_blocks}]"),)
+                for layout, flags in layouts[:1] if options.kind in ("s8", "f32") else layouts:
+                    a = f"[{k},{m}]" if layout == "tn" else f"[{m},{k}]"
+                    b = f"[{n},{k}]" if layout.startswith("nt") else f"[{k},{n}]"
+                    math_ = " math=tf32" if options.kind == "f32" else ""
+                    problems.append((f"{size}_{layout}", parse_case(f"gemm a={options.kind}{a} b={options.kind}{b} {flags}{math_}")))
             continue
         for problem in layer_counts(options.network, options.batch, options.kind, "nhwc", (op.removeprefix("conv_"),), Policy()):
             if problem.groups == 1 and (not options.match or f"_{options.match}s" in layer_name(problem)):  # type: ignore[attr-defined]
                 problems.append((layer_name(problem), with_relu(problem) if options.fused else problem))  # type: ignore[arg-type]
-    print(f"{'op':11} {'case':18} {'library':>8} {'ours':>8} {'ratio':>5} {'TF/s':>5} {'default':>8} {'regret':>6}  config")
+    print(f"{'op':11} {'case':22} {'library':>8} {'ours':>8} {'ratio':>5} {'TF/s':>5} {'default':>8} {'regret':>6}  config")
     results = []
     for label, problem in problems:
         result = measure(backend, problem, label, options)
@@ -165,10 +185,10 @@ def main() -> None:
                 print(f"    {row['engine']} {row['config']}: {row['us']:.1f} us, estimated {row['estimate_us']:.1f}")
         best, first = result["best"], result["default"].get("us", float("nan"))
         if best is None:
-            print(f"{problem.op:11} {label:18} {result['library_us']:8.1f}  no right config")
+            print(f"{problem.op:11} {label:22} {result['library_us']:8.1f}  no right config")
             continue
         us = best["us"]
-        print(f"{problem.op:11} {label:18} {result['library_us']:8.1f} {us:8.1f} {result['library_us'] / us:5.2f} "
+        print(f"{problem.op:11} {label:22} {result['library_us']:8.1f} {us:8.1f} {result['library_us'] / us:5.2f} "
               f"{result['flops'] / us / 1e6:5.0f} {first:8.1f} {first / us - 1:6.0%}  {best['engine'].rpartition('.')[2]} "
               f"{best['config']}", flush=True)
     for op in sorted({r["op"] for r in results}):
