@@ -132,8 +132,8 @@ class _PoolEngine(Engine):
         """Launches over the elements of operand `main`, whose spatial digits are called `coordinate`0.. .
 
         operands: name -> (description, argument value). Those that share main's extents move with its spatial digits; the others get
-        their spatial strides as parameters stride_<name><axis>. fields: "cells" are the spatial extents instead, in steps of several elements;
-        then all get those parameters.
+        their spatial strides as parameters stride_<name><axis>. fields: "cells" are the spatial extents instead, in steps of several
+        elements; then all get those parameters.
         """
         vector = config["vec"]
         shape = (*operands[main][0].shape[:2], *fields.get("cells", operands[main][0].shape[2:]))
@@ -380,5 +380,6 @@ class GlobalTreeEngine(Engine):
 
 _WINDOW, _GATHER, _CELL, _GLOBAL, _GLOBAL_TREE = WindowEngine(), GatherEngine(), CellEngine(), GlobalEngine(), GlobalTreeEngine()
 _NAMES = ("max_pool", "avg_pool", "lp_pool", "adaptive_max_pool", "adaptive_avg_pool", "global_max_pool", "global_avg_pool")
-ENGINES: dict[str, tuple[Engine, ...]] = {n: (_WINDOW,) for n in _NAMES} | {n + "_backward": (_GATHER,) if n == "lp_pool" else (_GATHER, _CELL) for n in _NAMES}
+ENGINES: dict[str, tuple[Engine, ...]] = {n: (_WINDOW,) for n in _NAMES}
+ENGINES |= {n + "_backward": (_GATHER,) if n == "lp_pool" else (_GATHER, _CELL) for n in _NAMES}
 ENGINES |= {n: (_GLOBAL, _GLOBAL_TREE, _WINDOW) for n in ("adaptive_avg_pool", "global_max_pool", "global_avg_pool")}

@@ -270,6 +270,8 @@ def reduction_configs(x: TensorDesc, y: TensorDesc, axes: Sequence[int], kind: s
         else:
             outputs = min(32, _power_of_two(-(-space.num_outputs // vec)))
             arrangements = [(THREADS // outputs, outputs)]
+            if outputs == 32 and THREADS // 32 * UNROLL < space.num_reduced <= THREADS // 16 * UNROLL:
+                arrangements.insert(0, (THREADS // 16, 16))  # all loads at once
         for along, outputs in arrangements:
             tiles = -(-space.num_outputs // (outputs * (vec if path == "column" else 1)))
             per_cta = along * (vec if path == "row" else 1) * UNROLL
@@ -404,7 +406,12 @@ class ReduceTree(Engine):
         traffic = problem.num_bytes / (device.bandwidth_gbs * 1e3) * (1.0 if config["path"] == preferred["path"] else 2.0)
         # The loads of one thread follow one another at the latency of memory.
         in_flight = config["along"] * (config["vec"] if config["path"] == "row" else 1) * UNROLL * config["splits"]
-        rounds = -(-prod(x.shape[a] for a in axes) // in_flight)
+        reduced = prod(x.shape[a] for a in axes)
+        rounds = -(-reduced // in_flight)
+        # Fewer than two CTAs an SM leave the memory idle at times.
+        width = config["vec"] if config["path"] == "column" else 1
+        ctas = config["splits"] * -(-prod(x.shape) // max(1, reduced) // (THREADS // config["along"] * width))
+        traffic *= 1 + 0.2 * max(0.0, 1 - ctas / (2 * device.num_sms))
         return (3.0 if config["splits"] == 1 else 5.5) + max(traffic * (1 + 0.3 / config["vec"]), 0.7 * rounds)
 
     def build_steps(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> Build:
