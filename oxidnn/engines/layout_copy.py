@@ -274,8 +274,8 @@ def _cost(problem: LayoutProblem, shape: Geometry, vec: int, load: str) -> float
     """Time over that of a copy with 16-byte accesses."""
     stored = vec * problem.desc(shape.target).dtype.num_bytes
     cost = 1.0 + 0.04 * (16 / min(stored, 16) - 1)
-    if shape.source is not None and load == "each":
-        cost += 0.15
+    if shape.source is not None:
+        cost += 0.15 * (load == "each")
         if abs(shape.dims[-1].x) > 32:  # neighbours lie lines apart
             cost += 2.0
     return cost
