@@ -23,6 +23,7 @@ from . import report, switches
 from .array import DeviceArray, empty, from_numpy, zeros
 from .codegen.pointwise import Expression, parse
 from .device import DeviceInfo, parse_device
+from .dispatch.optimisers import ListOps
 from .dispatch.planning import plan_for
 from .dispatch.select import Explanation
 from .dispatch.session import POLICY, BoundPlan, Call, Session, hashable
@@ -53,6 +54,7 @@ _CHANNEL_GRADIENT = ("dy", "x", "mean", "rstd", "gamma", "mask", "y")
 _MOMENTUM = (("momentum", 0.1),)
 _LOSS = (("reduction", "mean"), ("label_smoothing", 0.0), ("ignore_index", -100))
 _ROW_LOSS = (("name", None), ("reduction", "mean"), ("margin", None), ("eps", None), ("p", 2))
+_LINEAR = ("x", "w", "target", "bias", "weight")
 _CTC = ("log_probs", "targets", "input_lengths", "target_lengths")
 _CTC_LOSS = (("blank", 0), ("reduction", "mean"), ("zero_infinity", False))
 _ELEMENTWISE = ("x", "target", "x2", "var", "weight", "pos_weight")
@@ -133,6 +135,8 @@ CALLS: dict[str, Call] = {
         Call("row_loss_backward", ("x", "x2", "x3", "target", "d_loss"), _ROW_LOSS),
         Call("ctc_loss", _CTC, (*_CTC_LOSS, ("return_gradient", False))),
         Call("ctc_loss_backward", (*_CTC, "d_loss"), _CTC_LOSS),
+        Call("linear_cross_entropy", _LINEAR, (*_LOSS, ("return_gradients", False))),
+        Call("linear_cross_entropy_backward", (*_LINEAR, "d_loss"), _LOSS),
         Call("activation", ("x",), (("name", None), ("parameters", ()))),
         Call("activation_backward", ("dy", "x"), (("name", None), ("parameters", ()))),
         Call("dropout", ("x",), (("p", 0.5),)),
@@ -144,7 +148,7 @@ CALLS: dict[str, Call] = {
 }
 
 
-class DnnHandle:
+class DnnHandle(ListOps):
     """oxidnn on one device.
 
     device: None (OXIDNN_DEVICE, else cuda:0, else the emulator with one warning), "cuda:N", "emu:sm_XY".
@@ -623,6 +627,26 @@ class DnnHandle:
         loss's shape (default 1). The same bits on every run."""
         arrays = (log_probs, targets, input_lengths, target_lengths, d_loss)
         return self._session.run(CALLS["ctc_loss_backward"], arrays, (blank, reduction, zero_infinity), out, stream)
+
+    def linear_cross_entropy(self, x: Any, w: Any, target: Any, bias: Any = None, *, reduction: str = "mean", label_smoothing: float = 0.0,
+                             ignore_index: int = -100, weight: Any = None, return_gradients: bool = False, out: Any = None,
+                             stream: Any = None) -> Any:
+        """`cross_entropy` of the logits x @ w^T + bias, of which only some rows are in memory at a time.
+
+        x (N, H), w (V, H), bias (V,), target (N,) of class indices; the rest as of `cross_entropy`. return_gradients: (loss, dx, dw), and
+        dbias with a bias, for an upstream gradient of 1: a training step in three matrix products. Sums are made in f32 (f64 for f64) and
+        rounded once; loss, dw and dbias may be given as outputs of that type. Workspace: at most 128 MiB of logits (or 128 rows), and dw
+        in the type of sums where it has another.
+        """
+        attrs = (reduction, label_smoothing, ignore_index, return_gradients)
+        return self._session.run(CALLS["linear_cross_entropy"], (x, w, target, bias, weight), attrs, out, stream)
+
+    def linear_cross_entropy_backward(self, x: Any, w: Any, target: Any, bias: Any = None, *, d_loss: Any = None, reduction: str = "mean",
+                                      label_smoothing: float = 0.0, ignore_index: int = -100, weight: Any = None, out: Any = None,
+                                      stream: Any = None) -> Any:
+        """(dx, dw), and dbias with a bias, of `linear_cross_entropy`, for an upstream gradient d_loss of the loss's shape (default 1)."""
+        attrs = (reduction, label_smoothing, ignore_index)
+        return self._session.run(CALLS["linear_cross_entropy_backward"], (x, w, target, bias, weight, d_loss), attrs, out, stream)
 
     # ---- elementwise and reductions ------------------------------------------------------------------------------------------------
 

@@ -223,11 +223,12 @@ class Session:
         self.workspace = Workspace(backend)
         self._plans: OrderedDict[tuple[Any, ...], Prepared] = OrderedDict()
         self._ways: dict[tuple[Any, ...], list[Guarded]] = {}
+        self.kept_lists: dict[tuple[Any, ...], Any] = {}  # of calls over lists of arrays: see lists.py
         self._building, self._pid = threading.RLock(), os.getpid()
         code_digest()  # read here rather than by the first call
-        self._is_emulated = backend.info.is_emulated
+        self.is_emulated = backend.info.is_emulated
         self._says_exec = report.is_on("exec")
-        self.is_plain = not (self._is_emulated or self._says_exec)
+        self.is_plain = not (self.is_emulated or self._says_exec)
 
     @property
     def info(self) -> DeviceInfo:
@@ -349,15 +350,15 @@ class Session:
             if out is None and frame.adopt is not None:
                 frame.adopt(outs, handle)
         workspace = self.workspace.take(plan.workspace_bytes, handle) if plan.workspace_bytes else 0
-        if self._is_emulated:
-            self._execute_emulated(plan, [a for a in (*arrays, *outs) if a is not None], pointers, workspace, handle, values)
+        if self.is_emulated:
+            self.execute_emulated(plan, [a for a in (*arrays, *outs) if a is not None], pointers, workspace, handle, values)
         else:
             plan.execute(pointers, workspace, handle, values)
         if self._says_exec:
             report.line("exec", plan.describe())
         return _result(finish, outs)
 
-    def _execute_emulated(self, plan: Plan, arrays: list[Any], pointers: list[int], workspace: int, stream: int,
+    def execute_emulated(self, plan: Plan, arrays: list[Any], pointers: list[int], workspace: int, stream: int,
                           scalars: tuple[float, ...]) -> None:
         """The emulator works on NumPy arrays in place: they are legal memory for the length of the call."""
         views = [as_view(a) for a in arrays]
@@ -380,7 +381,7 @@ class Session:
             found = self._plans.get(key)
             if found is not None:
                 return found
-            views = {n: self._checked_view(call.op, n, a) for n, a in zip(names, arrays, strict=True) if a is not None}
+            views = {n: self.checked_view(call.op, n, a) for n, a in zip(names, arrays, strict=True) if a is not None}
             if not views and not outs:
                 raise expected(call.op, call.tensors[0] if call.tensors else "out", None, "an array")
             inputs = {n: v.desc for n, v in views.items()}
@@ -389,7 +390,7 @@ class Session:
                 out_names = tuple(o.name for o in self.problem(call, inputs, attrs).outputs)
                 if len(outs) != len(out_names):
                     raise expected(call.op, "out", f"{len(outs)} arrays", f"{len(out_names)}: {', '.join(out_names)}")
-            out_views = [self._checked_view(call.op, "out", a) for a in outs]
+            out_views = [self.checked_view(call.op, "out", a) for a in outs]
             for view in out_views:
                 if view.is_readonly:
                     raise expected(call.op, "out", f"a read-only {view.framework} array", "writable memory")
@@ -413,13 +414,13 @@ class Session:
         given = {name: value for (name, default), value in zip(call.attrs, attrs, strict=True) if value is not default and value != default}
         return OPS[call.op].make(tensors, given, self.current_policy())
 
-    def _checked_view(self, op: str, name: str, array: Any) -> TensorView:
+    def checked_view(self, op: str, name: str, array: Any) -> TensorView:
         try:
             view = as_view(array)
         except InvalidArgument as error:
             raise _named(op, name, error) from None
         here = self.backend.device
-        if view.device != here and not (self._is_emulated and view.device == "cpu"):
+        if view.device != here and not (self.is_emulated and view.device == "cpu"):
             hint = " Copy it with h.array(x)." if view.device == "cpu" else ""
             raise expected(op, name, f"on {view.device}", f"on {here}, the handle's device", hint.strip())
         return view
@@ -433,7 +434,7 @@ class Session:
 
     def explain(self, call: Call, arrays: tuple[Any, ...], attrs: tuple[Any, ...], extra: Mapping[str, Any] | None = None) -> Explanation:
         names, arrays = _with_extra(call, arrays, extra or {})
-        tensors = {n: self._checked_view(call.op, n, a).desc for n, a in zip(names, arrays, strict=True) if a is not None}
+        tensors = {n: self.checked_view(call.op, n, a).desc for n, a in zip(names, arrays, strict=True) if a is not None}
         return explain(self.problem(call, tensors, attrs), self.info, self.db)
 
 
@@ -507,7 +508,7 @@ def _lane(desc: TensorDesc, period: int) -> tuple[int, int]:
     return low, min(high - low, period)
 
 
-def _lanes(output: TensorDesc, other: TensorDesc) -> tuple[tuple[int, int, int, int], ...]:
+def lanes_between(output: TensorDesc, other: TensorDesc) -> tuple[tuple[int, int, int, int], ...]:
     """(period, start of the other's lane from the output's for equal addresses, bytes of either lane): what tells tensors apart that lie
     in each other's gaps, as slices of the channels of one array do."""
     lanes = []
@@ -526,6 +527,6 @@ def _overlap_pairs(problem: Problem) -> tuple[tuple[int, int, int, int, int, int
         for j, other in enumerate(operands):
             if output.is_output and j != i and not (other.is_output and j < i):
                 may_be_same = (output.name, other.name) in problem.aliases and output.desc == other.desc
-                pairs.append((i, j, *_span(output.desc), *_span(other.desc), may_be_same, _lanes(output.desc, other.desc)))
+                pairs.append((i, j, *_span(output.desc), *_span(other.desc), may_be_same, lanes_between(output.desc, other.desc)))
     return tuple(pairs)
 

@@ -66,6 +66,8 @@ class ForeachProblem(Problem):
     @cached_property
     def aliases(self) -> tuple[tuple[str, str], ...]:  # type: ignore[override]
         """Every element is read by the thread that writes it, before it does."""
+        if self.op == "foreach":
+            return tuple((f"{out}_{i}", f"{role}_{i}") for out, _ in self.updates for role in self.input_roles for i in range(self.count))
         pairs = [(o.name, o.name.removeprefix(WRITTEN)) for o in self.operands if o.is_output and o.name.startswith(WRITTEN)]
         return tuple(pair for pair in pairs if pair[1] in self.descs)
 
