@@ -1,39 +1,76 @@
-"""Resize: along each dimension outputs are sums over a band of taps. One launch writes every dimension's bands (first tap, weights) into
-the workspace, the next applies them: a thread `block` outputs of a pack of channels. Gradients apply the transposed bands: gathered, so
-without atomics and in one order."""
+"""Resize: along each dimension outputs are sums over a band of taps; a thread applies the bands of a block of outputs to a pack of
+channels.
+
+Where a block advances by whole elements (ratios of small numbers), bands are the same for every block: weights are numbers in the text.
+Else a first launch writes where taps lie and their weights into the workspace. Gradients apply the transposed bands: gathered, so without
+atomics and in one order."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from fractions import Fraction
 from functools import lru_cache
-from math import prod
+from math import gcd, prod
 
 import numpy as np
 
+from ..codegen.fastdiv import magic
 from ..codegen.spec import Target
 from ..device import DeviceInfo
 from ..ops.base import Problem
 from ..ops.resize import Axis, ResizeProblem
-from ..tensor import TensorDesc
 from .base import SUPPORTED, Arg, Build, Engine, EngineConfig, Scratch, Step, Support, TensorArg, WorkspaceArg, refuse
+from .collapse import by_stride
 from .digits import DigitConsts, Digits
 from .pool_window import byte_strides, compute_type, shifted, vector_limit
 
 _LIMIT = 2**31
-# The assembler hoists all loads of unrolled taps, so registers bound how many elements (and their weights) those may load.
-_UNROLL = {"f32": 64, "f64": 32}
-_HELD = 4  # the most weights of one dimension that registers hold
-_BLOCKS = (8, 4, 1)
 _MOST_EXAMINED = 1 << 20  # outputs of a dimension whose taps are looked at one by one
+_MOST_EDGE = 64  # elements at either end of a dimension for which the transposed bands are compared
+_MOST_NUMBERS = 256  # weights of one dimension that stand in the text
+# The assembler moves loads of unrolled taps together, and keeps what each row of taps loads again, so registers bound what is unrolled.
+_UNROLL = 2400  # instructions of unrolled taps
+_LOADS = 96  # words they load
+_HELD = 16  # places, or weights, of one dimension in registers
 _TABLE_THREADS = 128
+
+# lane: the output within the block. weight: None if the table has it. is_certain: no block weighs the tap by 0
+Reader = tuple[int, float | None, bool]
+
+
+@dataclass(frozen=True, slots=True)
+class Filter:
+    """kind: "box" | "linear" | "cubic". is_normalised: weights are divided by their sum. is_transposed: taps are outputs, positions
+    elements."""
+
+    kind: str
+    coefficient: float
+    is_normalised: bool
+    excludes_outside: bool
+    is_transposed: bool
+
+    @staticmethod
+    def of(problem: ResizeProblem) -> Filter:
+        kind = {"nearest": "box", "area": "box"}.get(problem.mode, problem.mode)
+        return Filter(kind, problem.coefficient, problem.is_normalised, problem.excludes_outside, problem.is_backward)
+
+    def value(self, axis: Axis, o: int, q: int) -> Fraction:
+        """The weight of tap q in output o before any normalisation."""
+        u = Fraction(abs(q * axis.denominator - axis.step * o - axis.shift), axis.radius)
+        if self.kind == "box":
+            return Fraction(1)
+        if self.kind == "linear":
+            return max(Fraction(0), 1 - u)
+        a = Fraction(self.coefficient)
+        return (1 - u) * (1 + u - (a + 2) * u * u) if u <= 1 else a * (u - 1) * (2 - u) ** 2 if u < 2 else Fraction(0)
 
 
 @dataclass(frozen=True, slots=True)
 class TableConsts:
-    """compute: type of the weights. rank: dimensions, one a ctaid.y. filter: "box" | "linear" | "cubic"."""
+    """compute: type of the weights. axes: dimensions, one a ctaid.y. filter: "box" | "linear" | "cubic"."""
 
     compute: str
-    rank: int
+    axes: tuple[int, ...]
     is_transposed: bool
     filter: str
     is_normalised: bool
@@ -42,79 +79,205 @@ class TableConsts:
 
 
 @dataclass(frozen=True, slots=True)
-class BandConsts:
-    """spans: taps of each dimension. order: dimensions from the outermost loop on; of the first, a thread computes `block` outputs.
+class LoopConsts:
+    """The loop over the taps of dimension `axis`, for `block` neighbouring outputs.
 
-    is_unrolled, is_held: per loop, whether it is unrolled and whether its weights are loaded before all loops. is_copy: every output is
-    one element. sharing: of each tap of the outermost loop, the outputs of the block that may read it (all, if it is not unrolled).
-    is_ragged: the last block has fewer outputs. is_row: the outputs of a block lie side by side in memory.
+    places: how to find where tap k of a block lies: "even" (block * advance + origin + k), "divided" (the one tap of a nearest element),
+    "table". taps: of each tap its readers. round: taps of one turn of the loop; 0 if all are unrolled. has_weights: the table's.
+    holds_places, holds_weights: in registers, from before all loops. is_ragged: the last block has fewer outputs.
     """
+
+    axis: int
+    block: int
+    span: int
+    places: str
+    advance: int
+    origin: int
+    taps: tuple[tuple[Reader, ...], ...]
+    round: int
+    has_weights: bool
+    holds_places: bool
+    holds_weights: bool
+    is_ragged: bool
+
+
+@dataclass(frozen=True, slots=True)
+class BandConsts:
+    """loops: from the outermost on; the first and the last have blocks. packs: outputs of the last loop's block that one store takes."""
 
     dtype: str
     compute: str
-    spans: tuple[int, ...]
-    order: tuple[int, ...]
+    loops: tuple[LoopConsts, ...]
     digits: DigitConsts
     vector: int
-    block: int
-    is_unrolled: tuple[bool, ...]
-    is_held: tuple[bool, ...]
-    is_copy: bool
-    sharing: tuple[tuple[int, ...], ...]
-    is_ragged: bool
-    is_row: bool
+    packs: tuple[tuple[int, ...], ...]
+
+@dataclass(frozen=True, slots=True)
+class Bands:
+    """The bands of one dimension; see LoopConsts."""
+
+    span: int
+    places: str
+    taps: tuple[tuple[Reader, ...], ...]
+    advance: int = 0
+    origin: int = 0
+
+    @property
+    def has_weights(self) -> bool:
+        return any(weight is None for readers in self.taps for _, weight, _ in readers)
+
+
+# The only dimension of (N, C, L) tensors lies within one of a single element.
+_SINGLE = Axis(1, 1, 1, 0, 1, 0, 0, 1)
 
 
 def _ceil(a: int, b: int) -> int:
     return -(-a // b)
 
 
+def _count(axis: Axis, is_transposed: bool) -> tuple[int, int]:
+    """(positions, taps that there are)."""
+    return (axis.extent, axis.outputs) if is_transposed else (axis.outputs, axis.extent)
+
+
+def _bounds(axis: Axis, at: int, is_transposed: bool) -> tuple[int, int]:
+    """(first, last) tap of a position, which may lie outside."""
+    if not is_transposed:
+        return (axis.step * at + axis.low) // axis.denominator, (axis.step * at + axis.high) // axis.denominator
+    # Element i is read by o from ceil((i denominator - high) / step) to ceil(((i + 1) denominator - low) / step) - 1.
+    return -((axis.high - at * axis.denominator) // axis.step), -((axis.low - (at + 1) * axis.denominator) // axis.step) - 1
+
+
+def _period(axis: Axis, is_transposed: bool) -> int:
+    """How many positions on the bands repeat, moved by whole taps."""
+    a, b = (axis.denominator, axis.step) if is_transposed else (axis.step, axis.denominator)
+    return b // gcd(a, b)
+
+
+def _total(axis: Axis, f: Filter, o: int) -> Fraction:
+    low, high = _bounds(axis, o, False)
+    return sum((f.value(axis, o, q) for q in range(low, high + 1)), Fraction(0))
+
+
 @lru_cache(maxsize=512)
-def touches(axis: Axis, block: int, is_transposed: bool) -> tuple[tuple[int, int], ...]:
-    """Of each of `block` neighbouring outputs, the (first, last) tap that it may read, over all blocks, counted from where the band begins:
-    at the first tap of the block's first output, or before, so that it ends inside. Transposed: outputs are elements, and taps the outputs
-    that read them."""
-    count, taps = (axis.extent, axis.outputs) if is_transposed else (axis.outputs, axis.extent)
-    if count > _MOST_EXAMINED:
-        return ((0, _longest(axis, block, is_transposed) - 1),) * block
-    at = np.arange(count, dtype=np.int64)
-    if is_transposed:
-        # Element i is read by o from ceil((i denominator - high) / step) to ceil(((i + 1) denominator - low) / step) - 1; the first and
-        # the last element also stand for all that lies outside.
-        step = max(axis.step, 1)
-        low = np.where(at == 0, 0, -((axis.high - at * axis.denominator) // step)) if axis.step else np.zeros_like(at)
-        high = -((axis.low - (at + 1) * axis.denominator) // step) - 1 if axis.step else np.full_like(at, taps - 1)
-        high = np.where(at == count - 1, taps - 1, high)
-    else:
-        low, high = ((axis.step * at + bound) // axis.denominator for bound in (axis.low, axis.high))
-    low, high = low.clip(0, taps - 1), high.clip(0, taps - 1)
-    first = low[::block].repeat(block)[:count]
-    first = np.minimum(first, taps - 1 - (high - first).max())  # every band lies inside
-    low, high = low - first, high - first
-    return tuple((max(0, int(low[r::block].min())), int(high[r::block].max())) if r < count else (0, 0) for r in range(block))
+def _even(axis: Axis, block: int, f: Filter) -> Bands | None:
+    """The bands of all blocks, if they are the same."""
+    if axis.step == 0 or block % _period(axis, f.is_transposed) or axis.step > _LIMIT or axis.denominator > _LIMIT:
+        return None
+    count, taps = _count(axis, f.is_transposed)
+    bounds = [_bounds(axis, r, f.is_transposed) for r in range(block)]
+    origin = bounds[0][0]
+    span = max(1, max(high for _, high in bounds) - origin + 1)
+    advance = _bounds(axis, block, f.is_transposed)[0] - origin
+    if span * block > _MOST_NUMBERS or abs(origin) + span + advance * _ceil(count, block) >= _LIMIT // 2:
+        return None
+    if f.excludes_outside and (axis.low < 0 or (axis.step * (axis.outputs - 1) + axis.high) // axis.denominator >= axis.extent):
+        return None
+
+    def weight(position: int, tap: int) -> Fraction:
+        o, q = (tap, position) if f.is_transposed else (position, tap)
+        value = f.value(axis, o, q)
+        return value / _total(axis, f, o) if f.is_normalised and value else value
+
+    if f.is_transposed and not _is_even_at_the_ends(axis, f, weight):
+        return None
+    found = []
+    for k in range(span):
+        readers = [(r, weight(r, origin + k)) for r, (low, high) in enumerate(bounds) if low <= origin + k <= high]
+        found.append(tuple((r, float(w), True) for r, w in readers if w))
+    return Bands(span, "even", tuple(found), advance, origin)
 
 
-def span(axis: Axis, block: int, is_transposed: bool) -> int:
-    """The most taps that `block` neighbouring outputs read, from the first tap of the first one."""
-    return max(last for _, last in touches(axis, block, is_transposed)) + 1
+def _is_even_at_the_ends(axis: Axis, f: Filter, weight) -> bool:  # type: ignore[no-untyped-def]
+    """Whether clamping taps to those that there are gives the elements at the ends what the outputs read of them."""
+    for elements in (range(axis.extent), range(axis.extent - 1, -1, -1)):
+        for n, element in enumerate(elements):
+            first, last = _bounds(axis, element, True)
+            is_end = n == 0
+            if first >= 0 and last < axis.outputs and not is_end:
+                break
+            if n == _MOST_EDGE or last - first > _MOST_NUMBERS:
+                return False
+            clamped: dict[int, Fraction] = {}
+            for o in range(first, last + 1):
+                place = min(max(o, 0), axis.outputs - 1)
+                clamped[place] = clamped.get(place, Fraction(0)) + weight(element, o)
+            # all outputs that read the element or, at an end, what lies beyond it; where the bands do not reach them all, they differ
+            reading: dict[int, Fraction] = {}
+            for o in range(max(0, first - 1), min(axis.outputs, last + 2)):
+                low, high = _bounds(axis, o, False)
+                if o in (first - 1, last + 1) and ((element == 0 and o < first) or (element == axis.extent - 1 and o > last)):
+                    return False
+                total = _total(axis, f, o) if f.is_normalised else Fraction(1)
+                for q in range(low, high + 1):
+                    if min(max(q, 0), axis.extent - 1) == element:
+                        reading[o] = reading.get(o, Fraction(0)) + f.value(axis, o, q) / total
+            if {o: w for o, w in clamped.items() if w} != {o: w for o, w in reading.items() if w}:
+                return False
+    return True
 
 
 def _longest(axis: Axis, block: int, is_transposed: bool) -> int:
-    """A bound of `span`, from the slopes alone."""
+    """A bound of the span, from the slopes alone."""
     if not is_transposed:
         # floor(x + d) - floor(x) <= ceil(d)
-        return min(axis.extent, _ceil(axis.step * (block - 1) + axis.high - axis.low, axis.denominator) + 1)
-    if axis.step == 0 or axis.extent <= block:
+        return _ceil(axis.step * (block - 1) + axis.high - axis.low, axis.denominator) + 1
+    if axis.step == 0:
         return axis.outputs
-    last_block = (axis.extent - 1) // block * block
-    inner = _ceil(block * axis.denominator + axis.high - axis.low, axis.step)
-    head = _ceil(block * axis.denominator - axis.low, axis.step)
-    tail = axis.outputs - max(0, _ceil(last_block * axis.denominator - axis.high, axis.step))
-    return max(1, min(axis.outputs, max(inner, head, tail)))
+    inner = _ceil(block * axis.denominator + axis.high - axis.low, axis.step) + 1
+    return inner + max(0, _bounds(axis, 0, True)[0]) + max(0, axis.outputs - 1 - _bounds(axis, axis.extent - 1, True)[1])
+
+
+@lru_cache(maxsize=512)
+def _listed(axis: Axis, block: int, f: Filter) -> Bands:
+    """Bands that the table holds: where they begin and which outputs may read a tap, over all blocks."""
+    count, taps = _count(axis, f.is_transposed)
+    if count > _MOST_EXAMINED or (f.is_transposed and axis.step == 0):
+        span = _longest(axis, block, f.is_transposed)
+        return Bands(span, "table", (tuple((r, None, False) for r in range(block)),) * span)
+    at = np.arange(count, dtype=np.int64)
+    if f.is_transposed:
+        low, high = -((axis.high - at * axis.denominator) // axis.step), -((axis.low - (at + 1) * axis.denominator) // axis.step) - 1
+        low[0], high[-1] = min(low[0], 0), max(high[-1], taps - 1)  # the ends also stand for all that lies outside
+        # A tap outside has weight 0, and its place is the nearest tap inside. The window of the same element holds that one too, so adding
+        # it is harmless, unless the window lies outside altogether.
+        is_certain = bool((high >= 0).all() and (low < taps).all())
+    else:
+        low, high = (axis.step * at + axis.low) // axis.denominator, (axis.step * at + axis.high) // axis.denominator
+        is_certain = not f.excludes_outside or bool(low[0] >= 0 and high[-1] < taps)
+    if f.kind == "cubic":  # 0 one element away from the middle, and by other coefficients anywhere
+        base = axis.step * np.arange(axis.outputs if axis.outputs <= _MOST_EXAMINED else 0, dtype=np.int64) + axis.shift
+        is_certain = is_certain and f.coefficient < 0 and len(base) > 0 and not (((base + axis.radius) % axis.denominator == 0)
+                                                                             | ((base - axis.radius) % axis.denominator == 0)).any()
+    first = low[::block].repeat(block)[:count]
+    low, high = low - first, high - first
+    span = max(1, int(high.max()) + 1)
+    if span > 64:  # a loop takes them all alike
+        return Bands(span, "table", (tuple((r, None, False) for r in range(block)),) * span)
+    ranges = [(int(low[r::block].min()), int(low[r::block].max()), int(high[r::block].min()), int(high[r::block].max()))
+              for r in range(min(block, count))]
+    taps_of = tuple(tuple((r, None, is_certain and b <= k <= c) for r, (a, b, c, d) in enumerate(ranges) if a <= k <= d)
+                    for k in range(span))
+    return Bands(span, "table", taps_of)
+
+
+def _divides(axis: Axis) -> bool:
+    return 0 <= axis.step and axis.step * axis.outputs + abs(axis.low) < _LIMIT and axis.denominator < _LIMIT
+
+
+def bands_of(axis: Axis, block: int, f: Filter, is_nearest: bool, is_unrolled: bool = True) -> Bands:
+    """is_unrolled: False for bands that a loop takes, from a table."""
+    if is_unrolled:
+        found = _even(axis, block, f)
+        if found is not None:
+            return found
+        if is_nearest and block == 1 and not f.is_transposed:
+            return Bands(1, "divided" if _divides(axis) else "table", (((0, 1.0, True),),))
+    return _listed(axis, block, f)
 
 
 class BandEngine(Engine):
-    """All modes, both directions, any layout; packs of channels where they lie together, else blocks along the densest dimension."""
+    """All modes, both directions, any layout."""
 
     id = "resize.band"
 
@@ -125,151 +288,224 @@ class BandEngine(Engine):
             return refuse(f"one image has {largest} elements (at most {_LIMIT - 1})")
         if problem.is_empty:
             return SUPPORTED
-        limit = problem.policy.workspace_limit
-        entries = max(self._entries(problem, a, 1) for a in range(len(problem.axes)))
+        entries = max(_entries(axis, 1, problem) for axis in problem.axes)
         if entries >= _LIMIT:
             return refuse(f"the weights of one dimension are {entries} (at most {_LIMIT - 1})")
-        if limit is not None and not self._within(problem, device):
-            return refuse(f"its tables need more than workspace_limit={limit} bytes")
+        if not self.configs(problem, device):
+            return refuse(f"its tables need more than workspace_limit={problem.policy.workspace_limit} bytes")
         return SUPPORTED
-
-    def _within(self, problem: ResizeProblem, device: DeviceInfo) -> bool:
-        return bool(self.configs(problem, device))
-
-    @staticmethod
-    def _operands(problem: ResizeProblem) -> tuple[TensorDesc, TensorDesc]:
-        return problem.inputs[0].desc, problem.outputs[0].desc
-
-    @staticmethod
-    def _along(problem: ResizeProblem, vector: int) -> int:
-        """The dimension along which a thread's outputs lie: the densest for single channels, the first for packs."""
-        target = problem.outputs[0].desc
-        rank = len(problem.axes)
-        if vector > 1 or (target.strides[1] == 1 and target.shape[1] > 1):
-            return 0
-        return min(range(rank), key=lambda a: (target.shape[2 + a] == 1, abs(target.strides[2 + a]), -a))
-
-    @staticmethod
-    def _entries(problem: ResizeProblem, a: int, block: int) -> int:
-        outputs = problem.outputs[0].desc.shape[2 + a]
-        return _ceil(outputs, block) * block * span(problem.axes[a], block, problem.is_backward)
-
-    def _table_bytes(self, problem: ResizeProblem, config: EngineConfig) -> int:
-        along, size = self._along(problem, config["vec"]), 8 if self._compute(problem) == "f64" else 4
-        scratch = Scratch()
-        for a in range(len(problem.axes)):
-            block = config["block"] if a == along else 1
-            scratch.take(4 * _ceil(problem.outputs[0].desc.shape[2 + a], block))
-            scratch.take(size * self._entries(problem, a, block))
-        return scratch.num_bytes
-
-    @staticmethod
-    def _compute(problem: ResizeProblem) -> str:
-        return compute_type(problem.inputs[0].desc.dtype)
 
     def configs(self, problem: Problem, device: DeviceInfo) -> tuple[EngineConfig, ...]:
         assert isinstance(problem, ResizeProblem)
         vector = vector_limit([o.desc for o in problem.operands])
-        found = [EngineConfig.of(vec=v, block=b, threads=t) for v in dict.fromkeys((vector, 1)) for b in _BLOCKS for t in (128, 256)]
+        order = _order(problem)
+        first, last = (_axis(problem, order[0]), _axis(problem, order[-1]))
+        widths = [vector, vector // 2, 1] if vector > 2 else [vector, 1]
+        most = {"f32": 64, "f64": 16}[_compute(problem)]  # sums that registers hold
+        found = []
+        for v in dict.fromkeys(widths):
+            for rows in _blocks(first, problem.is_backward):
+                for across in _blocks(last, problem.is_backward):
+                    if rows * across * v <= most and rows * across <= 32:
+                        found.append(EngineConfig.of(vec=v, rows=rows, across=across))
         limit = problem.policy.workspace_limit
-        found = [c for c in found if self._entries(problem, self._along(problem, c["vec"]), c["block"]) < _LIMIT
-                 and (limit is None or self._table_bytes(problem, c) <= limit)]
-        return tuple(sorted(found, key=lambda c: self.estimate(problem, c, device)))
+        # the table's weights are loaded by blocks of powers of two
+        found = [c for c in found if all(loop.block in (1, 2, 4, 8) or not loop.has_weights for loop in _loops(problem, c))
+                 and (limit is None or self._scratch(problem, c)[1] <= limit)
+                 and all(_entries(_axis(problem, a), b, problem) < _LIMIT for a, b in zip(order, _block_of(order, c), strict=True))]
+        return tuple(sorted(found, key=lambda c: self.estimate(problem, c, device))[:12])
 
     def estimate(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> float:
-        """Microseconds: two launches, and the slower of the bytes and of what the threads execute."""
+        """Microseconds: the launches, and the slower of the bytes and of what the threads execute."""
         assert isinstance(problem, ResizeProblem)
         target = problem.outputs[0].desc
-        vector, block = config["vec"], config["block"]
-        along = self._along(problem, vector)
-        spans = [span(a, block if i == along else 1, problem.is_backward) for i, a in enumerate(problem.axes)]
-        threads = target.numel / vector / min(block, target.shape[2 + along])
-        inner = prod(spans) // spans[along]
-        instructions = 60 + spans[along] * (3 * block + 4 + block * vector + inner * (6 + 3 * vector)) + block * (4 + 2 * vector)
+        loops = _loops(problem, config)
+        blocks = prod(_ceil(_axis_count(problem, loop.axis), loop.block) for loop in loops)
+        threads = target.shape[0] * (target.shape[1] // config["vec"]) * blocks
+        instructions = 80 + _instructions(loops, config["vec"]) + loops[0].block * loops[-1].block * (2 + 0.5 * config["vec"])
         rate = device.num_sms * min(1.0, max(threads, 1) / (device.num_sms * 512)) * 64 * 1.5e3  # a microsecond
-        return 6.0 + max(problem.num_bytes / (device.bandwidth_gbs * 1e3 * 0.85), threads * instructions / rate) + config["threads"] * 1e-4
+        launches = 2.0 + 2.0 * any(loop.places == "table" for loop in loops)
+        return launches + max(problem.num_bytes / (device.bandwidth_gbs * 1e3 * 0.85), threads * instructions / rate)
+
+    def _scratch(self, problem: ResizeProblem, config: EngineConfig) -> tuple[dict[int, tuple[WorkspaceArg, WorkspaceArg]], int]:
+        """Where each dimension's table of places and of weights lies, and the bytes of all."""
+        scratch, tables = Scratch(), {}
+        for loop in _loops(problem, config):
+            if loop.places == "table":
+                blocks = _ceil(_axis_count(problem, loop.axis), loop.block)
+                tables[loop.axis] = (scratch.take(4 * blocks * loop.span),
+                                     scratch.take((8 if _compute(problem) == "f64" else 4) * blocks * loop.block * loop.span))
+        return tables, scratch.num_bytes
 
     def build_steps(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> Build:
         assert isinstance(problem, ResizeProblem)
         if problem.is_empty:
             return Build(())
-        scratch = Scratch()
-        tables: list[tuple[WorkspaceArg, WorkspaceArg]] = []
-        along, size = self._along(problem, config["vec"]), 8 if self._compute(problem) == "f64" else 4
-        for a in range(len(problem.axes)):
-            block = config["block"] if a == along else 1
-            outputs = problem.outputs[0].desc.shape[2 + a]
-            tables.append((scratch.take(4 * _ceil(outputs, block)), scratch.take(size * self._entries(problem, a, block))))
-        steps = [self._table_step(problem, config, device, tables), *self._band_steps(problem, config, device, tables)]
-        return Build(tuple(steps), scratch.num_bytes)
+        tables, num_bytes = self._scratch(problem, config)
+        loops = _loops(problem, config)
+        steps = [self._table_step(problem, loops, device, tables)] if tables else []
+        return Build((*steps, *self._band_steps(problem, config, loops, device, tables)), num_bytes)
 
-    def _table_step(self, problem: ResizeProblem, config: EngineConfig, device: DeviceInfo,
-                    tables: list[tuple[WorkspaceArg, WorkspaceArg]]) -> Step:
-        along = self._along(problem, config["vec"])
+    def _table_step(self, problem: ResizeProblem, loops: tuple[LoopConsts, ...], device: DeviceInfo,
+                    tables: dict[int, tuple[WorkspaceArg, WorkspaceArg]]) -> Step:
         args: list[Arg] = []
         most = 0
-        for a, (axis, (firsts, weights)) in enumerate(zip(problem.axes, tables, strict=True)):
-            block = config["block"] if a == along else 1
-            entries = self._entries(problem, a, block)
+        for loop in loops:
+            if loop.axis not in tables:
+                continue
+            a, axis, (places, weights) = loop.axis, _axis(problem, loop.axis), tables[loop.axis]
+            entries = _ceil(_axis_count(problem, a), loop.block) * loop.block * loop.span
             most = max(most, entries)
-            args += [Arg(f"ptr_firsts{a}", "u64", firsts), Arg(f"ptr_weights{a}", "u64", weights), Arg(f"entries{a}", "u32", entries),
-                     Arg(f"span{a}", "u32", span(axis, block, problem.is_backward)), Arg(f"block{a}", "u32", block),
-                     Arg(f"extent{a}", "s64", axis.extent), Arg(f"outputs{a}", "s64", axis.outputs)]
+            args += [Arg(f"ptr_places{a}", "u64", places), Arg(f"ptr_weights{a}", "u64", weights), Arg(f"entries{a}", "u32", entries),
+                     Arg(f"span{a}", "u32", loop.span), Arg(f"block{a}", "u32", loop.block), Arg(f"extent{a}", "s64", axis.extent),
+                     Arg(f"outputs{a}", "s64", axis.outputs)]
             args += [Arg(f"{name}{a}", "s64", getattr(axis, name)) for name in ("step", "shift", "denominator", "low", "high", "radius")]
-        kind = {"nearest": "box", "area": "box"}.get(problem.mode, problem.mode)
-        consts = TableConsts(self._compute(problem), len(problem.axes), problem.is_backward, kind, problem.is_normalised,
-                             problem.excludes_outside, problem.coefficient)
+        f, axes = Filter.of(problem), tuple(loop.axis for loop in loops if loop.axis in tables)
+        consts = TableConsts(_compute(problem), axes, f.is_transposed, f.kind, f.is_normalised, f.excludes_outside, f.coefficient)
         return Step.of("resize/table", problem.op, Target.for_arch(device.arch), _TABLE_THREADS, args, consts,
-                       (_ceil(most, _TABLE_THREADS), len(problem.axes), 1), suffix=f"{problem.mode}_{consts.compute}")
+                       (_ceil(most, _TABLE_THREADS), len(axes), 1), suffix=f"{problem.mode}_{consts.compute}")
 
-    def _band_steps(self, problem: ResizeProblem, config: EngineConfig, device: DeviceInfo,
-                    tables: list[tuple[WorkspaceArg, WorkspaceArg]]) -> list[Step]:
-        source, target = self._operands(problem)
-        vector, block, threads = config["vec"], config["block"], config["threads"]
-        rank, along = len(problem.axes), self._along(problem, config["vec"])
-        blocks = [block if a == along else 1 for a in range(rank)]
-        spans = tuple(span(axis, b, problem.is_backward) for axis, b in zip(problem.axes, blocks, strict=True))
-        order = (along, *(a for a in range(rank) if a != along))
-        loops = [spans[a] for a in order]
-        read = touches(problem.axes[along], block, problem.is_backward)
-        sharing = tuple(tuple(r for r, (low, high) in enumerate(read) if low <= k <= high) for k in range(spans[along]))
-        compute = self._compute(problem)
-        is_unrolled = tuple(prod(loops[d:]) * max(vector, 2) <= _UNROLL[compute] and loops[d] <= 16 for d in range(rank))
-        is_held = tuple(d > 0 and is_unrolled[d] and loops[d] <= _HELD for d in range(rank))
-        if not is_unrolled[0]:
-            sharing = (tuple(range(block)),)
-        source_row, target_row = byte_strides(source), byte_strides(target)
+    def _band_steps(self, problem: ResizeProblem, config: EngineConfig, loops: tuple[LoopConsts, ...], device: DeviceInfo,
+                    tables: dict[int, tuple[WorkspaceArg, WorkspaceArg]]) -> list[Step]:
+        source, target = problem.inputs[0].desc, problem.outputs[0].desc
+        vector, rank = config["vec"], len(loops)
+        order = tuple(loop.axis for loop in loops)
+        counts = {a: _axis_count(problem, a) for a in order}
+        blocks = {loop.axis: loop.block for loop in loops}
+        missing = (0,) * (rank - len(problem.axes))
+        source_row, target_row = (*byte_strides(source), *missing), (*byte_strides(target), *missing)
         wide = any(abs(s) >= _LIMIT for s in (*source_row, *target_row, source_row[1] * vector, target_row[1] * vector,
-                                              *(s * block for s in target_row[2:])))
-        outputs = target.shape[2:]
-        size = target.dtype.num_bytes
-        piece = min(16, block * size)
-        is_row = (vector == 1 and block > 1 and target.strides[2 + along] == 1 and outputs[along] % block == 0 and target.align >= piece
-                  and all(s % piece == 0 or n == 1 for i, (s, n) in enumerate(zip(target_row, target.shape, strict=True))
-                          if i != 2 + along))
-        extents = (target.shape[1] // vector, *(_ceil(n, b) for n, b in zip(outputs, blocks, strict=True)))
+                                              *(target_row[2 + a] * blocks[a] for a in order)))
+        across, size = loops[-1].block, target.dtype.num_bytes
+        piece = min(16, across * size)
+        end = order[-1]
+        is_row = (vector == 1 and across in (2, 4, 8) and target_row[2 + end] == size and counts[end] % across == 0
+                  and target.align >= piece
+                  and all(s % piece == 0 or n == 1 for i, (s, n) in enumerate(zip(byte_strides(target), target.shape, strict=True))
+                          if i != 2 + end))
+        packs = (tuple(range(across)),) if is_row else tuple((s,) for s in range(across))
+        extents = (target.shape[1] // vector, *(_ceil(counts[a], blocks[a]) for a in range(rank)))
         images = max(1, min(target.shape[0], (_LIMIT - 1) // max(prod(extents), 1)))
         source_name, target_name = problem.inputs[0].name, problem.outputs[0].name
         names = ("n", "c", *(f"o{a}" for a in range(rank)))
-        steps = []
+        can_follow = Target.for_arch(device.arch).capability >= (9, 0)
+        steps: list[Step] = []
         for begin in range(0, target.shape[0], images):
             strides = {"x": (source_row[0], source_row[1] * vector, *(0,) * rank),
-                       "y": (target_row[0], target_row[1] * vector, *(s * b for s, b in zip(target_row[2:], blocks, strict=True)))}
+                       "y": (target_row[0], target_row[1] * vector, *(target_row[2 + a] * blocks[a] for a in range(rank)))}
             digits = Digits(names, (min(images, target.shape[0] - begin), *extents), strides).ordered_for("y")
             args = [Arg("ptr_x", "u64", shifted(TensorArg(source_name), begin * source_row[0])),
                     Arg("ptr_y", "u64", shifted(TensorArg(target_name), begin * target_row[0])), Arg("num_threads", "u32", digits.size)]
             args += digits.args(wide)
-            for a, (firsts, weights) in enumerate(tables):
-                args += [Arg(f"ptr_firsts{a}", "u64", firsts), Arg(f"ptr_weights{a}", "u64", weights),
-                         Arg(f"stride_x{a}", "s64" if wide else "s32", source_row[2 + a])]
-            args += [Arg("outputs", "s32", outputs[along]), Arg("stride_block", "s64", target_row[2 + along])]
-            consts = BandConsts(source.dtype.name, self._compute(problem), spans, order, digits.consts(wide), vector, block, is_unrolled,
-                                is_held, prod(spans) == 1 and block == 1 and not problem.is_backward, sharing,
-                                outputs[along] % block != 0, is_row)
+            for loop in loops:
+                a, axis = loop.axis, _axis(problem, loop.axis)
+                args.append(Arg(f"stride_x{a}", "s64" if wide else "s32", source_row[2 + a]))
+                if loop.places == "table":
+                    args.append(Arg(f"ptr_places{a}", "u64", tables[a][0]))
+                    if loop.has_weights:
+                        args.append(Arg(f"ptr_weights{a}", "u64", tables[a][1]))
+                else:
+                    args.append(Arg(f"last{a}", "s32", _count(axis, problem.is_backward)[1] - 1))
+                if loop.places == "divided":
+                    multiplier, shift = magic(axis.denominator)
+                    args += [Arg(f"step{a}", "s32", axis.step), Arg(f"low{a}", "s32", axis.low),
+                             Arg(f"denominator{a}", "u32", axis.denominator), Arg(f"multiplier{a}", "u32", multiplier),
+                             Arg(f"shift{a}", "u32", shift)]
+            for name, loop in (("first", loops[0]), ("last", loops[-1])):
+                args += [Arg(f"outputs_{name}", "s32", counts[loop.axis]), Arg(f"stride_{name}", "s64", target_row[2 + loop.axis])]
+            consts = BandConsts(source.dtype.name, _compute(problem), loops, digits.consts(wide), vector, packs)
+            threads = 128
+            sums = (loops[0].block + 1) * across * vector
+            loads = prod(loop.round or loop.span for loop in loops)
+            # the assembler spills sooner than it moves loads apart
+            is_heavy = size == 8 or ((size == 4 or rank > 2) and loads >= 56)
             steps.append(Step.of("resize/band", problem.op, Target.for_arch(device.arch), threads, args, consts,
-                                 _ceil(digits.size, threads), min_ctas_per_sm=512 // threads,
-                                 suffix=f"{consts.dtype}_v{vector}_b{block}"))
+                                 _ceil(digits.size, threads), min_ctas_per_sm=2 if is_heavy else 4 if sums <= 64 else 3,
+                                 follows=bool(tables) and can_follow and not steps,
+                                 suffix=f"{consts.dtype}_v{vector}_b{loops[0].block}x{across}"))
         return steps
+
+
+def _compute(problem: ResizeProblem) -> str:
+    return compute_type(problem.inputs[0].desc.dtype)
+
+
+def _order(problem: ResizeProblem) -> tuple[int, ...]:
+    """The dimensions as the loops take them: the output's densest innermost; there are at least two."""
+    target, rank = problem.outputs[0].desc, len(problem.axes)
+    if rank == 1:
+        return 1, 0
+    return tuple(by_stride(target.shape[2:], target.strides[2:]))
+
+
+def _axis(problem: ResizeProblem, a: int) -> Axis:
+    return problem.axes[a] if a < len(problem.axes) else _SINGLE
+
+
+def _axis_count(problem: ResizeProblem, a: int) -> int:
+    return _count(_axis(problem, a), problem.is_backward)[0]
+
+
+def _blocks(axis: Axis, is_transposed: bool) -> tuple[int, ...]:
+    """How many outputs a thread may take along a dimension: powers of two, and multiples of the period of the bands."""
+    count, period = _count(axis, is_transposed)[0], _period(axis, is_transposed) if axis.step else 1
+    found = {1, 2, 4, 8} | {period * n for n in (1, 2, 4, 8) if period * n <= 8}
+    return tuple(sorted(b for b in found if b < 2 * count))
+
+
+def _block_of(order: tuple[int, ...], config: EngineConfig) -> tuple[int, ...]:
+    return config["rows"], *(1,) * (len(order) - 2), config["across"]
+
+
+def _entries(axis: Axis, block: int, problem: ResizeProblem) -> int:
+    """The weights of one dimension, were they all in a table."""
+    return _ceil(_count(axis, problem.is_backward)[0], block) * block * (_listed(axis, block, Filter.of(problem)).span + 4)
+
+
+def _instructions(loops: tuple[LoopConsts, ...], vector: int) -> float:
+    """What a thread executes in all taps."""
+    total = 0.0
+    for d in range(len(loops) - 1, -1, -1):
+        loop = loops[d]
+        width = vector * (loops[-1].block if d == 0 else 1)
+        readers = sum(map(len, loop.taps)) / max(1, len(loop.taps)) * loop.span
+        body = 1 + 2 * vector if d == len(loops) - 1 else total
+        used = sum(bool(t) for t in loop.taps) / max(1, len(loop.taps)) * loop.span
+        total = used * (body + (0 if loop.holds_places else 3) + (2 if loop.has_weights and not loop.holds_weights else 0))
+        total += readers * width if d in (0, len(loops) - 1) else 0
+    return total
+
+
+@lru_cache(maxsize=4096)
+def _loops_of(axes: tuple[tuple[int, Axis, int], ...], f: Filter, is_nearest: bool, vector: int, words: int) -> tuple[LoopConsts, ...]:
+    """axes: (index, axis, block) from the outermost loop on. words: 32-bit ones of a number."""
+    loops: tuple[LoopConsts, ...] = ()
+    loads = words
+    for d in range(len(axes) - 1, -1, -1):
+        a, axis, block = axes[d]
+        own = f if axis is not _SINGLE else Filter("box", 0.0, False, False, f.is_transposed)
+        is_ragged = _count(axis, f.is_transposed)[0] % block != 0
+        bands = bands_of(axis, block, own, is_nearest)
+        weights = bands.span * block * words if bands.has_weights else 0
+        is_inner = d > 0
+        loop = LoopConsts(a, block, bands.span, bands.places, bands.advance, bands.origin, bands.taps, 0, weights > 0,
+                          is_inner and bands.span <= _HELD, is_inner and weights > 0, is_ragged)
+        if (_instructions((loop, *loops), vector) > _UNROLL or loads * bands.span > _LOADS or (is_inner and weights > _HELD)):
+            bands = bands_of(axis, block, own, is_nearest, False)
+            turn = max(1, min(4, bands.span, int(300 / max(1.0, _instructions(loops, vector))), _LOADS // loads))
+            span = _ceil(bands.span, turn) * turn
+            taps = (tuple((r, None, False) for r in range(block)),) * turn
+            loop = LoopConsts(a, block, span, "table", 0, 0, taps, turn, True, False, False, is_ragged)
+        loads *= loop.round or loop.span
+        loops = (loop, *loops)
+    return loops
+
+
+def _loops(problem: ResizeProblem, config: EngineConfig) -> tuple[LoopConsts, ...]:
+    order = _order(problem)
+    axes = tuple((a, _axis(problem, a), b) for a, b in zip(order, _block_of(order, config), strict=True))
+    return _loops_of(axes, Filter.of(problem), problem.mode == "nearest", config["vec"],
+                     2 if _compute(problem) == "f64" else 1)
 
 
 _BAND = BandEngine()

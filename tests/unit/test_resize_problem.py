@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from fractions import Fraction
 
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 from oxidnn.device import known_device
 from oxidnn.dispatch.registry import ENGINES
 from oxidnn.engines.base import EngineConfig, TensorArg
-from oxidnn.engines.resize_band import span, touches
+from oxidnn.engines.resize_band import Filter, bands_of
 from oxidnn.errors import InvalidArgument
 from oxidnn.ops.case import format_case, parse_case
 from oxidnn.ops.resize import ResizeProblem, simplest_fraction
@@ -108,8 +109,8 @@ def test_reference_agrees_with_torch(attributes: str, sizes: tuple[tuple[int, in
 
 
 def test_every_tap_lies_in_its_band() -> None:
-    """Elements with a weight lie within the span from the block's beginning, in both directions, and spans are no wider than needed."""
-    rng = np.random.default_rng(5)
+    """Elements with a weight lie in the band of their block, whose weights, where the text holds them, are the reference's."""
+    rng, kinds = np.random.default_rng(5), set()
     for _ in range(150):
         problem = SAMPLES["resize"](rng, "small")
         assert isinstance(problem, ResizeProblem)
@@ -117,12 +118,33 @@ def test_every_tap_lies_in_its_band() -> None:
             for is_transposed in (False, True):
                 weights = matrix(problem, dimension)
                 weights = weights.T if is_transposed else weights
-                for block in (1, 4):
-                    longest = span(axis, block, is_transposed)
-                    assert 1 <= longest <= weights.shape[1] and len(touches(axis, block, is_transposed)) == block
-                    for begin in range(0, len(weights), block):
-                        used = np.flatnonzero((weights[begin:begin + block] != 0).any(0))
-                        assert used.size == 0 or used[-1] - used[0] < longest
+                count, taps = weights.shape
+                f = replace(Filter.of(problem), is_transposed=is_transposed)
+                for block in (1, 2, 4):
+                    bands = bands_of(axis, block, f, problem.mode == "nearest")
+                    kinds.add((bands.places, bands.has_weights))
+                    # as the kernels place them
+                    for begin in range(0, count, block):
+                        if bands.places == "divided":
+                            first = min(max(begin * axis.step + axis.low, 0) // axis.denominator, taps - 1)
+                        elif bands.places == "even":
+                            first = begin // block * bands.advance + bands.origin
+                        elif not is_transposed:
+                            first = (begin * axis.step + axis.low) // axis.denominator
+                        else:
+                            first = -((axis.high - begin * axis.denominator) // axis.step) if axis.step else 0
+                            first = min(first, 0) if begin == 0 else first
+                        got = np.zeros((block, taps))
+                        for k, readers in enumerate(bands.taps):
+                            place = min(max(first + k, 0), taps - 1)
+                            for r, weight, _ in readers:
+                                got[r, place] += 1 if weight is None else weight
+                        for r, row in enumerate(weights[begin:begin + block]):
+                            if bands.has_weights:
+                                assert not ((row != 0) & (got[r] == 0)).any()
+                            else:
+                                np.testing.assert_allclose(got[r], row, atol=1e-12)
+    assert kinds == {("even", False), ("divided", False), ("table", True)}
 
 
 def test_positions_stay_exact_where_floats_do_not() -> None:
@@ -137,7 +159,7 @@ def test_images_beyond_two_billion_outputs_are_sliced() -> None:
     problem = problem_of("resize x=f16[5,16384,128,128]nchw size=256")
     engine = ENGINES["resize"][0]
     assert engine.check_support(problem, device)
-    steps = engine.build_steps(problem, EngineConfig.of(vec=1, block=1, threads=128), device).steps[1:]
+    steps = engine.build_steps(problem, EngineConfig.of(vec=1, rows=1, across=1), device).steps
     assert [step.args[0] for step in steps] == [TensorArg("x", image * 16384 * 128 * 128 * 2) for image in range(5)]
     assert all(step.grid == (2**30 // 128, 1, 1) for step in steps)
     assert not engine.check_support(problem_of("resize x=f16[1,32768,128,128]nchw size=256"), device)
@@ -145,7 +167,7 @@ def test_images_beyond_two_billion_outputs_are_sliced() -> None:
 
 def test_a_workspace_limit_is_kept() -> None:
     device, engine = known_device("sm_90a"), ENGINES["resize"][0]
-    problem = problem_of("resize x=f32[1,2,64,64]nchw size=128 mode=cubic workspace_limit=1000")
+    problem = problem_of("resize x=f32[1,2,64,64]nchw size=127 mode=cubic workspace_limit=1000")
     support = engine.check_support(problem, device)
     assert not support and "workspace_limit=1000" in support.reason
     problem = problem_of("resize x=f32[1,2,64,64]nchw size=128 mode=cubic workspace_limit=20000")
