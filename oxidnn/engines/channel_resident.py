@@ -1,4 +1,5 @@
-"""Group and instance normalisation in one launch, for channels that lie innermost: x is read once and held in the registers of a cluster.
+"""Group and instance normalisation in one launch, for channels that lie innermost: x is read once and held by a cluster, in its registers or
+its shared memory.
 
 A cluster has the rows of one sample and a tile of whole groups; its CTAs deal out the rows and exchange moments through distributed
 shared memory. Pairs with ptx_templates/channelwise/resident.ptx.j2.
@@ -22,13 +23,14 @@ _MAX_PACKS = 8  # of 16 bytes that a thread holds
 _CLUSTERS = (1, 2, 4, 8)
 _MAX_THREADS = 640
 _MAX_LANES = 64
+_MAX_SHARED = 32  # packs of a thread in shared memory
 
 
 @dataclass(frozen=True, slots=True)
 class ResidentConsts:
     """lanes: packs of a tile's rows; slots: rows a CTA has at once; packs: rows a thread holds; cluster: CTAs that share the rows. width:
     channels of a group; groups: those of a tile; parts: runs of one group in a pack, with cuts_packs found at run time; reach: packs that
-    a group may touch. statistics: outputs beside y."""
+    a group may touch. statistics: outputs beside y. is_shared: x lies in shared memory, of which a loop takes `unroll` packs a round."""
 
     tile: TileConsts
     x_dtype: str
@@ -42,6 +44,8 @@ class ResidentConsts:
     cuts_packs: bool
     reach: int
     statistics: tuple[str, ...]
+    is_shared: bool = False
+    unroll: int = 4
 
     def guard_none(self, element: int) -> str:
         return ""
@@ -72,7 +76,7 @@ class ChannelNormResident(ChannelNormEngine):
         if problem.width < vector and vector % problem.width:
             return refuse(f"groups of {problem.width} channels divide no pack of {vector}")
         support = super().check_support(problem, device)
-        if support and not any(self._shapes(problem, vector)):
+        if support and not any(self._shapes(problem, vector)) and not self._shared_shapes(problem, vector, device):
             return refuse(f"{problem.rows} rows a sample are more than a cluster holds")
         return support
 
@@ -94,6 +98,30 @@ class ChannelNormResident(ChannelNormEngine):
                     if packs <= _MAX_PACKS // 2:  # few registers, so that more CTAs run at once
                         break
 
+    def _shared_shapes(self, problem: ChannelNormProblem, vector: int, device: DeviceInfo) -> list[dict[str, int]]:
+        """The same for x in shared memory: few waves, then long runs of memory; two CTAs an SM, or one."""
+        least = lcm(problem.width, vector)
+        found = []
+        for tiles in range(1, problem.channels // least + 1):
+            lanes = tiles * least // vector
+            if problem.channels % (tiles * least) or lanes > _MAX_LANES:
+                continue
+            for slots in (1 << i for i in range(10)):
+                if not 256 <= lanes * slots <= _MAX_THREADS or lanes * slots % 32:
+                    continue
+                for cluster in _CLUSTERS:
+                    packs = -(-(-(-problem.rows // cluster)) // (4 * slots)) * 4
+                    num_bytes = packs * lanes * slots * 16
+                    room = device.smem_per_cta - lanes * slots * 8 * max(2, vector // problem.width) - 4096
+                    together = min(room // num_bytes, 1024 // (lanes * slots))  # CTAs an SM
+                    if packs > _MAX_SHARED or not together or num_bytes < room // 6:
+                        continue
+                    clusters = device.num_sms * (10 if cluster > 4 else 11) // 11 * together // cluster
+                    units = problem.batches * problem.channels // (lanes * vector)
+                    found.append((-(-units // clusters), -min(lanes, 16), -min(together, 2), cluster, -lanes * slots,
+                                  {"lanes": lanes, "slots": slots, "packs": packs, "cluster": cluster}))
+        return [shape for *_, shape in sorted(found, key=lambda f: f[:-1])]
+
     def configs(self, problem: Problem, device: DeviceInfo) -> tuple[EngineConfig, ...]:
         assert isinstance(problem, ChannelNormProblem)
         space = self.space(problem)
@@ -110,7 +138,10 @@ class ChannelNormResident(ChannelNormEngine):
             return idle * run + alone + 0.08 * (shape["cluster"].bit_length() - 1) + max(0.0, 2.0 * device.num_sms / ctas - 1) * 0.1
 
         shapes = sorted(self._shapes(problem, vector), key=cost)
-        return tuple(EngineConfig.of(along="column", vec=vector, unroll=1, **s) for s in shapes[:6])
+        held = [EngineConfig.of(along="column", vec=vector, unroll=1, **s) for s in shapes[:6]]
+        shared = [EngineConfig.of(along="column", vec=vector, unroll=1, home="shared", **s)
+                  for s in self._shared_shapes(problem, vector, device)[:4]]
+        return (*held, *shared)
 
     def estimate(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> float:
         return 4.0 + problem.num_bytes / (device.bandwidth_gbs * 1e3 * 0.64)
@@ -130,8 +161,9 @@ class ChannelNormResident(ChannelNormEngine):
         reach = max((g * width + width - 1) // vector - g * width // vector + 1 for g in range(groups))
         parts = 2 if cuts else max(1, vector // width)
         statistics = tuple(n for n in ("mean", "rstd") if problem.has(n))
+        is_shared = dict(config.knobs).get("home") == "shared"
         consts = ResidentConsts(tile, problem.desc("x").dtype.name, width, lanes, slots, config["packs"], cluster, groups, parts, cuts,
-                                reach, statistics)
+                                reach, statistics, is_shared)
         tiles = problem.channels // (lanes * vector)
         args += [Arg("num_tiles", "u32", tiles), *magic_args("tiles", tiles), Arg("num_rows", "u32", problem.rows),
                  Arg("chunk_length", "u32", -(-problem.rows // cluster)), Arg("eps", "f32", problem.eps)]
@@ -139,10 +171,14 @@ class ChannelNormResident(ChannelNormEngine):
             v = Vector.of(problem, name)
             args += [Arg(f"ptr_{name}", "u64", v.value), Arg(f"stride_{name}_b", "s64", v.strides[0]),
                      Arg(f"stride_{name}_g", "s64", v.strides[1])]
-        suffix = f"{consts.x_dtype}_w{width}_l{lanes}_p{config['packs']}_c{cluster}"
+        suffix = f"{consts.x_dtype}_w{width}_l{lanes}_{'s' if is_shared else 'p'}{config['packs']}_c{cluster}"
+        ctas = 3 if config["packs"] <= _MAX_PACKS // 2 and lanes * slots <= _MAX_THREADS // 2 else 1
+        num_bytes = config["packs"] * lanes * slots * 16
+        if is_shared:
+            ctas = min(device.smem_per_cta // num_bytes, 1024 // (lanes * slots))
         return Build((Step.of("channelwise/resident", problem.op, Target.for_arch(device.arch), lanes * slots, args, consts,
                               problem.batches * tiles * cluster, cluster=cluster, suffix=suffix,
-                              min_ctas_per_sm=3 if config["packs"] <= _MAX_PACKS // 2 and lanes * slots <= _MAX_THREADS // 2 else 1),))
+                              min_ctas_per_sm=max(1, ctas), dynamic_smem=num_bytes if is_shared else 0),))
 
 
 ENGINES: dict[str, tuple[Engine, ...]] = {"group_norm": (ChannelNormResident(),), "instance_norm": (ChannelNormResident(),)}
