@@ -22,6 +22,7 @@ from .affine_direct import DIRECT
 from .affine_mma_sm80 import MMA_SM80
 from .affine_simt import SIMT
 from .affine_skinny import SKINNY_MMA
+from .affine_skinny_wgmma import SKINNY_WGMMA
 from .affine_turned import WGMMA_SM90_TURNED
 from .affine_wgmma_sm90 import WGMMA_SM90
 from .base import SUPPORTED, Build, Engine, EngineConfig, Support, refuse
@@ -525,7 +526,7 @@ class MatmulEngine(Engine):
 
 
 ALGORITHMS: tuple[Algorithm, ...] = (WGMMA_SM90, MMA_SM80, SIMT, DIRECT)
-_OF_GEMM: tuple[Algorithm, ...] = (SKINNY_MMA, WGMMA_SM90_TURNED)  # for few rows of a
+_OF_GEMM: tuple[Algorithm, ...] = (SKINNY_MMA, SKINNY_WGMMA, WGMMA_SM90_TURNED)  # for few rows of a
 _OF_GROUPS: tuple[Algorithm, ...] = (MMA_SM80, SIMT, DIRECT)
 ENGINES: dict[str, tuple[Engine, ...]] = {
     op: tuple(MatmulEngine(op, algorithm) for algorithm in

@@ -1,5 +1,5 @@
 """Skinny products in the emulator, all checkers on: weights along k and rows, rings and registers, clusters, tails, both sides, epilogues;
-the turned wgmma loop; and the assembler's word on every shape of tile."""
+wgmma with the weights as rows, turned or made for them; and the assembler's word on every shape of tile."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import pytest
 from oxidnn.codegen.render import render
 from oxidnn.device import known_device
 from oxidnn.engines.affine_skinny import SKINNY_MMA
+from oxidnn.engines.affine_skinny_wgmma import SKINNY_WGMMA
 from oxidnn.engines.affine_turned import WGMMA_SM90_TURNED
 from oxidnn.engines.base import EngineConfig
 from oxidnn.engines.matmul import MatmulEngine, lower
@@ -83,6 +84,54 @@ def test_turned(line: str) -> None:
     backend = EmulatedBackend("sm_90a", checkers="all")
     assert engine.check_support(problem, backend.info)
     run_problem(backend, problem, engine, seed=3)
+
+
+WGMMA = MatmulEngine("gemm", SKINNY_WGMMA)
+
+
+@pytest.mark.parametrize(("rows", "stages", "splits"), [(64, 2, 1), (64, 3, 2), (64, 2, 4), (128, 2, 1), (128, 4, 2)])
+@pytest.mark.parametrize("line", [
+    "gemm a=bf16[1,456] b=bf16[72,456] transpose_b=True",  # rows and k that are no multiple of a tile
+    "gemm a=f16[9,200] b=f16[136,200] transpose_b=True bias=f32[136] epilogue=bias_relu",
+    "gemm a=bf16[200,520] b=bf16[3,520] transpose_b=True",  # the weights on the left
+    "gemm a=bf16[2,20,264] b=bf16[2,136,264] transpose_b=True d=f32[2,20,136](2880,136,1) alpha=0.5 beta=1.0 c=f32[2,20,136]",
+    "gemm a=bf16[100,328] b=bf16[328,136]", "gemm a=f16[33,264] b=f16[264,72](80,1) residual=f16[33,72] epilogue='relu(acc + residual)'",
+    "gemm a=bf16[264,200] b=bf16[4,264] transpose_a=True transpose_b=True",  # on the left, along m
+    "gemm a=f16[17,264] b=f16[264,72] d=f16[17,72](1,17)",
+], ids=lambda line: line.split()[1])
+@pytest.mark.parametrize("schedule", ["lowest_pc", ("random", 5)], ids=["lowest", "random"])
+def test_wgmma(line: str, rows: int, stages: int, splits: int, schedule: object) -> None:
+    problem, backend = parse_case(line), EmulatedBackend("sm_90a", checkers="all", schedule=schedule)
+    support = WGMMA.check_support(problem, backend.info)
+    assert support, support.reason
+    k_tiles = -(-problem.k // 64)
+    if (splits - 1) * -(-k_tiles // splits) >= k_tiles:
+        pytest.skip("a CTA would have nothing to sum")
+    run_problem(backend, problem, WGMMA, EngineConfig.of(rows=rows, stages=stages, splits=splits), seed=len(line), aliases=True)
+
+
+@pytest.mark.parametrize(("line", "reason"), [
+    ("gemm a=bf16[129,64] b=bf16[256,64] transpose_b=True", "at most 128 columns"),
+    ("gemm a=f32[5,64] b=f32[72,64] transpose_b=True", "f32"),
+    ("gemm a=bf16[5,60] b=bf16[72,60] transpose_b=True", "multiple of 16"),
+    ("gemm a=bf16[64,5] b=bf16[64,72] transpose_a=True", "along k"),
+])
+def test_wgmma_refusals_say_why(line: str, reason: str) -> None:
+    support = WGMMA.check_support(parse_case(line), known_device("sm_90a"))
+    assert not support and reason in support.reason
+
+
+@pytest.mark.parametrize("m", [1, 16, 64, 128])
+@pytest.mark.parametrize("weights", ["bf16[4096,7168] transpose_b=True", "bf16[7168,4096]"])
+def test_no_wgmma_config_spills(m: int, weights: str) -> None:
+    (am,) = lower(parse_case(f"gemm a=bf16[{m},7168] b={weights} bias=f32[4096] epilogue=bias_relu"))
+    device, seen = known_device("sm_90a"), set()
+    for c in SKINNY_WGMMA.configs(am, device):
+        key = (c["rows"], c["splits"])
+        if key not in seen:
+            seen.add(key)
+            assembled = assemble(render(SKINNY_WGMMA.build("gemm", am, c, device).steps[0].spec), "sm_90a")
+            assert assembled.spill_bytes == 0, c.name
 
 
 @pytest.mark.parametrize("m", [1, 16, 32, 64])
