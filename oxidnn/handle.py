@@ -611,7 +611,7 @@ class DnnHandle(ListOps):
 
     def ctc_loss(self, log_probs: Any, targets: Any, input_lengths: Any, target_lengths: Any, *, blank: int = 0, reduction: str = "mean",
                  zero_infinity: bool = False, return_gradient: bool = False, out: Any = None, stream: Any = None) -> Any:
-        """Connectionist temporal classification, as PyTorch's ctc_loss; with return_gradient (loss, d_logits) for an upstream gradient of 1.
+        """Connectionist temporal classification, as PyTorch's ctc_loss. return_gradient: (loss, d_logits), for an upstream gradient of 1.
 
         log_probs (T, N, C): logarithms of probabilities (softmax(log=True)). targets: labels (N, S), or one after another in one
         dimension. input_lengths, target_lengths (N,): integers, in memory of the device. reduction: "none", "mean" (of each loss over its
@@ -621,8 +621,8 @@ class DnnHandle(ListOps):
         attrs = (blank, reduction, zero_infinity, return_gradient)
         return self._session.run(CALLS["ctc_loss"], (log_probs, targets, input_lengths, target_lengths), attrs, out, stream)
 
-    def ctc_loss_backward(self, log_probs: Any, targets: Any, input_lengths: Any, target_lengths: Any, *, d_loss: Any = None, blank: int = 0,
-                          reduction: str = "mean", zero_infinity: bool = False, out: Any = None, stream: Any = None) -> Any:
+    def ctc_loss_backward(self, log_probs: Any, targets: Any, input_lengths: Any, target_lengths: Any, *, d_loss: Any = None,
+                          blank: int = 0, reduction: str = "mean", zero_infinity: bool = False, out: Any = None, stream: Any = None) -> Any:
         """d_logits of `ctc_loss`: the gradient by logits of which log_probs are the log-softmax, for an upstream gradient d_loss of the
         loss's shape (default 1). The same bits on every run."""
         arrays = (log_probs, targets, input_lengths, target_lengths, d_loss)
@@ -635,8 +635,8 @@ class DnnHandle(ListOps):
 
         x (N, H), w (V, H), bias (V,), target (N,) of class indices; the rest as of `cross_entropy`. return_gradients: (loss, dx, dw), and
         dbias with a bias, for an upstream gradient of 1: a training step in three matrix products. Sums are made in f32 (f64 for f64) and
-        rounded once; loss, dw and dbias may be given as outputs of that type. Workspace: at most 128 MiB of logits (or 128 rows), and dw
-        in the type of sums where it has another.
+        rounded once; loss, dw and dbias may be given as outputs of that type. Workspace: at most 128 MiB of logits (or 128 rows, or a
+        quarter of dw's sums), and dw in the type of sums where it has another.
         """
         attrs = (reduction, label_smoothing, ignore_index, return_gradients)
         return self._session.run(CALLS["linear_cross_entropy"], (x, w, target, bias, weight), attrs, out, stream)

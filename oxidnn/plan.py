@@ -6,7 +6,18 @@ from collections.abc import Callable, Sequence
 
 from . import report
 from .codegen.render import Source
-from .engines.base import Build, Engine, EngineConfig, ScalarArg, TableArg, TensorArg, TensorMapArg, WorkspaceArg, constant_of
+from .engines.base import (
+    Build,
+    Engine,
+    EngineConfig,
+    ScalarArg,
+    TableArg,
+    TensorArg,
+    TensorMapArg,
+    WorkspaceArg,
+    WorkspaceMapArg,
+    constant_of,
+)
 from .ops.base import Problem
 from .ops.case import format_case
 from .runtime.backend import Backend, BoundLaunch, Kernel
@@ -35,7 +46,7 @@ class _Arguments:
             for index, arg in enumerate(step.args):
                 if isinstance(arg, (TensorArg, TensorMapArg)):
                     tensors.append((launch.setter(index), slots[arg.name], arg.byte_offset))
-                elif isinstance(arg, WorkspaceArg):
+                elif isinstance(arg, (WorkspaceArg, WorkspaceMapArg)):
                     scratch.append((launch.setter(index), arg.byte_offset))
                 elif isinstance(arg, ScalarArg):
                     numbers.append((launch.setter(index), scalar_slots[arg.name]))

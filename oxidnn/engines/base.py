@@ -75,6 +75,14 @@ class WorkspaceArg:
     byte_offset: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class WorkspaceMapArg:
+    """A tensor map over the plan's workspace, from `byte_offset` on."""
+
+    map: TensorMapSpec
+    byte_offset: int = 0
+
+
 class Scratch:
     """The workspace of a plan while its launches are written: every piece has its own bytes, from a multiple of 256 on."""
 
@@ -102,14 +110,14 @@ class TableArg:
     items: tuple[TensorArg | WorkspaceArg | int, ...]
 
 
-ArgValue = TensorArg | TensorMapArg | WorkspaceArg | ScalarArg | TableArg | int | float
+ArgValue = TensorArg | TensorMapArg | WorkspaceArg | WorkspaceMapArg | ScalarArg | TableArg | int | float
 
 
 def constant_of(arg: ArgValue) -> int | float | TensorMapSpec | tuple[int, ...]:
     """What a launch is bound with before its addresses are known: the number itself, a map without address, 0 for what comes later."""
     if isinstance(arg, TableArg):
         return tuple(item if isinstance(item, int) else 0 for item in arg.items)
-    return arg if isinstance(arg, (int, float)) else arg.map if isinstance(arg, TensorMapArg) else 0
+    return arg if isinstance(arg, (int, float)) else arg.map if isinstance(arg, (TensorMapArg, WorkspaceMapArg)) else 0
 
 
 @dataclass(frozen=True, slots=True)

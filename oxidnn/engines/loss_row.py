@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -10,8 +11,8 @@ from ..dtypes import F32, F64
 from ..ops.base import Problem
 from ..ops.loss import CrossEntropyProblem, SoftmaxProblem
 from ..tensor import TensorDesc
-from .base import Arg, Build, Engine, EngineConfig, Scratch, Step, TensorArg
-from .reduce_tree import reduction_steps, state_steps
+from .base import Arg, Build, Engine, EngineConfig, Scratch, Step, TensorArg, WorkspaceArg
+from .reduce_tree import Located, reduction_steps, state_steps
 from .rows import RowConsts, RowEngine, Rows
 
 
@@ -108,28 +109,32 @@ class CrossEntropyEngine(_CrossEntropyEngine):
         assert isinstance(problem, CrossEntropyProblem)
         if problem.is_empty:
             return Build(())
-        rows, scratch, count = self.rows(problem), Scratch(), problem.rows
-        kind = F64 if problem.desc("logits").dtype is F64 else F32
-        loss = (problem.desc("loss"), TensorArg("loss"))
-        extra, reduction = self.extra(problem), ""
-        levels: list[Step] = []
-        if problem.reduction != "none":
-            losses = scratch.take(count * kind.num_bytes)
-            extra.append(Arg("ptr_losses", "u64", losses))
-            if problem.reduction == "mean" and not problem.is_probability:
-                weights = scratch.take(count * kind.num_bytes)
-                extra.append(Arg("ptr_weights", "u64", weights))
-                reduction = "weighted"
-                levels = state_steps(problem.op, [losses, weights], count, loss, "weighted_mean", kind.name, device, scratch)
-            else:
-                reduction = "counted" if problem.reduction == "mean" else "plain"
-                levels = reduction_steps(problem.op, (TensorDesc.packed(kind, (count,)), losses), loss, (0,), problem.reduction, device,
-                                         scratch)
-        steps = []
-        if count:
-            consts = self.consts(problem, rows, config, 4, reduction)
-            steps.append(self.row_step("rowwise/cross_entropy", consts, problem.op, rows, config, device, extra))
+        scratch = Scratch()
+        extra, reduction, levels = self.totals(problem, (problem.desc("loss"), TensorArg("loss")), device, scratch)
+        steps = [self.loss_step(problem, config, device, extra, reduction)] if problem.rows else []
         return Build((*steps, *levels), scratch.num_bytes)
+
+    def loss_step(self, problem: CrossEntropyProblem, config: EngineConfig, device: DeviceInfo, extra: Sequence[Arg],
+                  reduction: str) -> Step:
+        """The rows' losses; extra, reduction: of `totals`."""
+        rows = self.rows(problem)
+        consts = self.consts(problem, rows, config, 4, reduction)
+        return self.row_step("rowwise/cross_entropy", consts, problem.op, rows, config, device, [*self.extra(problem), *extra])
+
+    def totals(self, problem: CrossEntropyProblem, loss: Located, device: DeviceInfo,
+               scratch: Scratch) -> tuple[list[Arg], str, list[Step]]:
+        """How rows' losses become one: where the first row leaves its part, CrossEntropyConsts.reduction, the steps that sum."""
+        count, kind = problem.rows, F64 if problem.desc("logits").dtype is F64 else F32
+        if problem.reduction == "none":
+            return [], "", []
+        losses = scratch.take(count * kind.num_bytes)
+        extra = [Arg("ptr_losses", "u64", losses)]
+        if problem.reduction == "mean" and not problem.is_probability:
+            weights = scratch.take(count * kind.num_bytes)
+            levels = state_steps(problem.op, [losses, weights], count, loss, "weighted_mean", kind.name, device, scratch)
+            return [*extra, Arg("ptr_weights", "u64", weights)], "weighted", levels
+        levels = reduction_steps(problem.op, (TensorDesc.packed(kind, (count,)), losses), loss, (0,), problem.reduction, device, scratch)
+        return extra, "counted" if problem.reduction == "mean" else "plain", levels
 
 
 class CrossEntropyBackwardEngine(_CrossEntropyEngine):
@@ -144,22 +149,27 @@ class CrossEntropyBackwardEngine(_CrossEntropyEngine):
         assert isinstance(problem, CrossEntropyProblem)
         if problem.is_empty:
             return Build(())
-        rows, scratch, extra = self.rows(problem), Scratch(), self.extra(problem)
-        steps: list[Step] = []
-        reduction = ""
-        if problem.reduction == "mean" and problem.is_probability:
-            reduction = "counted"
-        elif problem.reduction == "mean":
-            reduction = "weighted"
-            kind = F64 if problem.desc("logits").dtype is F64 else F32
-            weights, divisor = scratch.take(problem.rows * kind.num_bytes), scratch.take(kind.num_bytes)
-            steps.append(self._weight_step(problem, device, [*extra, Arg("ptr_weights", "u64", weights)]))
-            source, target = (TensorDesc.packed(kind, (problem.rows,)), weights), (TensorDesc.packed(kind, ()), divisor)
-            steps += reduction_steps(problem.op, source, target, (0,), "sum", device, scratch)
-            extra.append(Arg("ptr_divisor", "u64", divisor))
+        scratch = Scratch()
+        if problem.reduction != "mean" or problem.is_probability:
+            reduction = "counted" if problem.reduction == "mean" else ""
+            return Build((self.gradient_step(problem, config, device, (), reduction),))
+        steps, divisor = self.divisor_steps(problem, device, scratch)
+        step = self.gradient_step(problem, config, device, [Arg("ptr_divisor", "u64", divisor)], "weighted")
+        return Build((*steps, step), scratch.num_bytes)
+
+    def gradient_step(self, problem: CrossEntropyProblem, config: EngineConfig, device: DeviceInfo, extra: Sequence[Arg],
+                      reduction: str) -> Step:
+        rows = self.rows(problem)
         consts = self.consts(problem, rows, config, 3, reduction)
-        steps.append(self.row_step("rowwise/cross_entropy_backward", consts, problem.op, rows, config, device, extra))
-        return Build(tuple(steps), scratch.num_bytes)
+        return self.row_step("rowwise/cross_entropy_backward", consts, problem.op, rows, config, device, [*self.extra(problem), *extra])
+
+    def divisor_steps(self, problem: CrossEntropyProblem, device: DeviceInfo, scratch: Scratch) -> tuple[list[Step], WorkspaceArg]:
+        """The steps that sum the weights of the targets that are not ignored, and where the sum is."""
+        kind = F64 if problem.desc("logits").dtype is F64 else F32
+        weights, divisor = scratch.take(problem.rows * kind.num_bytes), scratch.take(kind.num_bytes)
+        step = self._weight_step(problem, device, [*self.extra(problem), Arg("ptr_weights", "u64", weights)])
+        source, target = (TensorDesc.packed(kind, (problem.rows,)), weights), (TensorDesc.packed(kind, ()), divisor)
+        return [step, *reduction_steps(problem.op, source, target, (0,), "sum", device, scratch)], divisor
 
     def _weight_step(self, problem: CrossEntropyProblem, device: DeviceInfo, extra: list[Arg]) -> Step:
         weight = {"weight": problem.desc("weight")} if problem.has("weight") else {}

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
-from ..dtypes import S32, S64
+from ..dtypes import F32, F64, S32, S64
 from ..errors import expected
 from ..tensor import TensorDesc
 from .base import OpDef, Operand, Policy, Problem
@@ -111,7 +111,8 @@ def _make_cross_entropy(op: str, tensors: Mapping[str, TensorDesc], attrs: Mappi
         operands.append(Operand("weight", operand(op, "weight", tensors, FLOATS, (logits.shape[1],))))
     loss_shape = rows if reduction == "none" else ()
     if not op.endswith("_backward"):
-        loss = output(op, "loss", tensors, (logits.dtype,), loss_shape, TensorDesc.packed(logits.dtype, loss_shape))
+        kinds = tuple(dict.fromkeys((logits.dtype, F64 if logits.dtype is F64 else F32)))
+        loss = output(op, "loss", tensors, kinds, loss_shape, TensorDesc.packed(logits.dtype, loss_shape))
         operands.append(Operand("loss", loss, True))
     else:
         if "d_loss" in tensors:
