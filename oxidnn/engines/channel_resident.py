@@ -1,5 +1,5 @@
-"""Group and instance normalisation in one launch, for channels that lie innermost: x is read once and held by a cluster, in its registers or
-its shared memory.
+"""Group and instance normalisation in one launch, for channels that lie innermost: x is read once and held by a cluster, in registers or
+shared memory.
 
 A cluster has the rows of one sample and a tile of whole groups; its CTAs deal out the rows and exchange moments through distributed
 shared memory. Pairs with ptx_templates/channelwise/resident.ptx.j2.
@@ -110,7 +110,8 @@ class ChannelNormResident(ChannelNormEngine):
                 if not 256 <= lanes * slots <= _MAX_THREADS or lanes * slots % 32:
                     continue
                 for cluster in _CLUSTERS:
-                    packs = -(-(-(-problem.rows // cluster)) // (4 * slots)) * 4
+                    share = -(-problem.rows // cluster)
+                    packs = -(-share // (4 * slots)) * 4
                     num_bytes = packs * lanes * slots * 16
                     room = device.smem_per_cta - lanes * slots * 8 * max(2, vector // problem.width) - 4096
                     together = min(room // num_bytes, 1024 // (lanes * slots))  # CTAs an SM
