@@ -13,7 +13,7 @@ from .environment import f32_literal, f64_literal
 
 # (log1p(f) - f) / f^2, |f| <= 1/3 · (expm1(r) - r) / r^2, |r| <= ln2/2 · (tanh(x)/x - 1) / z, z = x^2, x < 0.5626
 # erf(x)/x - 1 in z, x < 1 · log2(erfc(t)) / t, 0.9 < t < 4 · erfc(a) exp(a^2) (a + K) in u = (a - K)/(a + K), a < 10.5 (K = 3; f64: 28, 4)
-# Phi(-a) exp(a^2/2) (a + K) in u = (a - K)/(a + K), a < 13.4 (brief: K = 3.25, relative error 2^-18)
+# sin(2 pi c)/c in z = c^2, |c| <= 1/4 · Phi(-a) exp(a^2/2) (a + K) in u = (a - K)/(a + K), a < 13.4 (brief: K = 3.25, relative error 2^-18)
 # (atan(t)/t - 1)/z, z = t^2, t <= tan(pi/8) · (asin(x)/x - 1)/z, z = x^2, x <= 1/2
 # (sin(r)/r - 1)/z and (cos(r) - 1 + z/2)/z^2, z = r^2, |r| <= pi/4 · (2 atanh(s) - 2s) / (s z), z = s^2, s <= 0.1716
 LOG1P_F32 = (
@@ -40,6 +40,7 @@ ERFCX_BRIEF = (0.00769733498, 0.000396006915, -0.0807988718, 0.274564028, -0.539
 SIN_F32 = (
     2.72493548e-06, -0.000198400827, 0.00833333191, -0.166666672,
 )
+SIN_TURN_F32 = (39.7109184, -76.5749893, 81.6022339, -41.3416786, 6.28318548)
 COS_F32 = (
     2.45474712e-05, -0.00138883013, 0.0416666642,
 )
@@ -449,6 +450,18 @@ def sine(t: str, shift: int) -> Callable[[Emitter, str], str]:
         value = e(f"selp.{t}", cos, sin, e("setp.ne.s32", e("and.b32", quadrant, 1), 0))
         value = e(f"selp.{t}", e(f"neg.{t}", value), value, e("setp.ne.s32", e("and.b32", quadrant, 2), 0))
         return value if shift else _keep_tiny(e, x, value, 2.0**-14 if t == "f32" else 2.0**-28, t)
+
+    return lower
+
+
+def cos_turn(t: str) -> Callable[[Emitter, str], str]:
+    """cos(2 pi x) = sin(2 pi c), c = 1/4 - |x - rint(x)|: c is exact, and small where the result is."""
+
+    def lower(e: Emitter, x: str) -> str:
+        c = e(f"sub.rn.{t}", 0.25, e(f"abs.{t}", e(f"sub.rn.{t}", x, e(f"cvt.rni.{t}.{t}", x))))
+        if t == "f64":
+            return sine(t, 0)(e, e("mul.rn.f64", c, 6.283185307179586))
+        return e("mul.rn.f32", e.polynomial(e("mul.rn.f32", c, c), SIN_TURN_F32, "f32"), c)
 
     return lower
 
