@@ -32,7 +32,8 @@ from .registry import ENGINES
 SCHEMA_VERSION = 2
 FILE_NAME = "tuning.sqlite"
 SHIPPED_DIRECTORY = Path(__file__).resolve().parent.parent / "data" / "tuned"
-BUSY_TIMEOUT_S = 10.0
+PATIENCE_S = 10.0  # of making the file and of storing what was measured, while another process writes
+BRIEF_S = 0.5  # of looking up and remembering, which a first call waits for and can do without
 CHOICES_KEPT_S = 30 * 86400.0  # those of another state of the code go after this time
 
 _CREATE = """CREATE TABLE IF NOT EXISTS measurement (
@@ -115,13 +116,18 @@ class _Unreadable(Exception):
     """A file that is no tuning database, or one of a newer schema."""
 
 
+def _wait_for_locks(connection: sqlite3.Connection, seconds: float) -> None:
+    connection.execute(f"PRAGMA busy_timeout = {int(1000 * seconds)}")
+
+
 def _connect(path: Path | None) -> sqlite3.Connection:
     """A writable connection on a checked schema; path None is a private database in memory. Raises sqlite3.Error, OSError, _Unreadable."""
     if path is not None:
         path.parent.mkdir(parents=True, exist_ok=True)
-    connection = sqlite3.connect(path or ":memory:", timeout=BUSY_TIMEOUT_S, check_same_thread=False, isolation_level=None)
+    connection = sqlite3.connect(path or ":memory:", timeout=BRIEF_S, check_same_thread=False, isolation_level=None)
     try:
         if _checked_version(connection) < SCHEMA_VERSION:
+            _wait_for_locks(connection, PATIENCE_S)
             if path is not None and not _is_on_network(path):
                 connection.execute("PRAGMA journal_mode = WAL")  # needs shared memory, which network file systems do not give
             connection.execute("BEGIN IMMEDIATE")  # two processes may create the file at once
@@ -129,6 +135,7 @@ def _connect(path: Path | None) -> sqlite3.Connection:
             connection.execute(_CREATE_CHOICE)
             connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
             connection.execute("COMMIT")
+            _wait_for_locks(connection, BRIEF_S)
         connection.execute("SELECT 1 FROM measurement LIMIT 1").fetchone()
         connection.execute("PRAGMA synchronous = NORMAL")
     except BaseException:
@@ -140,7 +147,7 @@ def _connect(path: Path | None) -> sqlite3.Connection:
 def _connect_readonly(path: Path) -> sqlite3.Connection:
     """A read-only connection on a checked schema, also where the directory cannot be written. Raises sqlite3.Error, _Unreadable."""
     for mode in ("mode=ro", "mode=ro&immutable=1"):  # a file in WAL mode needs files beside it unless nobody can change it
-        connection = sqlite3.connect(f"{path.resolve().as_uri()}?{mode}", uri=True, timeout=BUSY_TIMEOUT_S, check_same_thread=False,
+        connection = sqlite3.connect(f"{path.resolve().as_uri()}?{mode}", uri=True, timeout=BRIEF_S, check_same_thread=False,
                                      isolation_level=None)
         try:
             _checked_version(connection)
@@ -260,15 +267,17 @@ class TuningDb:
         self._layers[at:at + 1] = [_connect(None)] if at == 0 else []
         layer.close()
 
-    def _write(self, statements: Sequence[tuple[str, Sequence[Any]]]) -> int:
+    def _write(self, statements: Sequence[tuple[str, Sequence[Any]]], patience: float = PATIENCE_S) -> int:
         """Runs the statements in one transaction on the written layer; rows changed. On failure, on a memory layer put in front."""
         with self._lock_after_fork():
             for attempt in range(2):
                 layer = self._open()[0]
                 try:
+                    _wait_for_locks(layer, patience)
                     layer.execute("BEGIN IMMEDIATE")
                     changed = sum(layer.execute(text, values).rowcount for text, values in statements)
                     layer.execute("COMMIT")
+                    _wait_for_locks(layer, BRIEF_S)
                     return changed
                 except sqlite3.Error as error:
                     if attempt:
@@ -337,7 +346,8 @@ class TuningDb:
         """Keeps a choice made by the code of digest `code`; old ones of other code go."""
         now = time.time()
         self._write([("DELETE FROM choice WHERE code != ? AND made_at < ?", (code, now - CHOICES_KEPT_S)),
-                     ("INSERT OR REPLACE INTO choice VALUES (?, ?, ?, ?)", (inputs, code, f"{_checksum(inputs, choice)} {choice}", now))])
+                     ("INSERT OR REPLACE INTO choice VALUES (?, ?, ?, ?)", (inputs, code, f"{_checksum(inputs, choice)} {choice}", now))],
+                    patience=BRIEF_S)
 
     # Writing
 

@@ -135,6 +135,7 @@ def mma(d: Decoder, ins: nodes.Instruction) -> Core:
 
     def run(S: State, idx: Array | None) -> None:
         warps = Warps(S, idx)
+        S.counters.products += warps.count * m * 8 * k
 
         def make_a() -> Array:
             return tensor_core.decode(fragment_a(stacked(S, warps, a, idx, element), m), a_type)

@@ -20,7 +20,7 @@ class Counters:
     atomics: int = 0
     tma_loaded: int = 0  # bytes of bulk and tensor copies into shared memory
     tma_stored: int = 0  # and out of it
-    products: int = 0  # multiply-adds of wgmma
+    products: int = 0  # multiply-adds of mma.sync and wgmma
     bank_accesses: int = 0  # warp-wide shared accesses seen by the bank checker
     bank_conflicts: int = 0  # extra shared-memory wavefronts
     global_sectors: int = 0  # 32-byte sectors that warps touch per load or store, seen by the bank checker

@@ -80,3 +80,10 @@ ld.global{'.v4' if width == 4 else ''}.u32 {registers}, [%x]; ret; }}"""
     counters = launch(text, 1, 64, [backing[start : start + 2048]], checkers="bank")
     assert counters.global_sectors == sectors
     assert counters.uncoalesced_sectors == extra == sum(counters.sectors_by_line.values())
+
+
+def test_products_of_mma() -> None:
+    registers = "{%r0, %r1, %r2, %r3}, {%r0, %r1, %r2, %r3}, {%r4, %r5}, {%r0, %r1, %r2, %r3}"
+    text = shared_kernel(f".reg .f32 %f<4>; mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {registers};")
+    counters = launch(text, 2, 96, [0], checkers=("bounds",))
+    assert counters.products == 2 * 3 * 16 * 8 * 32

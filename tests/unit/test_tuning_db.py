@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import sqlite3
 import threading
+import time
 import warnings
 from dataclasses import replace
 from pathlib import Path
@@ -295,3 +296,22 @@ def test_a_directory_that_is_hidden_is_worked_without(tmp_path: Path, monkeypatc
     assert db.lookup(double(), INFO) is not None
     monkeypatch.setenv("OXIDNN_CACHE_DIR", os.pathsep.join([str(hidden), str(tmp_path / "other")]))
     assert TuningDb.open() is not None
+
+
+def test_a_file_that_another_process_holds_delays_no_first_call(tmp_path: Path) -> None:
+    """Looking up and remembering give up soon; what was measured waits longer, and is kept in memory where that was in vain."""
+    path = tmp_path / "tuning.sqlite"
+    db = db_at(path)
+    db.record(double(), INFO, [FAST])
+    holder = sqlite3.connect(path, isolation_level=None)
+    holder.execute("BEGIN IMMEDIATE")
+    holder.execute("DELETE FROM choice")
+    start = time.monotonic()
+    with pytest.warns(OxidnnWarning, match="locked"):
+        db.remember("inputs", "code", "choice")
+    assert db.recall("inputs") == "choice"
+    assert time.monotonic() - start < 5
+    row = db.lookup(double(), INFO)
+    assert row is not None and row.us == 3.0
+    holder.execute("ROLLBACK")
+    holder.close()
