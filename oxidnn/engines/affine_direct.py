@@ -261,7 +261,8 @@ class DirectAlgorithm:
         return tuple(sorted(found, key=lambda config: self.estimate(am, config, device)))
 
     def estimate(self, am: AffineMatmul, config: EngineConfig, device: DeviceInfo) -> float:
-        """A term costs about 12 issue slots (two loads count four each), and a thread waits for some 8 ns of each term's latency."""
+        """A term costs about 12 issue slots (two loads count four each), and a thread waits for some 8 ns of each term's latency; the first
+        threads for 40 ns, as nothing is in the caches yet."""
         lanes = config["lanes"]
         threads = am.batch.size * am.m.size * am.n.size * lanes
         terms, extra = am.k.size, 4
@@ -274,7 +275,7 @@ class DirectAlgorithm:
             return instructions * (4.0 * -(-threads // 16384) + 0.002 * threads)
         slots = threads * (terms + extra) * (16 if am.acc.name == "f64" else 12)
         in_flight = device.num_sms * _THREADS * _CTAS_PER_SM
-        return 2.0 + max(slots / (device.fma_tflops * 0.5e6), terms * 0.008 * -(-threads // in_flight))
+        return 4.0 + max(slots / (device.fma_tflops * 0.5e6), terms * (0.032 + 0.008 * -(-threads // in_flight)))
 
     def build(self, op: str, am: AffineMatmul, config: EngineConfig, device: DeviceInfo, workspace_offset: int) -> Build:
         consts = _consts(am, config["lanes"])

@@ -768,7 +768,7 @@ def estimate_us(am: AffineMatmul, grid: Grid, tile: tuple[int, int, int], sm_flo
     in_flight = min(grid.ctas, device.num_sms * ctas_per_sm) * 2.5 * tile_k * (tile_m + tile_n) * size
     memory_us *= max(1.0, min(unique, device.bandwidth_gbs * 1.2e3) / in_flight)
     l2_us = (grid.ctas * grid.k_tiles_per_split * tile_k * (tile_m + tile_n) * size + partial_bytes) / (device.bandwidth_gbs * 1.8e3)
-    return max(compute_us, memory_us, l2_us) + 4.0 + (2.5 + partial_bytes / (device.bandwidth_gbs * 1.5e3) if grid.splits > 1 else 0.0)
+    return max(compute_us, memory_us, l2_us) + 5.0 + (2.5 + partial_bytes / (device.bandwidth_gbs * 1.5e3) if grid.splits > 1 else 0.0)
 
 
 def source_elements(x: Source, rows: IndexSpace, k: IndexSpace, batch: IndexSpace) -> int:

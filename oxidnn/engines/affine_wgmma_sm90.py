@@ -32,9 +32,9 @@ from .base import Arg, Build, EngineConfig, Step, Support, TensorArg, TensorMapA
 # (tile_m, tile_n). Cooperating warpgroups share the rows (three take 192, of which often just enough tiles for all SMs fit a matrix that
 # makes too many of 128), in ping-pong each takes a tile.
 TILES = {"coop": ((128, 256), (256, 128), (128, 192), (192, 192), (192, 128), (128, 128), (256, 64), (128, 64)),
-         "pingpong": ((128, 128), (64, 256), (64, 192))}
+         "pingpong": ((128, 128), (64, 256), (64, 192), (64, 128), (64, 64))}
+SMALL_TILES = ((64, 128), (64, 64))  # for matrices that make few tiles: one warpgroup multiplies, and there may be no next tile
 HALO_TILES = {"coop": ((128, 256), (256, 128), (256, 64)), "pingpong": ((128, 128), (256, 64))}
-PROMOTED_TILES = {"coop": (), "pingpong": ((64, 128),)}
 HALO_SLOTS = 2
 SMEM_BYTES = 232448  # of a CTA, all in all
 MAX_STAGES = 8
@@ -318,15 +318,20 @@ def prefetches(grid: tiling.Grid, walk: Walk, stages: int) -> bool:
     return len(walk.extents) == 1 and walk.is_linear and is_long and is_shared
 
 
-def streamed(am: AffineMatmul, grid: tiling.Grid, walk: Walk) -> tuple[str, ...]:
-    """The operands that are large and read by one or two tiles: in L2 their lines make room for each other, not for others' (results that
-    the next kernel reads, dirty lines that would have to be written back first)."""
+def streamed(am: AffineMatmul, grid: tiling.Grid, walk: Walk, boxes: Sequence[Boxes | Halo]) -> tuple[str, ...]:
+    """The operands that are large and read once, in whole lines: in L2 their lines make room for each other, not for others' (results that
+    the next kernel reads, dirty lines that would have to be written back first).
+
+    Measured 2026-11-28, H100: 1x1 1024->256 on 14x14 takes 32.7 us instead of 38.3 with tiles of 64x256; read by two tiles, or in boxes
+    that part lines (144 channels), it costs up to 36 %.
+    """
     if len(walk.extents) > 1:
         return ()
     size = am.a.dtype.num_bytes
-    a, b = (size * tiling.source_elements(x, rows, am.k, am.batch) for x, rows in ((am.a, am.m), (am.b, am.n)))
-    return tuple(name for name, num_bytes, readers in (("a", a, grid.n_tiles), ("b", b, grid.m_tiles))
-                 if num_bytes >= MIN_STREAMED_BYTES and readers <= 2)
+    operands = (("a", am.a, am.m, grid.n_tiles, boxes[0]), ("b", am.b, am.n, grid.m_tiles, boxes[1]))
+    return tuple(name for name, x, rows, readers, box in operands
+                 if readers == 1 and box.map.dims[0] * size % SPAN_BYTES == 0
+                 and size * tiling.source_elements(x, rows, am.k, am.batch) >= MIN_STREAMED_BYTES)
 
 
 def plan_grid(am: AffineMatmul, tile: tuple[int, int, int], split_k: int, inner: str, k_tiles: int, group: int = 8) -> tiling.Grid:
@@ -401,14 +406,15 @@ def _plan(am: AffineMatmul | MatmulGroup, config: EngineConfig) -> _Plan | str:
         grids = [replace(grids[0], m_tiles=m_tiles, group_m=min(8, m_tiles))]
     gathers = gathers_of(config)
     if gathers > 1:
-        per_cta = -(-grids[0].k_tiles // gathers)
-        if shares or is_ping_pong or halo is not None or len(parts) > 1 or grids[0].splits > 1 or not first.acc.is_float:
-            return "sums are gathered of cooperating warpgroups and floats, without other ways to share or split"
-        if per_cta * (gathers - 1) >= grids[0].k_tiles:
-            return f"{grids[0].k_tiles} tiles of k are too few for {gathers} CTAs"
+        k_parts = config["split_k"] * gathers
+        per_cta = -(-grids[0].k_tiles // k_parts)
+        if shares or is_ping_pong or halo is not None or len(parts) > 1 or not first.acc.is_float:
+            return "sums are gathered of cooperating warpgroups and floats, without other ways to share"
+        if per_cta * (k_parts - 1) >= grids[0].k_tiles:
+            return f"{grids[0].k_tiles} tiles of k are too few for {k_parts} CTAs"
         if tile_m * tile_n * 4 > config["stages"] * (tile_m + tile_n) * SPAN_BYTES:
             return "the ring does not hold the sums"
-        grids = [replace(grids[0], k_tiles_per_split=per_cta)]
+        grids = [replace(grids[0], splits=config["split_k"], k_tiles_per_split=per_cta)]
     is_split = grids[0].splits > 1
     wide = any(tiling.needs_wide(d) or grid.partial_elements > tiling.INT32_MAX for d, grid in zip(digits, grids, strict=True))
     accumulators = tile_m * tile_n // (consumers * 128)
@@ -448,7 +454,7 @@ def _plan(am: AffineMatmul | MatmulGroup, config: EngineConfig) -> _Plan | str:
                          stored[0].batch_digits if stored[0] else (), staging_at, staging_bytes, grids[0].slices > 1, is_split,
                          grids[0].n_tiles > 1, len(parts), prefetches(grids[0], walks[0], stages) and not shares and gathers == 1,
                          tuple(dict(config.knobs)["streams"]) if "streams" in dict(config.knobs) else
-                         streamed(first, grids[0], walks[0]) if halo is None else (), scales, halo, gathers,
+                         streamed(first, grids[0], walks[0], (a[0], b[0])) if halo is None else (), scales, halo, gathers,
                          dict(config.knobs).get("lead", 0))
     members: list[_Member] = []
     for part, d, grid, walk, boxes, map_ in zip(parts, digits, grids, walks, zip(a, b, strict=True), stored, strict=True):
@@ -615,8 +621,8 @@ class WgmmaSm90Matmul:
         load_clocks = (rows_bytes + c.tile_n * SPAN_BYTES) / 66
         epilogue_clocks = (240 + area / 29) * (0.9 if c.is_ping_pong else 1.0)
         # Tiles of members come in turn, so only their sum is rounded up: to tiles of the last, lightest member.
-        clocks = [m.grid.k_tiles_per_split * max(multiply_clocks, load_clocks) + epilogue_clocks for m in plan.members]
-        work = sum(m.grid.ctas * t for m, t in zip(plan.members, clocks, strict=True))
+        clocks = [m.grid.k_tiles_per_split * max(multiply_clocks, load_clocks, 240) + epilogue_clocks for m in plan.members]
+        work = sum(m.grid.ctas * c.gathers * t for m, t in zip(plan.members, clocks, strict=True))
         compute_us = -(-work // (device.num_sms * clocks[-1])) * clocks[-1] / 1620
         elements = sum(m.am.batch.size * m.am.m.size * m.am.n.size for m in plan.members)
         read = first.a.dtype.num_bytes * (
@@ -626,7 +632,7 @@ class WgmmaSm90Matmul:
         written = 0 if grid.splits > 1 else elements * first.d.dtype.num_bytes
         # Reads come at less than the speed of a copy, writes partly stay in L2.
         memory_us = (read / 0.96 + written / 1.06) / (device.bandwidth_gbs * 1e3)
-        total = max(compute_us, memory_us) + 0.32 * min(compute_us, memory_us) + 4.0
+        total = max(compute_us, memory_us) + 0.32 * min(compute_us, memory_us) + 4.8 + 1.3 * (c.gathers > 1)
         if grid.splits > 1:
             total += 2.4 + 2.0 * grid.partial_elements * first.acc.num_bytes / (device.bandwidth_gbs * 1.22e3)
         if device.is_emulated:  # there a warpgroup's multiplication has no speed of its own: a tile costs what its threads cost
@@ -690,7 +696,7 @@ def promotions(am: AffineMatmul) -> tuple[bool, ...]:
 def _candidates(am: AffineMatmul | MatmulGroup, device: DeviceInfo) -> Iterator[EngineConfig]:
     parts = members_of(am)
     choices = [(name, s, m, n, promotes) for promotes in promotions(parts[0]) for name, choices in (("boxes", TILES), ("halo", HALO_TILES))
-               for s, tiles in choices.items() for m, n in (*tiles, *(PROMOTED_TILES[s] if promotes else ()))]
+               for s, tiles in choices.items() for m, n in tiles]
     for loader, schedule, tile_m, tile_n, promotes in choices:
         if (tile_m > 128 and tile_m >= 2 * parts[0].m.size) or (tile_n > 64 and tile_n >= 2 * parts[0].n.size):
             continue  # more than half of the tile would be empty
@@ -702,7 +708,7 @@ def _candidates(am: AffineMatmul | MatmulGroup, device: DeviceInfo) -> Iterator[
         if tile_m * tile_n == 192 * 192 and (not plan.consts.is_direct or parts[0].epilogue is not None or len(parts) > 1):
             continue  # 32 registers beside the accumulators
         whole = plan.members[0].grid
-        is_low = tile_m == 64 and parts[0].m.size <= 64  # a cooperating warpgroup would multiply nothing but padding
+        is_low = (tile_m, tile_n) in SMALL_TILES or tile_m == 64 and parts[0].m.size <= 64  # two would multiply nothing but padding
         if schedule == "coop" or is_low or plan.num_tiles > device.num_sms:  # else there is no next tile to multiply under an epilogue
             yield config
         splits = set()
@@ -715,6 +721,21 @@ def _candidates(am: AffineMatmul | MatmulGroup, device: DeviceInfo) -> Iterator[
                     splits.add(grid.splits)
         for split_k in sorted(splits - {1}):
             yield _config(parts[0], schedule, loader, tile_m, tile_n, stages, split_k, promotes)
+        for gathers in (2, 4) if splits and schedule == "coop" and not device.is_emulated else ():
+            split_k = gathered_split(device.num_sms // whole.ctas, whole.k_tiles, gathers)
+            config = _config(parts[0], schedule, loader, tile_m, tile_n, stages, split_k, promotes)
+            config = EngineConfig.of(**dict(config.knobs), gathers=gathers)
+            if gathers * PANEL**2 <= tile_m * tile_n and split_k and not isinstance(_plan(am, config), str):
+                yield config
+
+
+def gathered_split(most: int, k_tiles: int, gathers: int) -> int:
+    """The most parts of k whose sums clusters of `gathers` CTAs gather, so that no CTA goes without a k tile; 0 if none."""
+    for split_k in range(min(most, k_tiles // 2) // gathers, 0, -1):
+        parts = split_k * gathers
+        if -(-k_tiles // -(-k_tiles // parts)) == parts:
+            return split_k
+    return 0
 
 
 def halo_stages(am: AffineMatmul | MatmulGroup, schedule: str, tile_m: int, tile_n: int) -> int:
