@@ -117,8 +117,8 @@ class NormBackwardEngine(RowEngine):
                     if -(-packs // (threads * cluster)) <= most and packs >= threads * cluster // 2:
                         wide.append(EngineConfig.of(home="ring", lanes=threads, vec=vector, threads=threads, cluster=cluster))
                         break
-            # Measured on an H100: one CTA, then two, then eight, and four last.
-            found += sorted(wide, key=lambda c: (1, 2, 8, 4).index(c["cluster"]))
+            # Measured on an H100: one CTA, then two, then eight, and four last; of one CTA the 512 threads, if each has several packs.
+            found += sorted(wide, key=lambda c: ((1, 2, 8, 4).index(c["cluster"]), packs >= 1024 and c["threads"] == 256))
         return [c for c in found if self._stages(rows, c, device) >= 2]
 
     @staticmethod

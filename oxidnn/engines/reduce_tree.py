@@ -270,8 +270,6 @@ def reduction_configs(x: TensorDesc, y: TensorDesc, axes: Sequence[int], kind: s
         else:
             outputs = min(32, _power_of_two(-(-space.num_outputs // vec)))
             arrangements = [(THREADS // outputs, outputs)]
-            if outputs == 32 and THREADS // 32 * UNROLL < space.num_reduced <= THREADS // 16 * UNROLL:
-                arrangements.insert(0, (THREADS // 16, 16))  # all loads at once
         for along, outputs in arrangements:
             tiles = -(-space.num_outputs // (outputs * (vec if path == "column" else 1)))
             per_cta = along * (vec if path == "row" else 1) * UNROLL

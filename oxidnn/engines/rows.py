@@ -322,6 +322,8 @@ class RowEngine(Engine):
                     found += [EngineConfig.of(home="shared", lanes=threads, vec=vector, threads=threads, cluster=k)
                               for k in ((cluster, 8) if cluster in (2, 4) else (cluster,))]
                     break
+        # Measured on an H100: rows that take several CTAs go best to eight of 256 threads.
+        found.sort(key=lambda c: packs > 4096 and (c["threads"], c["cluster"]) != (256, 8))
         return found
 
     def estimate(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> float:
@@ -339,7 +341,7 @@ class RowEngine(Engine):
         chunks = per_thread if knobs["home"] == "registers" and per_thread * vector <= self.resident(rows.dtype) else 0
         shared = per_thread if knobs["home"] == "shared" else 0
         names = tuple(o.name for o in rows.operands if o.name in self.held_operands)
-        live = chunks or min(shared, 1) or max(1, min(8, self.live_elements // (vector * max(1, len(names)))))
+        live = chunks or (knobs.get("live", 1) if shared else 0) or max(1, min(8, self.live_elements // (vector * max(1, len(names)))))
         operands = tuple(OperandConsts(o.name, o.dtype.name, o.has_rows, o.has_columns, rows.moves_packs(o, vector)) for o in rows.operands)
         wide = digits.consts().wide or columns.consts().wide
         together = max(1, knobs["threads"] // lanes) if "threads" in knobs else 0  # rows of a CTA
