@@ -86,6 +86,8 @@ CALLS: dict[str, Call] = {
         Call("adaptive_max_pool_backward", ("dy", "indices", "x"), (("output_size", None), ("x_shape", None))),
         Call("adaptive_avg_pool", ("x",), (("output_size", None),)),
         Call("adaptive_avg_pool_backward", ("dy",), (("output_size", None), ("x_shape", None))),
+        Call("fractional_max_pool", ("x", "samples"), (("window", None), ("output_size", None), ("return_indices", False))),
+        Call("fractional_max_pool_backward", ("dy", "indices"), (("window", None), ("output_size", None), ("x_shape", None))),
         Call("global_max_pool", ("x",)),
         Call("global_max_pool_backward", ("dy", "x")),
         Call("global_avg_pool", ("x",)),
@@ -379,6 +381,21 @@ class DnnHandle(ListOps):
     def adaptive_max_pool_backward(self, dy: Any, indices: Any, x_shape: Sequence[int], output_size: Any, *, x: Any = None, out: Any = None,
                                    stream: Any = None) -> Any:
         return self._session.run(CALLS["adaptive_max_pool_backward"], (dy, indices, x), (output_size, _shape(x_shape)), out, stream)
+
+    def fractional_max_pool(self, x: Any, window: Any, samples: Any, *, output_size: Any, return_indices: bool = False, out: Any = None,
+                            stream: Any = None) -> Any:
+        """Largest element of windows whose places `samples` set, as PyTorch's.
+
+        samples: (N, C, spatial dimensions), numbers in [0, 1), of x's type or f32; of two dimensions the first is that of the last one.
+        output_size + window - 1 is at most the extent. With return_indices also where it lies, flat over the spatial extent.
+        """
+        return self._session.run(CALLS["fractional_max_pool"], (x, samples), (window, output_size, return_indices), out, stream)
+
+    def fractional_max_pool_backward(self, dy: Any, indices: Any, x_shape: Sequence[int], window: Any, *, output_size: Any,
+                                     out: Any = None, stream: Any = None) -> Any:
+        """dx, from the indices of the forward."""
+        attrs = (window, output_size, _shape(x_shape))
+        return self._session.run(CALLS["fractional_max_pool_backward"], (dy, indices), attrs, out, stream)
 
     def adaptive_avg_pool(self, x: Any, output_size: Any, *, out: Any = None, stream: Any = None) -> Any:
         return self._session.run(CALLS["adaptive_avg_pool"], (x,), (output_size,), out, stream)

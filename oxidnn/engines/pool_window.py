@@ -19,6 +19,7 @@ from .reduce_tree import reduction_configs, reduction_steps
 from .rows import RowConsts, RowEngine, Rows
 
 _LIMIT = 2**31
+_PLACED_IN_F32 = 2**19  # elements: a window's place, rounded, is less than 1/8 off
 # The assembler hoists all loads of unrolled taps, so registers bound how many elements those may load (forward, backward).
 _UNROLL = {False: 80, True: 32}
 _ROUND = {False: 16, True: 8}  # the same for the taps one round of a loop takes
@@ -35,6 +36,7 @@ class AxisConsts:
     high: int
     adaptive: bool
     sharing: int
+    fractional: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +63,11 @@ class PoolConsts:
     gathered: tuple[tuple[str, str], ...] = ()
     counts_taps: bool = False
     walked: tuple[str, ...] = ()
+    samples: str = ""  # the type of fractional pooling's samples
+
+    def sample_of(self, axis: int) -> int:
+        """Where the sample of an axis stands: in two dimensions that of the last one comes first, as PyTorch's."""
+        return 1 - axis if len(self.axes) == 2 else axis
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +88,8 @@ def byte_strides(desc: TensorDesc) -> tuple[int, ...]:
 
 
 def _axis_consts(axes: tuple[Axis, ...], backward: bool) -> tuple[AxisConsts, ...]:
-    return tuple(AxisConsts(a.window, a.stride, a.dilation, a.low, a.high, a.adaptive, a.max_sharing if backward else 0) for a in axes)
+    return tuple(AxisConsts(a.window, a.stride, a.dilation, a.low, a.high, a.adaptive, a.max_sharing if backward else 0, a.fractional)
+                 for a in axes)
 
 
 def vector_limit(descs: list[TensorDesc]) -> int:
@@ -112,13 +120,16 @@ class _PoolEngine(Engine):
         if max(sizes, default=0) >= _LIMIT:
             return refuse(f"one image has {max(sizes)} elements (at most {_LIMIT - 1})")
         for axis in problem.axes:
-            if (axis.extent + axis.low + axis.high + 1) * (axis.outputs + 1 if axis.adaptive else 1) >= _LIMIT:
+            if (axis.extent + axis.low + axis.high + 1) * (axis.outputs + 1 if axis.adaptive or axis.fractional else 1) >= _LIMIT:
                 return refuse(f"an axis of {axis.extent} elements and {axis.outputs} outputs needs 64-bit positions")
+            if axis.fractional and axis.extent > _PLACED_IN_F32:
+                return refuse(f"an axis of {axis.extent} elements: fractional windows are placed in f32 (at most {_PLACED_IN_F32})")
         return SUPPORTED
 
     def configs(self, problem: Problem, device: DeviceInfo) -> tuple[EngineConfig, ...]:
         assert isinstance(problem, PoolProblem)
-        vector = vector_limit([o.desc for o in problem.operands])
+        # Fractional windows lie elsewhere in every channel.
+        vector = 1 if problem.has("samples") else vector_limit([o.desc for o in problem.operands])
         widths = [vector] + ([vector // 2, 1] if vector > 2 else [1] if vector == 2 else [])
         return tuple(EngineConfig.of(vec=v, threads=t) for v in widths for t in (128, 256))
 
@@ -140,6 +151,7 @@ class _PoolEngine(Engine):
         outer, rank = 2, len(problem.axes)
         names = ("n", "c", *(f"{coordinate}{a}" for a in range(rank)))
         direct = {n for n, (d, _) in operands.items() if d.shape == shape and n not in fields["walked"] and "cells" not in fields}
+        direct |= {"samples"} & set(operands)  # which have no spatial strides
         per_image = shape[1] // vector * prod(shape[2:])
         images = max(1, min(shape[0], (_LIMIT - 1) // max(per_image, 1)))
         wide = any(abs(s) >= _LIMIT for d, _ in operands.values() for s in (*byte_strides(d), byte_strides(d)[1] * vector))
@@ -149,7 +161,7 @@ class _PoolEngine(Engine):
             strides = {}
             for name, (desc, _) in operands.items():
                 row = byte_strides(desc)
-                spatial = row[2:] if name in direct or ("cells" in fields and name == main) else (0,) * rank
+                spatial = row[2:] if name in direct - {"samples"} or ("cells" in fields and name == main) else (0,) * rank
                 strides[name] = (row[0], row[1] * vector, *spatial)
             digits = Digits(names, extents, strides).ordered_for(main)
             args = [Arg(f"ptr_{n}", "u64", shifted(v, begin * byte_strides(d)[0])) for n, (d, v) in operands.items()]
@@ -159,16 +171,20 @@ class _PoolEngine(Engine):
                 args += [Arg(f"extent_x{a}", "u32", axis.extent), Arg(f"outputs{a}", "u32", axis.outputs)]
                 args += [Arg(f"stride_{n}{a}", "s64" if wide else "s32", byte_strides(d)[outer + a])
                          for n, (d, _) in operands.items() if n not in direct]
+            if "samples" in operands:
+                args.append(Arg("stride_samples", "s64" if wide else "s32", byte_strides(operands["samples"][0])[2]))
             axes = _axis_consts(problem.axes, fields["backward"])
             backward = fields["backward"]
             sizes = [a.sharing if backward else a.window for a in axes]
-            is_unrolled = prod(sizes) <= 32 and prod(sizes) * vector <= _UNROLL[backward]
+            most = 16 if backward and problem.mode == "lp" else 32
+            is_unrolled = prod(sizes) <= most and prod(sizes) * vector <= _UNROLL[backward]
             kind = problem.operands[0].desc.dtype
             consts = PoolConsts(
                 kind.name, compute_type(kind), problem.mode, axes, digits.consts(wide), vector, is_unrolled,
                 min(sizes[-1], max(1, _ROUND[backward] // vector), 8), fields["index_dtype"],
                 fields.get("write_y", True), problem.count_include_pad, problem.divisor, problem.norm, fields.get("gathered", ()),
-                fields.get("counts_taps", False), fields["walked"] if "cells" in fields else ())
+                fields.get("counts_taps", False), fields["walked"] if "cells" in fields else (),
+                operands["samples"][0].dtype.name if "samples" in operands else "")
             threads = config["threads"]
             steps.append(Step.of(template, problem.op, Target.for_arch(device.arch), threads, args, consts,
                                  -(-digits.size // threads), min_ctas_per_sm=512 // threads, suffix=f"{consts.dtype}_v{vector}"))
@@ -261,7 +277,7 @@ class CellEngine(_PoolEngine):
         if problem.has("indices"):
             return refuse("the indices are given")
         for axis in problem.axes:
-            if axis.adaptive or axis.dilation > 1 or axis.window > axis.stride:
+            if axis.adaptive or axis.fractional or axis.dilation > 1 or axis.window > axis.stride:
                 return refuse(f"windows overlap, or have gaps (window {axis.window}, stride {axis.stride}, dilation {axis.dilation})")
         if prod(a.stride for a in self._walked(problem)) > 64:
             return refuse(f"cells of {prod(a.stride for a in self._walked(problem))} elements (at most 64 a thread)")
@@ -379,7 +395,8 @@ class GlobalTreeEngine(Engine):
 
 
 _WINDOW, _GATHER, _CELL, _GLOBAL, _GLOBAL_TREE = WindowEngine(), GatherEngine(), CellEngine(), GlobalEngine(), GlobalTreeEngine()
-_NAMES = ("max_pool", "avg_pool", "lp_pool", "adaptive_max_pool", "adaptive_avg_pool", "global_max_pool", "global_avg_pool")
+_NAMES = ("max_pool", "avg_pool", "lp_pool", "adaptive_max_pool", "adaptive_avg_pool", "fractional_max_pool", "global_max_pool",
+          "global_avg_pool")
 ENGINES: dict[str, tuple[Engine, ...]] = {n: (_WINDOW,) for n in _NAMES}
-ENGINES |= {n + "_backward": (_GATHER,) if n == "lp_pool" else (_GATHER, _CELL) for n in _NAMES}
+ENGINES |= {n + "_backward": (_GATHER,) if n in ("lp_pool", "fractional_max_pool") else (_GATHER, _CELL) for n in _NAMES}
 ENGINES |= {n: (_GLOBAL, _GLOBAL_TREE, _WINDOW) for n in ("adaptive_avg_pool", "global_max_pool", "global_avg_pool")}

@@ -1,7 +1,9 @@
 """Pooling: the maximum, the average or the p-norm of windows over the spatial dimensions of (N, C, spatial) tensors, and gradients.
 
 Along one dimension, window o covers the taps o * stride - low + k * dilation, 0 <= k < window, that lie inside the input; adaptive
-pooling instead covers [floor(o * L / O), ceil((o + 1) * L / O)). Every window must hold at least one element, so no result is undefined.
+pooling instead covers [floor(o * L / O), ceil((o + 1) * L / O)); fractional pooling covers `window` elements from
+int((o + s) * a) - int(s * a) on, a = (L - window) / (O - 1), the last window the last ones, for a sample s in [0, 1) of each image, channel
+and dimension. Every window must hold at least one element, so no result is undefined.
 NaN propagates, and the maximum of -inf is -inf. Indices are flat over the spatial extent, as PyTorch's: the first maximum, or the last NaN.
 """
 
@@ -48,10 +50,14 @@ class Axis:
     low: int = 0  # padding before the first element
     high: int = 0  # padding after the last one: counted by averages that include padding
     adaptive: bool = False
+    fractional: bool = False
 
     @property
     def max_sharing(self) -> int:
-        """The most outputs whose windows span one element (for dilated windows, whether they hit it or not)."""
+        """The most outputs whose windows span one element (for dilated windows, whether they hit it or not; for fractional ones, whatever
+        the sample)."""
+        if self.fractional:  # ceil((e + 1) / a) - floor((e - window) / a) + 1 at most: see pool/axis.ptx.j2
+            return 1 if self.outputs == 1 else (self.window + 1) * (self.outputs - 1) // (self.extent - self.window) + 3
         if not self.adaptive:
             return (self.window - 1) * self.dilation // self.stride + 1
         return _largest_bin(self.outputs, self.extent)
@@ -176,6 +182,18 @@ def _adaptive_axes(op: str, extents: tuple[int, ...], output_size: Any) -> tuple
     return tuple(axes), outputs
 
 
+def _fractional_axes(op: str, extents: tuple[int, ...], attrs: Mapping[str, Any]) -> tuple[tuple[Axis, ...], dict[str, Any]]:
+    found = {}
+    for name in ("window", "output_size"):
+        if attrs.get(name) is None:
+            raise expected(op, name, None, f"an integer >= 1 or {len(extents)} of them")
+        found[name] = check_integers(op, name, attrs[name], len(extents), 1)
+    for i, (length, k, o) in enumerate(zip(extents, found["window"], found["output_size"], strict=True)):
+        if o + k - 1 > length:
+            raise expected(op, f"output_size[{i}]", o, f"at most {length - k + 1}, so that windows of {k} in {length} elements begin apart")
+    return tuple(Axis(length, o, k, fractional=True) for length, k, o in zip(extents, *found.values(), strict=True)), found
+
+
 def _geometry(op: str, variant: str, x_shape: tuple[int, ...], attrs: Mapping[str, Any]) -> tuple[tuple[Axis, ...], dict[str, Any]]:
     if len(x_shape) not in (3, 4, 5):
         raise expected(op, "shape of x", x_shape, "(N, C, spatial) with 1 to 3 spatial dimensions")
@@ -184,6 +202,8 @@ def _geometry(op: str, variant: str, x_shape: tuple[int, ...], attrs: Mapping[st
         return _window_axes(op, extents, attrs)
     if variant == "global":
         return _adaptive_axes(op, extents, 1)[0], {}
+    if variant == "fractional":
+        return _fractional_axes(op, extents, attrs)
     if attrs.get("output_size") is None:
         raise expected(op, "output_size", None, f"an integer >= 1 or {len(extents)} of them")
     axes, output_size = _adaptive_axes(op, extents, attrs["output_size"])
@@ -197,6 +217,8 @@ def _attrs(mode: str, variant: str) -> tuple[tuple[str, Any], ...]:
     if variant == "window":
         own = {"max": (), "avg": (("count_include_pad", True), ("divisor_override", None)), "lp": (("norm", 2.0),)}[mode]
         return (*_WINDOW_ATTRS, *own)
+    if variant == "fractional":
+        return (("window", None), ("output_size", None))
     return (("output_size", None),) if variant == "adaptive" else ()
 
 
@@ -225,12 +247,17 @@ def _mode_fields(op: str, mode: str, dtype: DType, attrs: Mapping[str, Any], nor
 def _make_forward(op: str, mode: str, variant: str, tensors: Mapping[str, TensorDesc], attrs: Mapping[str, Any],
                   policy: Policy) -> PoolProblem:
     can_index = mode == "max" and variant != "global"
-    x = operand(op, "x", tensors, FLOATS + INTEGERS if mode == "max" else FLOATS)
+    x = operand(op, "x", tensors, FLOATS + INTEGERS if mode == "max" and variant != "fractional" else FLOATS)
     check_reach(op, "x", x)
     axes, normal = _geometry(op, variant, x.shape, attrs)
     shape = (*x.shape[:2], *(a.outputs for a in axes))
     fields = _mode_fields(op, mode, x.dtype, attrs, normal)
-    operands = [Operand("x", x), Operand("y", output(op, "y", tensors, (x.dtype,), shape, x), True)]
+    operands = [Operand("x", x)]
+    if variant == "fractional":
+        samples = operand(op, "samples", tensors, FLOATS, (*x.shape[:2], len(axes)))
+        check_reach(op, "samples", samples)
+        operands.append(Operand("samples", samples))
+    operands += [Operand("y", output(op, "y", tensors, (x.dtype,), shape, x), True)]
     if can_index and (check_bool(op, "return_indices", attrs.get("return_indices", False)) or "indices" in tensors):
         normal["return_indices"] = True
         operands.append(Operand("indices", output(op, "indices", tensors, (S64, S32), shape, x), True))
@@ -270,10 +297,12 @@ def _definitions(name: str, mode: str, variant: str) -> tuple[OpDef, OpDef]:
     saved = {"max": ("indices", "x"), "avg": (), "lp": ("x", "y")}[mode]
     can_index = mode == "max" and variant != "global"
     attrs, x_shape = _attrs(mode, variant), (("x_shape", None),)
-    return (OpDef(name, ("x",), ("y", "indices") if can_index else ("y",), partial(_make_forward, name, mode, variant),
-                  attrs=(*attrs, ("return_indices", False)) if can_index else attrs),
+    if variant == "fractional":
+        saved = ("indices",)  # they cannot be found again without the samples
+    return (OpDef(name, ("x", "samples") if variant == "fractional" else ("x",), ("y", "indices") if can_index else ("y",),
+                  partial(_make_forward, name, mode, variant), attrs=(*attrs, ("return_indices", False)) if can_index else attrs),
             OpDef(name + "_backward", ("dy", *saved), ("dx",), partial(_make_backward, name + "_backward", mode, variant),
-                  optional=saved if mode == "max" else (), attrs=(*attrs, *x_shape)))
+                  optional=saved if mode == "max" and variant != "fractional" else (), attrs=(*attrs, *x_shape)))
 
 
 DEFINITIONS: tuple[OpDef, ...] = (
@@ -282,6 +311,7 @@ DEFINITIONS: tuple[OpDef, ...] = (
     *_definitions("lp_pool", "lp", "window"),
     *_definitions("adaptive_max_pool", "max", "adaptive"),
     *_definitions("adaptive_avg_pool", "avg", "adaptive"),
+    *_definitions("fractional_max_pool", "max", "fractional"),
     *_definitions("global_max_pool", "max", "global"),
     *_definitions("global_avg_pool", "avg", "global"),
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from math import prod
+from typing import Any
 
 import numpy as np
 
@@ -13,12 +14,22 @@ from ...ops.pool import Axis, PoolProblem
 from . import Expected, Reference
 
 
-def _positions(axis: Axis) -> tuple[np.ndarray, np.ndarray]:
+def _starts(axis: Axis, sample: Any, kind: type[np.floating]) -> list[int]:
+    """Where fractional windows begin, in the arithmetic of `kind`."""
+    if axis.outputs == 1:
+        return [axis.extent - axis.window]
+    step, s = kind(axis.extent - axis.window) / kind(axis.outputs - 1), kind(sample)
+    return [int((kind(o) + s) * step) - int(s * step) for o in range(axis.outputs - 1)] + [axis.extent - axis.window]
+
+
+def _positions(axis: Axis, starts: list[int]) -> tuple[np.ndarray, np.ndarray]:
     """(taps, counted): the input position of each tap of each output, -1 outside the input; and whether it lies in the padded extent."""
     taps = np.full((axis.outputs, axis.window), -1)
     counted = np.zeros((axis.outputs, axis.window), bool)
     for o in range(axis.outputs):
-        if axis.adaptive:
+        if axis.fractional:
+            places = list(range(starts[o], starts[o] + axis.window))
+        elif axis.adaptive:
             places = list(range(o * axis.extent // axis.outputs, -(-(o + 1) * axis.extent // axis.outputs)))
         else:
             places = [o * axis.stride - axis.low + k * axis.dilation for k in range(axis.window)]
@@ -29,12 +40,18 @@ def _positions(axis: Axis) -> tuple[np.ndarray, np.ndarray]:
     return taps, counted
 
 
-def tap_table(problem: PoolProblem) -> tuple[np.ndarray, np.ndarray]:
-    """(flat, counts): flat input position of every tap of every output [outputs, taps], -1 outside; the divisor of every output."""
+def tap_table(problem: PoolProblem, samples: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
+    """(flat, counts): flat input position of every tap of every output [outputs, taps], -1 outside; the divisor of every output.
+
+    samples: of one image and channel, for fractional windows (None: 0).
+    """
+    kind = np.float64 if problem.operands[0].desc.dtype is F64 else np.float32
     flat = np.zeros((1, 1), np.int64)
     counted = np.ones((1, 1), bool)
-    for axis in problem.axes:
-        taps, inside = _positions(axis)
+    for i, axis in enumerate(problem.axes):
+        at = 1 - i if len(problem.axes) == 2 else i  # in two dimensions the last one's sample comes first
+        starts = _starts(axis, np.float64(0.0) if samples is None else samples[at], kind) if axis.fractional else []
+        taps, inside = _positions(axis, starts)
         joined = np.where((flat[:, None, :, None] < 0) | (taps[None, :, None, :] < 0), -1,
                           flat[:, None, :, None] * axis.extent + taps[None, :, None, :])
         flat = joined.reshape(-1, flat.shape[1] * taps.shape[1])
@@ -73,7 +90,10 @@ def forward(problem: Problem, inputs: Mapping[str, np.ndarray], scalars: Mapping
     if x.dtype.kind in "iu":
         images = images.astype(np.int64)
     results, magnitudes, picks = [], [], []
-    for image in images:  # one at a time, so that memory stays small
+    samples = inputs["samples"].reshape(len(images), -1) if problem.has("samples") else None
+    for i, image in enumerate(images):  # one at a time, so that memory stays small
+        if samples is not None:
+            flat, _ = tap_table(problem, samples[i])
         taps = image[flat]
         if problem.mode == "max":
             pick = _argmax(taps[None], flat)[0]
@@ -124,5 +144,6 @@ def backward(problem: Problem, inputs: Mapping[str, np.ndarray], scalars: Mappin
                            _accumulator(problem), _approximate(problem))}
 
 
-_NAMES = ("max_pool", "avg_pool", "lp_pool", "adaptive_max_pool", "adaptive_avg_pool", "global_max_pool", "global_avg_pool")
+_NAMES = ("max_pool", "avg_pool", "lp_pool", "adaptive_max_pool", "adaptive_avg_pool", "fractional_max_pool",
+          "global_max_pool", "global_avg_pool")
 REFERENCES: dict[str, Reference] = {n: forward for n in _NAMES} | {n + "_backward": backward for n in _NAMES}

@@ -64,7 +64,7 @@ def _draw(name: str, mode: str, variant: str, rng: np.random.Generator, size: st
         shape = (int(rng.integers(1, 4)), int(rng.choice([1, 3, 4, 8, 16, 5])), *(int(v) for v in rng.integers(1, top + 1, rank)))
         if rng.random() < 0.04:
             shape = (0, *shape[1:])
-        kinds = floats if is_backward or mode != "max" else (*floats, S8, U8, S32)
+        kinds = floats if is_backward or mode != "max" or variant == "fractional" else (*floats, S8, U8, S32)
         dtype = kinds[int(rng.integers(len(kinds)))]
         attrs: dict[str, Any] = {}
         if variant == "window":
@@ -73,12 +73,19 @@ def _draw(name: str, mode: str, variant: str, rng: np.random.Generator, size: st
                 attrs["norm"] = float(rng.choice([1.0, 2.0] if dtype is F64 else [1.0, 2.0, 3.0, 1.5]))
         elif variant == "adaptive":
             attrs["output_size"] = 1 if rng.random() < 0.2 else tuple(int(v) for v in rng.integers(1, 8, rank))
-        tensors = {}
+        if variant == "fractional":
+            attrs["window"] = window = tuple(int(v) for v in rng.integers(1, 4, rank))
+            attrs["output_size"] = tuple(int(rng.integers(1, max(2, n - k + 2))) for n, k in zip(shape[2:], window, strict=True))
+        tensors: dict[str, TensorDesc] = {}
         try:
             forward = OPS[name.removesuffix("_backward")]
-            plan = forward.make({"x": view(rng, dtype, shape)}, attrs, Policy())
+            given = {"x": view(rng, dtype, shape)}
+            if variant == "fractional":
+                kind = F64 if dtype is F64 else dtype if rng.random() < 0.5 else F32
+                given["samples"] = view(rng, kind, (*shape[:2], rank))
+            plan = forward.make(given, attrs, Policy())
             if not is_backward:
-                tensors["x"] = plan.desc("x")
+                tensors |= given | {"x": plan.desc("x")}
                 if variant != "global" and mode == "max" and rng.random() < 0.6:
                     attrs["return_indices"] = True
                     tensors["indices"] = view(rng, S32 if rng.random() < 0.2 else S64, plan.desc("y").shape)
@@ -88,7 +95,7 @@ def _draw(name: str, mode: str, variant: str, rng: np.random.Generator, size: st
             tensors["dy"] = view(rng, dtype, plan.desc("y").shape)
             if rng.random() < 0.5:
                 tensors["dx"] = view(rng, dtype, shape)
-            if mode == "max" and rng.random() < 0.7:
+            if mode == "max" and (variant == "fractional" or rng.random() < 0.7):
                 tensors["indices"] = view(rng, S64, plan.desc("y").shape)
             elif mode == "max":
                 tensors["x"] = plan.desc("x")
@@ -104,8 +111,13 @@ def _indices(rng: np.random.Generator, problem: Problem) -> np.ndarray:
     from ..reference.pool import tap_table
 
     assert isinstance(problem, PoolProblem)
-    flat, _ = tap_table(problem)
     shape = problem.desc("indices").shape
+    if problem.op.startswith("fractional"):
+        kind = np.float64 if problem.desc("dy").dtype is F64 else np.float32
+        tables = [tap_table(problem, rng.random(len(problem.axes)).astype(kind))[0] for _ in range(shape[0] * shape[1])]
+        picks = [t[np.arange(len(t)), rng.integers(0, t.shape[1], len(t))] for t in tables]
+        return np.array(picks, np.int64).reshape(shape)
+    flat, _ = tap_table(problem)
     scores = np.where(flat >= 0, rng.random((shape[0], shape[1], *flat.shape)), -1.0)
     best = scores.argmax(-1)[..., None]
     return np.take_along_axis(np.broadcast_to(flat, scores.shape), best, -1).reshape(shape)
@@ -124,6 +136,18 @@ def _special_values(rng: np.random.Generator, problem: Problem) -> np.ndarray:
     return values
 
 
+def _unread_values(rng: np.random.Generator, problem: Problem) -> np.ndarray:
+    """Normal values; in every third problem here and there NaN, in a window or in none."""
+    values = rng.standard_normal(problem.desc("x").shape)
+    return np.where(rng.random(values.shape) < 0.1, np.nan, values) if rng.random() < 1 / 3 else values
+
+
+def _samples(rng: np.random.Generator, problem: Problem) -> np.ndarray:
+    """Numbers in [0, 1) that half precision does not round to 1; here and there exactly 0."""
+    values = np.minimum(rng.random(problem.desc("samples").shape), 0.99)
+    return np.where(rng.random(values.shape) < 0.1, 0.0, values)
+
+
 def _norms(rng: np.random.Generator, problem: Problem) -> np.ndarray:
     """Norms of windows: positive, here and there 0."""
     shape = problem.desc("y").shape
@@ -132,13 +156,13 @@ def _norms(rng: np.random.Generator, problem: Problem) -> np.ndarray:
 
 _KINDS = {"max_pool": ("max", "window"), "avg_pool": ("avg", "window"), "lp_pool": ("lp", "window"),
           "adaptive_max_pool": ("max", "adaptive"), "adaptive_avg_pool": ("avg", "adaptive"),
-          "global_max_pool": ("max", "global"), "global_avg_pool": ("avg", "global")}
+          "fractional_max_pool": ("max", "fractional"), "global_max_pool": ("max", "global"), "global_avg_pool": ("avg", "global")}
 SAMPLES: dict[str, Sampler] = {n + s: partial(_draw, n + s, *kind) for n, kind in _KINDS.items() for s in ("", "_backward")}
 
 FILLS: dict[tuple[str, str], Fill] = {(n, "x"): _special_values for n, (mode, _) in _KINDS.items() if mode == "max"}
 FILLS |= {(n + "_backward", "x"): _special_values for n, (mode, _) in _KINDS.items() if mode == "max"}
 FILLS |= {(n + "_backward", "indices"): _indices for n, (mode, _) in _KINDS.items() if mode == "max"}
-FILLS |= {("lp_pool_backward", "y"): _norms}
+FILLS |= {("lp_pool_backward", "y"): _norms, ("lp_pool_backward", "x"): _unread_values, ("fractional_max_pool", "samples"): _samples}
 
 CASES: dict[str, tuple[str, ...]] = {
     "max_pool": (
@@ -178,6 +202,14 @@ CASES: dict[str, tuple[str, ...]] = {
         "adaptive_max_pool_backward dy=f32[2,3,3,4]nchw indices=s64[2,3,3,4]nchw output_size=(3,4) x_shape=(2,3,7,10)",),
     "adaptive_avg_pool": ("adaptive_avg_pool x=f32[1,1,5]nchw output_size=3", "adaptive_avg_pool x=bf16[2,8,7,5]nhwc output_size=(3,7)"),
     "adaptive_avg_pool_backward": ("adaptive_avg_pool_backward dy=f32[1,1,3]nchw output_size=3 x_shape=(1,1,5)",),
+    "fractional_max_pool": (
+        "fractional_max_pool x=f32[2,3,11,8]nchw samples=f32[2,3,2] window=(2,3) output_size=(5,4) return_indices=True",
+        "fractional_max_pool x=bf16[1,8,9,7,6]nhwc samples=bf16[1,8,3] window=2 output_size=(5,3,4)",
+        "fractional_max_pool x=f64[1,2,40] samples=f64[1,2,1] window=3 output_size=38 return_indices=True",
+        "fractional_max_pool x=f16[1,2,3,3] samples=f32[1,2,2] window=3 output_size=1"),
+    "fractional_max_pool_backward": (
+        "fractional_max_pool_backward dy=f32[2,3,5,4] indices=s64[2,3,5,4] window=(2,3) output_size=(5,4) x_shape=(2,3,11,8)",
+        "fractional_max_pool_backward dy=bf16[1,8,5,3,4]nhwc indices=s64[1,8,5,3,4]nhwc window=2 output_size=(5,3,4) x_shape=(1,8,9,7,6)"),
     "global_max_pool": ("global_max_pool x=f32[2,3,7,7]nchw", "global_max_pool x=bf16[1,2,80,80]nchw"),
     "global_max_pool_backward": ("global_max_pool_backward dy=f32[2,3,1,1]nchw x=f32[2,3,7,7]nchw",),
     "global_avg_pool": ("global_avg_pool x=bf16[2,16,7,7]nhwc", "global_avg_pool x=f32[2,3,5,5,5]nchw",
