@@ -4,6 +4,7 @@ and a warp or a CTA an output where the one window is the whole image."""
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import product
 from math import prod
 from typing import Any
 
@@ -44,7 +45,8 @@ class PoolConsts:
     """is_unrolled: all taps are; else the last axis takes `round` taps a loop. index_dtype: "" without indices.
 
     gathered: (operand, register suffix) of what the backward reads per output. counts_taps: indices are numbers of taps within the window.
-    walked: operands whose spatial strides are parameters, of the cells.
+    walked: operands whose spatial strides are parameters, of the cells. first_walked: the first axis along which a thread has a whole cell.
+    overlaps: windows reach beyond their cell.
     """
 
     dtype: str
@@ -63,11 +65,37 @@ class PoolConsts:
     gathered: tuple[tuple[str, str], ...] = ()
     counts_taps: bool = False
     walked: tuple[str, ...] = ()
+    first_walked: int = 0
+    overlaps: bool = False
     samples: str = ""  # the type of fractional pooling's samples
 
     def sample_of(self, axis: int) -> int:
         """Where the sample of an axis stands: in two dimensions that of the last one comes first, as PyTorch's."""
         return 1 - axis if len(self.axes) == 2 else axis
+
+    @property
+    def cell(self) -> tuple[tuple[int, ...], ...]:
+        """The positions of a cell."""
+        return tuple(product(*(range(a.stride) for a in self.axes)))
+
+    @property
+    def shares(self) -> tuple[tuple[int, ...], ...]:
+        """The outputs whose windows reach into a cell: how many cells before its own, the first output first."""
+        return tuple(product(*(range(a.sharing - 1, -1, -1) for a in self.axes)))
+
+    def sums(self, place: int) -> list[str]:
+        """Registers of the position of this number in the cell."""
+        return [f"%sum{place * self.vector + i}" for i in range(self.vector)]
+
+    def tap(self, share: tuple[int, ...], position: tuple[int, ...]) -> int:
+        """Which tap of the output's window the position is, flat over the window; -1 if none."""
+        tap = 0
+        for axis, cells, place in zip(self.axes, share, position, strict=True):
+            along = cells * axis.stride + place
+            if along >= axis.window:
+                return -1
+            tap = tap * axis.window + along
+        return tap
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,12 +211,27 @@ class _PoolEngine(Engine):
                 kind.name, compute_type(kind), problem.mode, axes, digits.consts(wide), vector, is_unrolled,
                 min(sizes[-1], max(1, _ROUND[backward] // vector), 8), fields["index_dtype"],
                 fields.get("write_y", True), problem.count_include_pad, problem.divisor, problem.norm, fields.get("gathered", ()),
-                fields.get("counts_taps", False), fields["walked"] if "cells" in fields else (),
+                fields.get("counts_taps", False), fields["walked"] if "cells" in fields else (), fields.get("first_walked", 0),
+                fields.get("overlaps", False),
                 operands["samples"][0].dtype.name if "samples" in operands else "")
             threads = config["threads"]
             steps.append(Step.of(template, problem.op, Target.for_arch(device.arch), threads, args, consts,
                                  -(-digits.size // threads), min_ctas_per_sm=512 // threads, suffix=f"{consts.dtype}_v{vector}"))
         return steps
+
+
+    def _find_again(self, problem: PoolProblem, config: EngineConfig, device: DeviceInfo,
+                    scratch: Scratch) -> tuple[tuple[TensorDesc, WorkspaceArg], list[Step]]:
+        """The maxima's indices in the workspace, and the launches that put them there."""
+        desc = _found_again(problem)
+        indices = (desc, scratch.take(desc.num_bytes))
+        operands: dict[str, tuple[TensorDesc, Any]] = {"x": (problem.desc("x"), TensorArg("x")), "indices": indices}
+        vector = vector_limit([d for d, _ in operands.values()])
+        if config["vec"] == 1:
+            vector = 1
+        return indices, self._steps("pool/window", problem, EngineConfig.of(vec=vector, threads=config["threads"]), device, "indices", "o",
+                                    operands, {"walked": ("x",), "backward": False, "index_dtype": desc.dtype.name, "write_y": False,
+                                               "counts_taps": _counts_taps(problem)})
 
 
 def shifted(value: TensorArg | WorkspaceArg, num_bytes: int) -> TensorArg | WorkspaceArg:
@@ -242,13 +285,8 @@ class GatherEngine(_PoolEngine):
             if problem.has("indices"):
                 operands["indices"] = (problem.desc("indices"), TensorArg("indices"))
             else:
-                desc, counts_taps = _found_again(problem), _counts_taps(problem)
-                operands["indices"] = (desc, scratch.take(desc.num_bytes))
-                again: dict[str, tuple[TensorDesc, Any]] = {"x": (problem.desc("x"), TensorArg("x")), "indices": operands["indices"]}
-                vector = min(config["vec"], vector_limit([d for d, _ in again.values()]))
-                steps += self._steps("pool/window", problem, EngineConfig.of(vec=vector, threads=config["threads"]), device, "indices", "o",
-                                     again, {"walked": ("x",), "backward": False, "index_dtype": desc.dtype.name, "write_y": False,
-                                            "counts_taps": counts_taps})
+                counts_taps = _counts_taps(problem)
+                operands["indices"], steps = self._find_again(problem, config, device, scratch)
             index = operands["indices"][0].dtype.name
         if problem.mode == "lp":
             operands |= {n: (problem.desc(n), TensorArg(n)) for n in ("x", "y")}
@@ -268,7 +306,8 @@ class GatherEngine(_PoolEngine):
 
 
 class CellEngine(_PoolEngine):
-    """Backward of windows that do not overlap: one launch, x and dy read and dx written once."""
+    """Backward by cells of `stride` elements along each axis: what a cell takes from an output is known when the kernel is written. Windows
+    that lie within their cells find their maxima again on the way, in the one launch; for others the forward kernel does first."""
 
     id = "pool.cell"
 
@@ -277,18 +316,22 @@ class CellEngine(_PoolEngine):
         if problem.has("indices"):
             return refuse("the indices are given")
         for axis in problem.axes:
-            if axis.adaptive or axis.fractional or axis.dilation > 1 or axis.window > axis.stride:
-                return refuse(f"windows overlap, or have gaps (window {axis.window}, stride {axis.stride}, dilation {axis.dilation})")
-        if prod(a.stride for a in self._walked(problem)) > 64:
-            return refuse(f"cells of {prod(a.stride for a in self._walked(problem))} elements (at most 64 a thread)")
-        if self._held(problem) > _UNROLL[False]:
-            return refuse(f"a window of {self._held(problem)} registers (at most {_UNROLL[False]})")
+            if axis.adaptive or axis.dilation > 1:
+                return refuse(f"an axis is {'adaptive' if axis.adaptive else f'dilated by {axis.dilation}'}")
+        stride = prod(a.stride for a in problem.axes[self._first_walked(problem):])
+        if stride > 64:
+            return refuse(f"cells of {stride} elements (at most 64 a thread)")
+        if prod(a.max_sharing for a in problem.axes) > 16 or self._held(problem) > _UNROLL[False] or (
+                problem.mode == "max" and self._overlaps(problem) and not _counts_taps(problem)):
+            return refuse(f"windows of {' x '.join(str(a.window) for a in problem.axes)} elements")
         return super().check_support(problem, device)
 
     def configs(self, problem: Problem, device: DeviceInfo) -> tuple[EngineConfig, ...]:
         assert isinstance(problem, PoolProblem)
-        vector = vector_limit([o.desc for o in problem.operands])
-        while vector > 1 and vector * self._held(problem) > _UNROLL[False]:
+        found_again = problem.mode == "max" and self._overlaps(problem)
+        described = [o.desc for o in problem.operands if o.name != "x" or not found_again]
+        vector = vector_limit([*described, _found_again(problem)] if found_again else described)
+        while vector > 1 and vector * self._held(problem) > (_UNROLL[True] if self._overlaps(problem) else _UNROLL[False]):
             vector //= 2
         return tuple(EngineConfig.of(vec=v, threads=t) for v in dict.fromkeys((vector, 1)) for t in (128, 256))
 
@@ -299,23 +342,33 @@ class CellEngine(_PoolEngine):
         assert isinstance(problem, PoolProblem)
         if problem.is_empty:
             return Build(())
-        names = ("x", "dy", "dx") if problem.mode == "max" else ("dy", "dx")
-        operands: dict[str, tuple[TensorDesc, Any]] = {n: (problem.desc(n), TensorArg(n)) for n in names}
-        whole = len(problem.axes) - len(self._walked(problem))  # the first axis walked
-        cells = tuple(-(-(a.extent + a.low) // a.stride) if i >= whole else a.extent for i, a in enumerate(problem.axes))
-        return Build(tuple(self._steps("pool/cell", problem, config, device, "dx", "i", operands,
-                                       {"walked": names, "backward": True, "index_dtype": "", "cells": cells})))
+        scratch, overlaps, first = Scratch(), self._overlaps(problem), self._first_walked(problem)
+        steps: list[Step] = []
+        operands: dict[str, tuple[TensorDesc, Any]] = {n: (problem.desc(n), TensorArg(n)) for n in ("dy", "dx")}
+        if problem.mode == "max" and overlaps:
+            operands["indices"], steps = self._find_again(problem, config, device, scratch)
+        elif problem.mode == "max":
+            operands["x"] = (problem.desc("x"), TensorArg("x"))
+        cells = tuple(-(-(a.extent + a.low) // a.stride) if i >= first else a.extent for i, a in enumerate(problem.axes))
+        steps += self._steps("pool/cell", problem, config, device, "dx", "i", operands, {
+            "walked": tuple(operands), "backward": True, "index_dtype": operands["indices"][0].dtype.name if "indices" in operands else "",
+            "cells": cells, "first_walked": first, "overlaps": overlaps})
+        return Build(tuple(steps), scratch.num_bytes)
 
     @staticmethod
-    def _held(problem: PoolProblem) -> int:
-        """Registers of one channel of what a thread reads."""
+    def _overlaps(problem: PoolProblem) -> bool:
+        return any(a.window > a.stride for a in problem.axes)
+
+    def _held(self, problem: PoolProblem) -> int:
+        """Registers of one channel: of the elements of a cell, or of the taps of a window that is searched."""
         size = 2 if problem.desc("dx").dtype is F64 else 1
+        if self._overlaps(problem):
+            return size * prod(a.stride for a in problem.axes)
         return size * prod(a.window for a in problem.axes) if problem.mode == "max" else size
 
-    @staticmethod
-    def _walked(problem: PoolProblem) -> tuple[Axis, ...]:
-        """The axes along which a thread has the whole cell: of an average it has one element of the others, as it need not know x."""
-        return problem.axes if problem.mode == "max" else problem.axes[-1:]
+    def _first_walked(self, problem: PoolProblem) -> int:
+        """Of an average whose windows keep apart a thread has the cell along the last axis only: it need not know the rest."""
+        return len(problem.axes) - 1 if problem.mode == "avg" and not self._overlaps(problem) else 0
 
 
 class GlobalEngine(RowEngine):
