@@ -316,8 +316,8 @@ class CellEngine(_PoolEngine):
         if problem.has("indices"):
             return refuse("the indices are given")
         for axis in problem.axes:
-            if axis.adaptive or axis.dilation > 1:
-                return refuse(f"an axis is {'adaptive' if axis.adaptive else f'dilated by {axis.dilation}'}")
+            if axis.adaptive or axis.fractional or axis.dilation > 1:
+                return refuse("an axis is adaptive, fractional or dilated")
         stride = prod(a.stride for a in problem.axes[self._first_walked(problem):])
         if stride > 64:
             return refuse(f"cells of {stride} elements (at most 64 a thread)")
