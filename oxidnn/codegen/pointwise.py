@@ -607,6 +607,10 @@ _row("cos", 1, np.cos, lower=_each(lambda t: el.sine(t, 1)), ulp=2, ulp64=2, doc
      gradient=lambda g, y, x: (-(g * _f("sin", x)),))
 _row("cos_turn", 1, lambda x: np.sin(2 * np.pi * (0.25 - np.abs(x - np.rint(x)))), lower=_each(el.cos_turn), ulp=3, ulp64=4,
      doc="cos(2 pi x)", gradient=lambda g, y, x: (g * (2 * np.pi * _f("cos_turn", x + 0.25)),))
+_row("normal_radius", 1, lambda x: np.sqrt(-2 * np.log(x)), ulp=4, ulp64=2, doc="sqrt(-2 log x): Box and Muller's",
+     lower=_both(lambda e, x: e("sqrt.approx.ftz.f32", e("mul.rn.f32", -2.0, el.log_f32(e, x))),
+                 lambda e, x: e("sqrt.rn.f64", e("mul.rn.f64", -2.0, el.log_f64(e, x)))),
+     gradient=lambda g, y, x: (-(g / (x * y)),))
 _row("tan", 1, np.tan, expand=lambda x: _f("sin", x) / _f("cos", x), doc="NaN beyond |x| = 2^50",
      gradient=lambda g, y, x: (g * (1 + y * y),))
 _row("erf", 1, _erf, lower=_both(el.erf_f32, el.erf_f64), ulp=2, ulp64=3,

@@ -30,7 +30,7 @@ from .pointwise import MAX_RANK, STORED, PointwiseProblem, like
 SOURCES = ("uniform", "radius", "angle")  # operands that are no tensors: numbers drawn for the element (ptx_templates/lib/philox.ptx.j2)
 DISTRIBUTIONS = {
     "uniform": "scalar(first) + scalar(second) * uniform",
-    "normal": "scalar(first) + scalar(second) * (sqrt(-2 * log(radius)) * cos_turn(angle))",
+    "normal": "scalar(first) + scalar(second) * (normal_radius(radius) * cos_turn(angle))",
 }
 _CALL = (Scalar("seed", "u64"), Scalar("offset", "u64"))
 
