@@ -55,7 +55,7 @@ _CHANNEL_NORM = (("eps", 1e-5), ("epilogue", None), ("return_stats", False), ("r
 _CHANNEL_GRADIENT = ("dy", "x", "mean", "rstd", "gamma", "mask", "y")
 _MOMENTUM = (("momentum", 0.1),)
 _LOSS = (("reduction", "mean"), ("label_smoothing", 0.0), ("ignore_index", -100))
-_ROW_LOSS = (("name", None), ("reduction", "mean"), ("margin", None), ("eps", None), ("p", 2))
+_ROW_LOSS = (("name", None), ("reduction", "mean"), ("margin", None), ("eps", None), ("p", None))
 _LINEAR = ("x", "w", "target", "bias", "weight")
 _CTC = ("log_probs", "targets", "input_lengths", "target_lengths")
 _CTC_LOSS = (("blank", 0), ("reduction", "mean"), ("zero_infinity", False))
@@ -143,8 +143,8 @@ CALLS: dict[str, Call] = {
         Call("nll_backward", ("logits", "target", "weight", "d_loss"), _LOSS[::2]),
         Call("loss", _ELEMENTWISE, _ELEMENTWISE_LOSS),
         Call("loss_backward", (*_ELEMENTWISE, "d_loss"), _ELEMENTWISE_LOSS),
-        Call("row_loss", ("x", "x2", "x3", "target"), _ROW_LOSS),
-        Call("row_loss_backward", ("x", "x2", "x3", "target", "d_loss"), _ROW_LOSS),
+        Call("row_loss", ("x", "x2", "x3", "target", "weight"), _ROW_LOSS),
+        Call("row_loss_backward", ("x", "x2", "x3", "target", "weight", "d_loss"), _ROW_LOSS),
         Call("ctc_loss", _CTC, (*_CTC_LOSS, ("return_gradient", False))),
         Call("ctc_loss_backward", (*_CTC, "d_loss"), _CTC_LOSS),
         Call("linear_cross_entropy", _LINEAR, (*_LOSS, ("return_gradients", False))),
@@ -620,20 +620,24 @@ class DnnHandle(ListOps):
         attrs = (name, reduction, beta, delta, margin, eps, log_input, log_target, full)
         return self._session.run(CALLS["loss_backward"], arrays, attrs, out, stream)
 
-    def row_loss(self, x: Any, x2: Any, x3: Any = None, target: Any = None, *, name: str, reduction: str = "mean",
-                 margin: float | None = None, eps: float | None = None, p: int = 2, out: Any = None, stream: Any = None) -> Any:
+    def row_loss(self, x: Any, x2: Any = None, x3: Any = None, target: Any = None, *, name: str, weight: Any = None,
+                 reduction: str = "mean", margin: float | None = None, eps: float | None = None, p: int | None = None, out: Any = None,
+                 stream: Any = None) -> Any:
         """A loss of rows (the last dimension) by name, with PyTorch's formula and defaults.
 
         name: "cosine_embedding" of x, x2 and a target of 1 or -1 a row; "triplet_margin" of x (anchor), x2 (positive), x3 (negative), with
-        the norm of p = 1 or 2. reduction: "none", "mean" (over the rows), "sum".
+        the norm of p = 2 or 1; "multi_margin" of x and a target class a row, with p = 1 or 2 and a weight (C,) per class;
+        "multilabel_margin" of x and a target of x's shape, a row's classes before the first negative number; "multilabel_soft_margin" of x
+        and a target of x's shape that is 1 at a row's classes and 0 elsewhere, with a weight (C,). reduction: "none", "mean" (over the
+        rows), "sum". A class out of range makes its row's results NaN.
         """
-        return self._session.run(CALLS["row_loss"], (x, x2, x3, target), (name, reduction, margin, eps, p), out, stream)
+        return self._session.run(CALLS["row_loss"], (x, x2, x3, target, weight), (name, reduction, margin, eps, p), out, stream)
 
-    def row_loss_backward(self, x: Any, x2: Any, x3: Any = None, target: Any = None, *, name: str, d_loss: Any = None,
-                          reduction: str = "mean", margin: float | None = None, eps: float | None = None, p: int = 2, out: Any = None,
-                          stream: Any = None) -> Any:
-        """(dx, dx2) or (dx, dx2, dx3) of `row_loss`, for an upstream gradient d_loss of the loss's shape (default 1)."""
-        arrays = (x, x2, x3, target, d_loss)
+    def row_loss_backward(self, x: Any, x2: Any = None, x3: Any = None, target: Any = None, *, name: str, weight: Any = None,
+                          d_loss: Any = None, reduction: str = "mean", margin: float | None = None, eps: float | None = None,
+                          p: int | None = None, out: Any = None, stream: Any = None) -> Any:
+        """dx, (dx, dx2) or (dx, dx2, dx3) of `row_loss`, for an upstream gradient d_loss of the loss's shape (default 1)."""
+        arrays = (x, x2, x3, target, weight, d_loss)
         return self._session.run(CALLS["row_loss_backward"], arrays, (name, reduction, margin, eps, p), out, stream)
 
     def ctc_loss(self, log_probs: Any, targets: Any, input_lengths: Any, target_lengths: Any, *, blank: int = 0, reduction: str = "mean",

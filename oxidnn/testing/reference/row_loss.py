@@ -11,17 +11,68 @@ from ...ops.base import Problem
 from ...ops.row_loss import LOSSES, RowLossProblem
 from . import Expected
 
+_Parts = tuple[np.ndarray, list[np.ndarray], np.ndarray, list[np.ndarray]]  # losses, gradients, and the sizes behind both
+
+
+def _multi_margin(x: np.ndarray, target: np.ndarray, weight: np.ndarray, margin: float, p: int) -> _Parts:
+    width = x.shape[-1]
+    is_class = (target >= 0) & (target < width)
+    index = np.where(is_class, target, 0)[..., None].astype(np.int64)
+    scale = np.where(is_class[..., None], weight[index] / width, np.nan)
+    hit = np.arange(width) == index
+    z = np.where(hit, 0.0, np.maximum(margin - np.take_along_axis(x, index, -1) + x, 0))
+    slopes = np.where(z > 0, p * z ** (p - 1), 0.0)
+    slopes = slopes - hit * slopes.sum(-1, keepdims=True)
+    reach = np.where(hit, 0.0, np.abs(x) + np.abs(np.take_along_axis(x, index, -1)) + abs(margin)) * (1 if p == 1 else 2 * z + 1e-3)
+    behind = np.abs(slopes) + (0 if p == 1 else reach + hit * reach.sum(-1, keepdims=True))
+    return scale * (z**p).sum(-1, keepdims=True), [scale * slopes], np.abs(scale) * reach.sum(-1, keepdims=True), [np.abs(scale) * behind]
+
+
+def _multilabel_margin(x: np.ndarray, target: np.ndarray) -> _Parts:
+    width = x.shape[-1]
+    rows, lists = x.reshape(-1, width), target.reshape(-1, width)
+    losses, sizes, gradient = np.zeros((len(rows), 1)), np.zeros((len(rows), 1)), np.zeros(rows.shape)
+    for n, (row, classes) in enumerate(zip(rows, lists, strict=True)):
+        ends = np.flatnonzero(classes < 0)
+        held = classes[:ends[0]] if len(ends) else classes
+        if (held >= width).any():
+            losses[n], gradient[n] = np.nan, np.nan
+            continue
+        others = np.setdiff1d(np.arange(width), held)
+        for y in held.astype(np.int64):
+            z = 1 - row[y] + row[others]
+            losses[n] += np.maximum(z, 0).sum() / width
+            sizes[n] += (1 + abs(row[y]) + np.abs(row[others])).sum() / width
+            gradient[n, others] += (z > 0) / width
+            gradient[n, y] -= (z > 0).sum() / width
+    shape = (*x.shape[:-1], 1)
+    return losses.reshape(shape), [gradient.reshape(x.shape)], sizes.reshape(shape), [np.abs(gradient).reshape(x.shape)]
+
 
 def reference(problem: Problem, inputs: Mapping[str, np.ndarray], scalars: Mapping[str, float]) -> dict[str, Expected]:
     """Errors: a relative one of the sums, carried into what is made of them as an absolute one of their size."""
     assert isinstance(problem, RowLossProblem)
     attrs = dict(problem.attrs)
     row = LOSSES[attrs["name"]]
-    margin, eps, p = attrs.get("margin", row.margin), attrs.get("eps", row.eps), attrs.get("p", 2)
-    x, x2 = inputs["x"], inputs["x2"]
+    margin, eps, p = attrs.get("margin", row.margin), attrs.get("eps", row.eps), attrs.get("p", row.p)
+    x = inputs["x"]
     acc = F64 if problem.desc("x").dtype is F64 else F32
     width = x.shape[-1]
-    if row.has_target:
+    weight = inputs.get("weight", np.ones(width))
+    if row.target == "class":
+        losses, gradients, size, sizes = _multi_margin(x, inputs["target"], weight, margin, p)
+    elif row.target == "classes":
+        losses, gradients, size, sizes = _multilabel_margin(x, inputs["target"])
+    elif row.target == "full":
+        target = inputs["target"].astype(np.float64)
+        softplus = np.logaddexp(0, -x), np.logaddexp(0, x)
+        terms = weight * (target * softplus[0] + (1 - target) * softplus[1])
+        losses, size = (a.mean(-1, keepdims=True) for a in (terms, weight * (np.abs(target) + np.abs(1 - target)) * (softplus[1] + 1)))
+        chance = np.exp(-softplus[0])  # sigmoid
+        gradients = [weight * (chance - target) / width]
+        sizes = [weight * (np.abs(target) + np.abs(1 - target)) * 2 / width]
+    elif row.target == "row":
+        x2 = inputs["x2"]
         target = inputs["target"][..., None].astype(np.float64)
         a, b = (np.sqrt((v * v).sum(-1, keepdims=True) + eps) for v in (x, x2))
         cosine = (x * x2).sum(-1, keepdims=True) / (a * b)
@@ -32,7 +83,7 @@ def reference(problem: Problem, inputs: Mapping[str, np.ndarray], scalars: Mappi
         sizes = [(np.abs(unit) + np.abs(unit2)) / a, (np.abs(unit) + np.abs(unit2)) / b]
         size = np.full(losses.shape, 2.0 + abs(margin))
     else:
-        u, v = x - x2 + eps, x - inputs["x3"] + eps
+        u, v = x - inputs["x2"] + eps, x - inputs["x3"] + eps
         du, dv = ((np.abs(d) ** p).sum(-1, keepdims=True) ** (1 / p) for d in (u, v))
         losses = np.maximum(du - dv + margin, 0)
         slope = np.where(du - dv + margin > 0, 1.0, 0.0)
