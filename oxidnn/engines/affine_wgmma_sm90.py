@@ -11,7 +11,7 @@ from ..codegen.spec import TensorMapSpec
 from ..device import DeviceInfo
 from ..dtypes import F64
 from . import affine_tiling as tiling
-from .affine import AffineMatmul, MatmulGroup
+from .affine import AffineMatmul, IndexSpace, MatmulGroup
 from .affine_group import beyond, joint_boxes, joint_digits, members_of, with_products
 from .affine_tma import (
     BLOCK,
@@ -120,10 +120,16 @@ class WgmmaConsts:
     tile_params: tuple[tuple[str, str], ...] = ()
     load_params: tuple[tuple[str, str], ...] = ()
     target_params: tuple[tuple[str, str], ...] = ()
+    ragged: tiling.RaggedConsts | None = None
 
     @property
     def cluster(self) -> int:
         return max(self.ring.ctas, self.gathers)
+
+    @property
+    def table_at(self) -> int:
+        """Of the groups: behind the barriers."""
+        return self.ring.barriers_at + 2 * BARRIER_BYTES * self.ring.stages
 
     @property
     def blocks_m(self) -> int:
@@ -345,7 +351,7 @@ def plan_grid(am: AffineMatmul, tile: tuple[int, int, int], split_k: int, inner:
 def _plan(am: AffineMatmul | MatmulGroup, config: EngineConfig) -> _Plan | str:
     are_products = [part.k.size > 0 for part in members_of(am)]
     tile_k = SPAN_BYTES // members_of(am)[0].a.dtype.num_bytes
-    parts = with_products(members_of(am), tile_k)
+    parts = with_products(tuple(by_groups(part) for part in members_of(am)), tile_k)
     if isinstance(parts, str):
         return parts
     digits = joint_digits(parts)
@@ -405,6 +411,17 @@ def _plan(am: AffineMatmul | MatmulGroup, config: EngineConfig) -> _Plan | str:
         m_tiles = -(-a[0].num_blocks // halo.blocks)
         grids = [replace(grids[0], m_tiles=m_tiles, group_m=min(8, m_tiles))]
     gathers = gathers_of(config)
+    ragged = first.ragged
+    if ragged is not None:
+        if halo is not None or shares or gathers > 1 or ragged.count == 0 or any(k in dict(config.knobs) for k in ("lead", "defers")):
+            return "groups are of plain boxes, and at least one"
+        if (a_consts.major, b_consts.major if ragged.side == "k" else "row") != (("k", "row") if ragged.side == "m" else ("row", "row")):
+            return f"groups of {'rows lie along k' if ragged.side == 'm' else 'terms lie along rows, of both operands'}"
+        if ragged.side == "m":
+            grids = [replace(grids[0], batch=1)]
+        else:
+            k_tiles = -(-first.k.size // ragged.count // tile_k) + 1  # of a group, about
+            grids = [replace(grids[0], k_tiles=k_tiles, k_tiles_per_split=k_tiles)]
     if gathers > 1:
         k_parts = config["split_k"] * gathers
         per_cta = -(-grids[0].k_tiles // k_parts)
@@ -456,6 +473,10 @@ def _plan(am: AffineMatmul | MatmulGroup, config: EngineConfig) -> _Plan | str:
                          tuple(dict(config.knobs)["streams"]) if "streams" in dict(config.knobs) else
                          streamed(first, grids[0], walks[0], (a[0], b[0])) if halo is None else (), scales, halo, gathers,
                          dict(config.knobs).get("lead", 0))
+    consts = replace(consts, ragged=tiling.RaggedConsts.of(first), streamed=() if ragged is not None else consts.streamed,
+                     prefetches=consts.prefetches and ragged is None)
+    if consts.table_at + _table_bytes(first) > SMEM_BYTES:
+        return f"a table of {ragged.count if ragged else 0} groups leaves too little shared memory"
     members: list[_Member] = []
     for part, d, grid, walk, boxes, map_ in zip(parts, digits, grids, walks, zip(a, b, strict=True), stored, strict=True):
         first_tile = members[-1].first_tile + members[-1].grid.ctas if members else 0
@@ -466,6 +487,19 @@ def _plan(am: AffineMatmul | MatmulGroup, config: EngineConfig) -> _Plan | str:
     if plan.num_tiles >= tiling.INT32_MAX or len(parts) > 1 and _param_bytes(_arguments(plan, 1, 0)) > MAX_PARAM_BYTES:
         return "its parts have more tiles or parameters than a launch takes"
     return plan
+
+
+def by_groups(am: AffineMatmul) -> AffineMatmul:
+    """Groups of rows as a batch over which only B changes, of which a tile has one element."""
+    r = am.ragged
+    if r is None or r.side == "k":
+        return am
+    return replace(am, batch=IndexSpace((r.count,)), a=replace(am.a, batch_strides=(0,)), b=replace(am.b, batch_strides=(r.b_stride,)),
+                   d=replace(am.d, batch_strides=(0,)))
+
+
+def _table_bytes(am: AffineMatmul) -> int:
+    return 8 * (am.ragged.count + 2) if am.ragged is not None else 0
 
 
 def _varying(sections: Sequence[Sequence[Arg]]) -> tuple[tuple[str, str], ...]:
@@ -514,6 +548,9 @@ def _sections(m: _Member, consts: WgmmaConsts, workspace_offset: int) -> tuple[l
     t.add("k_tiles", "u32", grid.k_tiles)
     t.add("k_tiles_per_split", "u32", grid.k_tiles_per_split)
     t.space("batch", m.d.batch)
+    if am.ragged is not None:
+        t.args += [a for a in tiling.ragged_arguments(am, t.offset_type) if a.name != "groups_b"]
+        t.add("n_tiles", "u32", grid.n_tiles)
     for scale, space in ((am.scale_a, am.m), (am.scale_b, am.n)):
         if scale is not None:
             extents, (strides,) = tiling.merge(space.extents, [scale.row_strides])
@@ -571,6 +608,7 @@ class WgmmaSm90Matmul:
     sums_coarsely = True
     takes_groups = True
     takes_scales = True
+    takes_ragged = True
 
     def check(self, am: AffineMatmul | MatmulGroup, device: DeviceInfo) -> Support:
         """sm_90a; operand pairs as of mma_sm80; operands that tensor maps can fetch (affine_tma.plan_boxes); D of any float type.
@@ -624,7 +662,8 @@ class WgmmaSm90Matmul:
         clocks = [m.grid.k_tiles_per_split * max(multiply_clocks, load_clocks, 240) + epilogue_clocks for m in plan.members]
         work = sum(m.grid.ctas * c.gathers * t for m, t in zip(plan.members, clocks, strict=True))
         compute_us = -(-work // (device.num_sms * clocks[-1])) * clocks[-1] / 1620
-        elements = sum(m.am.batch.size * m.am.m.size * m.am.n.size for m in plan.members)
+        is_grouped = first.ragged is not None and first.ragged.side == "m"
+        elements = sum((1 if is_grouped else m.am.batch.size) * m.am.m.size * m.am.n.size for m in plan.members)
         read = first.a.dtype.num_bytes * (
             max(tiling.source_elements(m.am.a, m.am.m, m.am.k, m.am.batch) for m in plan.members)
             + sum(tiling.source_elements(m.am.b, m.am.n, m.am.k, m.am.batch) for m in plan.members))
@@ -653,6 +692,7 @@ class WgmmaSm90Matmul:
         tile_step = plan.num_tiles if c.gathers > 1 else min(plan.num_tiles, max(1, device.num_sms // c.cluster))
         num_ctas = tile_step * c.cluster
         smem = c.ring.barriers_at + 2 * BARRIER_BYTES * (c.ring.stages + (c.halo.slots if c.halo is not None else 0))
+        smem += _table_bytes(m.am)
         kinds = (c.kind if c.kind_b == c.kind else f"{c.kind}_{c.kind_b}") + ("_promoted" if c.promotes else "")
         suffix = f"{kinds}_{c.tile_m}x{c.tile_n}x{c.tile_k}{'_pingpong' if c.is_ping_pong else ''}{'_halo' if c.halo is not None else ''}"
         suffix += f"_shares_{'a' if c.a.shared_rows else 'b'}" if c.ring.ctas > 1 else ""
@@ -701,6 +741,7 @@ def _candidates(am: AffineMatmul | MatmulGroup, device: DeviceInfo) -> Iterator[
         if (tile_m > 128 and tile_m >= 2 * parts[0].m.size) or (tile_n > 64 and tile_n >= 2 * parts[0].n.size):
             continue  # more than half of the tile would be empty
         stages = stages_of(schedule, tile_m, tile_n) if loader == "boxes" else halo_stages(am, schedule, tile_m, tile_n)
+        stages -= parts[0].ragged is not None  # room for the table of groups
         config = _config(parts[0], schedule, loader, tile_m, tile_n, stages, 1, promotes)
         plan = _plan(am, config) if stages else ""
         if isinstance(plan, str):
@@ -712,7 +753,7 @@ def _candidates(am: AffineMatmul | MatmulGroup, device: DeviceInfo) -> Iterator[
         if schedule == "coop" or is_low or plan.num_tiles > device.num_sms:  # else there is no next tile to multiply under an epilogue
             yield config
         splits = set()
-        may_split = len(parts) == 1 and loader == "boxes" and parts[0].acc.is_float  # partial sums are added as floats
+        may_split = len(parts) == 1 and parts[0].ragged is None and loader == "boxes" and parts[0].acc.is_float  # partial sums are added as floats
         for waves in (1, 2, 3) if may_split and (schedule == "coop" or is_low) else ():
             split = min(waves * device.num_sms // whole.ctas, whole.k_tiles // 4)
             if split > 1:

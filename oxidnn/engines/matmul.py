@@ -527,7 +527,7 @@ class MatmulEngine(Engine):
 
 ALGORITHMS: tuple[Algorithm, ...] = (WGMMA_SM90, MMA_SM80, SIMT, DIRECT)
 _OF_GEMM: tuple[Algorithm, ...] = (SKINNY_MMA, SKINNY_WGMMA, WGMMA_SM90_TURNED)  # for few rows of a
-_OF_GROUPS: tuple[Algorithm, ...] = (MMA_SM80, SIMT, DIRECT)
+_OF_GROUPS: tuple[Algorithm, ...] = (WGMMA_SM90, MMA_SM80, SIMT, DIRECT)
 ENGINES: dict[str, tuple[Engine, ...]] = {
     op: tuple(MatmulEngine(op, algorithm) for algorithm in
               (_OF_GROUPS if op.startswith("grouped") else (_OF_GEMM if op == "gemm" else ()) + ALGORITHMS)) for op in _LOWERINGS}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -41,9 +43,15 @@ def run(line: str, engine, sizes: tuple[int, ...], values: dict[str, np.ndarray]
     inputs["group_sizes"] = np.array(sizes, problem.desc("group_sizes").dtype.numpy)
     want = REFERENCES[problem.op](problem, exact(problem, inputs), {})
     got: np.ndarray | None = None
-    for config in engine.configs(problem, backend.info)[:3]:
+    backend.info = replace(backend.info, num_sms=2)  # persistent CTAs walk several tiles
+    tried = set()
+    for config in engine.configs(problem, backend.info):
+        kind = config["schedule"] if "wgmma" in engine.id else len(tried)
+        if kind in tried or len(tried) == 3:
+            continue
+        tried.add(kind)
         out = execute(backend, problem, engine, config, inputs)
-        compare(problem, out, want, engine.id)
+        compare(problem, out, want, engine.id, is_coarse=engine.sums_coarsely)
         got = out["d"]
     assert got is not None
     return got
@@ -78,6 +86,30 @@ def test_infinities_of_neighbours_stay_theirs(line: str, engine) -> None:  # typ
     own = np.ones(len(got), bool)
     own[1 if problem.op.endswith("wgrad") else slice(33, 53)] = False
     assert np.isfinite(got[own]).all() and not np.isfinite(got[~own]).all()
+
+
+TENSOR_CORES = (
+    "grouped_gemm a=bf16[450,136] b=bf16[5,136,264] group_sizes=s32[5]",
+    "grouped_gemm a=f16[450,72] b=f16[5,200,72] group_sizes=s64[5] transpose_b=True cumulative=True",
+    "grouped_gemm a=bf16[450,72] b=bf16[5,136,72] group_sizes=s32[5] transpose_b=True d=f32[450,136]",
+    "grouped_gemm a=bf16[450,72] b=bf16[5,135,72] group_sizes=s32[5] transpose_b=True",  # rows of d no copy can write
+    "grouped_gemm a=bf16[450,72] b=bf16[5,136,72] group_sizes=s32[5] transpose_b=True d=bf16[450,136](1,450)",
+    "grouped_gemm a=e4m3[450,272] b=e5m2[5,136,272] group_sizes=s32[5] transpose_b=True",
+    "grouped_gemm a=s8[450,272] b=u8[5,136,272] group_sizes=s32[5] transpose_b=True",
+    "grouped_gemm a=f32[450,40] b=f32[5,136,40] group_sizes=s32[5] transpose_b=True math=tf32",
+    "grouped_gemm_wgrad a=bf16[450,136] b=bf16[450,264] group_sizes=s32[5]",
+    "grouped_gemm_wgrad a=f16[450,200] b=f16[450,72] group_sizes=s64[5] cumulative=True d=f32[5,200,72]",
+)
+
+
+@pytest.mark.parametrize("line", TENSOR_CORES)
+def test_hopper_loop(line: str) -> None:
+    problem = parse_case(line)
+    engine = next(e for e in ENGINES[problem.op] if "wgmma" in e.id)
+    support = engine.check_support(problem, known_device("sm_90a"))
+    assert support, support.reason
+    for sizes in ((129, 0, 64, 200, 57), (0, 5, 400, 1, 0), (3, 0, 0, 0, 0)):
+        run(line, engine, tuple(int(n) for n in np.cumsum(sizes)) if problem.is_cumulative else sizes)
 
 
 def test_more_groups_than_lanes() -> None:
