@@ -418,7 +418,7 @@ class BandEngine(Engine):
             sums = (loops[0].block + 1) * across * vector
             loads = prod(loop.round or loop.span for loop in loops)
             # the assembler spills sooner than it moves loads apart
-            is_heavy = size == 8 or ((size == 4 or rank > 2) and loads >= 56)
+            is_heavy = size == 8 or (loads >= 56 and (size == 4 or rank > 2 or sums > 64))
             steps.append(Step.of("resize/band", problem.op, Target.for_arch(device.arch), threads, args, consts,
                                  _ceil(digits.size, threads), min_ctas_per_sm=2 if is_heavy else 4 if sums <= 64 else 3,
                                  follows=bool(tables) and can_follow and not steps,
@@ -487,10 +487,10 @@ def _loops_of(axes: tuple[tuple[int, Axis, int], ...], f: Filter, is_nearest: bo
         is_ragged = _count(axis, f.is_transposed)[0] % block != 0
         bands = bands_of(axis, block, own, is_nearest)
         weights = bands.span * block * words if bands.has_weights else 0
-        is_inner = d > 0
         loop = LoopConsts(a, block, bands.span, bands.places, bands.advance, bands.origin, bands.taps, 0, weights > 0,
-                          is_inner and bands.span <= _HELD, is_inner and weights > 0, is_ragged)
-        if (_instructions((loop, *loops), vector) > _UNROLL or loads * bands.span > _LOADS or (is_inner and weights > _HELD)):
+                          d > 0 and bands.span <= _HELD, d > 0 and 0 < weights <= _HELD, is_ragged)
+        if (_instructions((loop, *loops), vector) > _UNROLL or loads * bands.span > _LOADS or (d > 0 and weights > 2 * _HELD)
+                or any(inner.has_weights and not inner.holds_weights and not inner.round for inner in loops)):
             bands = bands_of(axis, block, own, is_nearest, False)
             turn = max(1, min(4, bands.span, int(300 / max(1.0, _instructions(loops, vector))), _LOADS // loads))
             span = _ceil(bands.span, turn) * turn
