@@ -199,7 +199,7 @@ def registers_needed(c: MmaConsts) -> int:
     """About how many registers the kernel takes; the assembler spills where this exceeds what a thread may have."""
     acc, frag = c.warp_m * c.warp_n // 32, (c.warp_m + c.warp_n) // 4
     # A step's fragments in two buffers; or as read, of the next step, beside the parts of this one.
-    total = acc * (2 if c.promotes else 1) + frag * (2 + c.lines if c.has_parts else 2) + 24
+    total = acc * (2 if c.promotes else 1) + frag * (2 + c.lines if c.has_parts else 2) + (24 if c.ragged is None else 34)
     for x in (c.a, c.b):
         offset = 2 if x.wide else 1
         per_row, per_k = offset + len(x.bounds), offset + len(x.bounds) + x.k_digits

@@ -589,7 +589,10 @@ class Grid:
 
 def plan_grid(am: AffineMatmul, tile: tuple[int, int, int], split_k: int, inner: str = "n") -> Grid:
     tile_m, tile_n, tile_k = tile
-    k_tiles = max(1, -(-am.k.size // tile_k))
+    k_size = am.k.size
+    if am.ragged is not None and am.ragged.side == "k":  # of a group, about; the kernel finds out
+        k_size = -(-k_size // max(1, am.ragged.count)) + tile_k // 2
+    k_tiles = max(1, -(-k_size // tile_k))
     per_split = -(-k_tiles // min(split_k, k_tiles))
     m_tiles, n_tiles = -(-am.m.size // tile_m), -(-am.n.size // tile_n)
     if am.ragged is not None and am.ragged.side == "m":

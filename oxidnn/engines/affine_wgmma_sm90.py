@@ -666,7 +666,7 @@ class WgmmaSm90Matmul:
         elements = sum((1 if is_grouped else m.am.batch.size) * m.am.m.size * m.am.n.size for m in plan.members)
         read = first.a.dtype.num_bytes * (
             max(tiling.source_elements(m.am.a, m.am.m, m.am.k, m.am.batch) for m in plan.members)
-            + sum(tiling.source_elements(m.am.b, m.am.n, m.am.k, m.am.batch) for m in plan.members))
+            + sum(tiling.source_elements(m.am.b, m.am.n, m.am.k, m.am.batch) for m in plan.members) * used)
         read += elements * sum(t.dtype.num_bytes for t in first.operands if any(t.m_strides))
         written = 0 if grid.splits > 1 else elements * first.d.dtype.num_bytes
         # Reads come at less than the speed of a copy, writes partly stay in L2.
@@ -697,6 +697,7 @@ class WgmmaSm90Matmul:
         suffix = f"{kinds}_{c.tile_m}x{c.tile_n}x{c.tile_k}{'_pingpong' if c.is_ping_pong else ''}{'_halo' if c.halo is not None else ''}"
         suffix += f"_shares_{'a' if c.a.shared_rows else 'b'}" if c.ring.ctas > 1 else ""
         suffix += f"_gathers_{c.gathers}" if c.gathers > 1 else ""
+        used = min(1.0, first.m.size / first.batch.size) if is_grouped else 1  # groups that may have rows
         args = _arguments(plan, tile_step, workspace_offset)
         step = Step.of("matmul/wgmma_sm90", op, target, 128 * (1 + c.warpgroups), args, c, num_ctas, dynamic_smem=smem,
                        cluster=c.cluster, suffix=suffix)
@@ -741,7 +742,6 @@ def _candidates(am: AffineMatmul | MatmulGroup, device: DeviceInfo) -> Iterator[
         if (tile_m > 128 and tile_m >= 2 * parts[0].m.size) or (tile_n > 64 and tile_n >= 2 * parts[0].n.size):
             continue  # more than half of the tile would be empty
         stages = stages_of(schedule, tile_m, tile_n) if loader == "boxes" else halo_stages(am, schedule, tile_m, tile_n)
-        stages -= parts[0].ragged is not None  # room for the table of groups
         config = _config(parts[0], schedule, loader, tile_m, tile_n, stages, 1, promotes)
         plan = _plan(am, config) if stages else ""
         if isinstance(plan, str):
@@ -753,7 +753,8 @@ def _candidates(am: AffineMatmul | MatmulGroup, device: DeviceInfo) -> Iterator[
         if schedule == "coop" or is_low or plan.num_tiles > device.num_sms:  # else there is no next tile to multiply under an epilogue
             yield config
         splits = set()
-        may_split = len(parts) == 1 and parts[0].ragged is None and loader == "boxes" and parts[0].acc.is_float  # partial sums are added as floats
+        # Partial sums are added as floats.
+        may_split = len(parts) == 1 and parts[0].ragged is None and loader == "boxes" and parts[0].acc.is_float
         for waves in (1, 2, 3) if may_split and (schedule == "coop" or is_low) else ():
             split = min(waves * device.num_sms // whole.ctas, whole.k_tiles // 4)
             if split > 1:
@@ -778,6 +779,10 @@ def gathered_split(most: int, k_tiles: int, gathers: int) -> int:
             return split_k
     return 0
 
+        if isinstance(plan, str) and parts[0].ragged is not None:  # room for the table of groups
+            stages -= 1
+            config = _config(parts[0], schedule, loader, tile_m, tile_n, stages, 1, promotes)
+            plan = _plan(am, config) if stages > 1 else ""
 
 def halo_stages(am: AffineMatmul | MatmulGroup, schedule: str, tile_m: int, tile_n: int) -> int:
     """Stages of B that fit beside the patches; 0 if fewer than two do, or if there are no patches."""
