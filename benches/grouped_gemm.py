@@ -159,7 +159,8 @@ def main() -> None:
             continue
         theirs = r["torch_us"] or math.nan
         print(f"{r['case']:32} {theirs:8.1f} {best['us']:8.1f} {theirs / best['us']:5.2f} {r['flops'] / best['us'] / 1e6:7.1f} "
-              f"{r['bytes'] / best['us'] / 1e6:5.2f} {r['default'].get('us', math.nan):8.1f}  {best['engine']} {best['config']}", flush=True)
+              f"{r['bytes'] / best['us'] / 1e6:5.2f} {r['default'].get('us', math.nan):8.1f}  {best['engine']} {best['config']}",
+              flush=True)
     done = [r for r in results if r["best"] and r["torch_us"]]
     if done:
         ratio = math.exp(statistics.fmean(math.log(r["torch_us"] / r["best"]["us"]) for r in done))
