@@ -45,6 +45,7 @@ _POOL = (("window", None), ("stride", None), ("padding", 0), ("dilation", 1), ("
 _AVERAGE = (*_POOL, ("count_include_pad", True), ("divisor_override", None))
 _GEMM_ATTRS = (("transpose_a", False), ("transpose_b", False), ("alpha", 1.0), ("beta", 0.0), ("epilogue", None), ("gate", None),
                ("out_dtype", None))
+_LRN = (("size", 5), ("alpha", 1e-4), ("beta", 0.75), ("k", 1.0))
 _RESIZE = (("size", None), ("mode", "nearest"), ("scales", None), ("align_corners", False), ("coordinates", None), ("rounding", "floor"),
            ("antialias", False), ("cubic_coefficient", -0.75), ("exclude_outside", None))
 _SLICE = (("starts", None), ("stops", None), ("steps", None), ("axes", None))
@@ -92,6 +93,8 @@ CALLS: dict[str, Call] = {
         Call("global_max_pool_backward", ("dy", "x")),
         Call("global_avg_pool", ("x",)),
         Call("global_avg_pool_backward", ("dy",), (("x_shape", None),)),
+        Call("lrn", ("x",), _LRN),
+        Call("lrn_backward", ("dy", "x"), _LRN),
         Call("resize", ("x",), _RESIZE),
         Call("resize_backward", ("dy",), (*_RESIZE, ("x_shape", None))),
         Call("permute", ("x",), (("dims", None),)),
@@ -560,6 +563,19 @@ class DnnHandle(ListOps):
                                return_residual: bool = False, out: Any = None, stream: Any = None) -> Any:
         """As `batch_norm_backward`."""
         return self._session.run(CALLS["instance_norm_backward"], (dy, x, mean, rstd, gamma, mask, y), (return_residual,), out, stream)
+
+    def lrn(self, x: Any, size: int = 5, *, alpha: float = 1e-4, beta: float = 0.75, k: float = 1.0, out: Any = None,
+            stream: Any = None) -> Any:
+        """Local response normalisation across channels: x[c] / (k + alpha / size * sum of x^2 over `size` channels around c)^beta.
+
+        The window reaches from (size - 1) // 2 channels before to size // 2 behind, as ONNX's and cuDNN's. size: at most 33 (f64: 17).
+        """
+        return self._session.run(CALLS["lrn"], (x,), (size, alpha, beta, k), out, stream)
+
+    def lrn_backward(self, dy: Any, x: Any, size: int = 5, *, alpha: float = 1e-4, beta: float = 0.75, k: float = 1.0, out: Any = None,
+                     stream: Any = None) -> Any:
+        """dx of `lrn`."""
+        return self._session.run(CALLS["lrn_backward"], (dy, x), (size, alpha, beta, k), out, stream)
 
     # ---- softmax and losses ------------------------------------------------------------------------------------------------------
 

@@ -22,6 +22,7 @@ from .base import SUPPORTED, Arg, Build, Engine, EngineConfig, ScalarArg, Scratc
 from .pointwise_map import map_step, max_vec
 
 THREADS = 256
+COMBINE_THREADS = 1024  # of a CTA that combines what all others have left
 _PARAM_BYTES, _OLD_PARAM_BYTES = 32000, 4096  # of the tables: the other parameters fit beside them; what PTX before 8.1 allows in all
 _CAPACITIES = (1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1280, 1536, 2048)
 _NEVER = 2**32 - 1  # first CTA of a slot without a tensor
@@ -266,8 +267,9 @@ class _Builder:
         tensors_before = ctas_before = 0
         for group in groups.values():
             numels = {i: self.problem.descs[f"{self.inputs[0]}_{i}"].numel for i in group}
-            # Some 8 CTAs for each that an SM holds even out their ends.
-            rounds = max(1, min(512, sum(numels.values()) // (THREADS * self.vec * self.device.num_sms * 64)))
+            # Some 8 CTAs for each that an SM holds even out their ends; fewer where one CTA has to combine what they leave.
+            ctas_per_sm = 64 if self.problem.per_tensor or not self.problem.reduced else 24
+            rounds = max(1, min(4096, sum(numels.values()) // (THREADS * self.vec * self.device.num_sms * ctas_per_sm)))
             chunk = THREADS * self.vec * rounds
             while max(-(-n // chunk) for n in numels.values()) >= 2**30:
                 chunk *= 2
@@ -361,7 +363,8 @@ class _Builder:
                          if isinstance(p, WorkspaceArg) else p) for i, p in enumerate(made.values())]
             args += [*single_args, *self._scalars(whole.scalars)]
             target = Target.for_arch(self.device.arch, (8, 1) if 4 * len(row) + 16 * len(args) > _OLD_PARAM_BYTES else (7, 0))
-            self.steps.append(Step.of("foreach/combine", problem.op, target, THREADS, args, consts, tensors))
+            threads = THREADS if problem.per_tensor else COMBINE_THREADS
+            self.steps.append(Step.of("foreach/combine", problem.op, target, threads, args, consts, tensors))
         return made
 
 

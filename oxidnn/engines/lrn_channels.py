@@ -1,0 +1,144 @@
+"""Local response normalisation: a thread walks over a run of channels, with all channels that its windows reach in registers.
+
+Where the channels lie side by side, the run is moved as a pack; else neighbouring threads have neighbouring positions.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+
+from ..codegen.pointwise import parse
+from ..codegen.spec import Target
+from ..device import DeviceInfo
+from ..ops.base import Problem
+from ..ops.lrn import LrnProblem
+from ..tensor import TensorDesc
+from .base import SUPPORTED, Arg, Build, Engine, EngineConfig, Step, Support, TensorArg, refuse
+from .collapse import collapse
+from .digits import DigitConsts, Digits
+
+THREADS = 128
+MAX_SIZE = {"f32": 33, "f64": 17}  # all channels that a run's windows reach are held in registers
+_LIMIT = 2**31
+
+
+@dataclass(frozen=True, slots=True)
+class LrnConsts:
+    """run: channels of a thread. before, after: of a window, around its own. packed: runs are moved whole."""
+
+    dtype: str
+    compute: str
+    run: int
+    before: int
+    after: int
+    packed: bool
+    backward: bool
+    digits: DigitConsts
+
+    @property
+    def sums_from(self) -> int:
+        """The first channel, from the run's own on, whose window is summed; sums_to: behind the last."""
+        return -self.after if self.backward else 0
+
+    @property
+    def sums_to(self) -> int:
+        return self.run + (self.before if self.backward else 0)
+
+    @property
+    def reach_from(self) -> int:
+        """The first channel read, from the run's own on; reach_to: behind the last."""
+        return self.sums_from - self.before
+
+    @property
+    def reach_to(self) -> int:
+        return self.sums_to + self.after
+
+    def power(self, result: str, base: str, exponent: str) -> str:
+        """The PTX of base^exponent, base > 0."""
+        if self.compute == "f64":
+            return parse("pow(b, e)").lower({"b": base, "e": exponent}, [result], "f64")
+        return (f"    lg2.approx.f32 {result}, {base};\n    mul.rn.f32 {result}, {result}, {exponent};\n"
+                f"    ex2.approx.f32 {result}, {result};\n")
+
+
+class LrnEngine(Engine):
+    """Both directions, any layout."""
+
+    id = "lrn.channels"
+
+    def check_support(self, problem: Problem, device: DeviceInfo) -> Support:
+        assert isinstance(problem, LrnProblem)
+        x = problem.desc("x")
+        most = MAX_SIZE[_compute(problem)]
+        if problem.size > most:
+            return refuse(f"windows of {problem.size} channels (at most {most})")
+        if prod(x.shape[1:]) >= _LIMIT:
+            return refuse(f"one image has {prod(x.shape[1:])} elements (at most {_LIMIT - 1})")
+        return SUPPORTED
+
+    def configs(self, problem: Problem, device: DeviceInfo) -> tuple[EngineConfig, ...]:
+        assert isinstance(problem, LrnProblem)
+        runs = [r for r in (8, 4, 16, 2) if problem.size <= 17 or r <= 4]
+        if problem.desc("x").dtype.name == "f64":
+            runs = [r for r in runs if r <= 4]
+        found = [EngineConfig.of(run=r, packed=int(_packs(problem, r))) for r in runs]
+        return tuple(sorted(found, key=lambda config: self.estimate(problem, config, device)))
+
+    def estimate(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> float:
+        assert isinstance(problem, LrnProblem)
+        run, x = config["run"], problem.desc("x")
+        scattered = x.strides[1] == 1 and x.shape[1] > 1 and not config["packed"]
+        again = 1 + 0.15 * (problem.size - 1) * (2 if problem.is_backward else 1) / run + (0.5 if scattered else 0) + 0.01 * run
+        return 3.0 + problem.num_bytes / (device.bandwidth_gbs * 1e3 * 0.9) * again
+
+    def build_steps(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> Build:
+        assert isinstance(problem, LrnProblem)
+        if problem.is_empty:
+            return Build(())
+        run, x = config["run"], problem.desc("x")
+        compute = _compute(problem)
+        descs = {o.name: o.desc for o in problem.operands}
+        rows = {name: tuple(s * d.dtype.num_bytes for s in d.strides) for name, d in descs.items()}
+        main = "dx" if problem.is_backward else "y"
+        extents, strides = collapse(x.shape[2:], [row[2:] for row in rows.values()])
+        chunks = -(-x.shape[1] // run)
+        per_image = chunks * prod(extents)
+        images = max(1, min(x.shape[0], (_LIMIT - 1) // per_image))
+        wide = any(abs(s) * run >= _LIMIT for row in rows.values() for s in row)
+        steps = []
+        for begin in range(0, x.shape[0], images):
+            moves = {name: (rows[name][0], rows[name][1] * run, *inner) for name, inner in zip(rows, strides, strict=True)}
+            names = ("n", "chunk", *(f"s{i}" for i in range(len(extents))))
+            digits = Digits(names, (min(images, x.shape[0] - begin), chunks, *extents), moves).ordered_for(main)
+            consts = LrnConsts(x.dtype.name, compute, run, problem.before, problem.size - 1 - problem.before, bool(config["packed"]),
+                               problem.is_backward, digits.consts(wide))
+            args = [Arg(f"ptr_{n}", "u64", TensorArg(n, begin * rows[n][0])) for n in descs]
+            args += [Arg("num_threads", "u32", digits.size), *digits.args(wide), Arg("channels", "u32", x.shape[1])]
+            args += [Arg(f"channel_{n}", "s64" if wide else "s32", rows[n][1]) for n in descs]
+            factor = problem.alpha / problem.size
+            numbers = {"factor": factor, "k": problem.k, "exponent": -problem.beta}
+            if problem.is_backward:
+                numbers |= {"steeper": -problem.beta - 1, "slope": -2 * factor * problem.beta}
+            args += [Arg(name, compute, value) for name, value in numbers.items()]
+            target, grid = Target.for_arch(device.arch), -(-digits.size // THREADS)
+            steps.append(Step.of("lrn/channels", problem.op, target, THREADS, args, consts, grid, suffix=f"{consts.dtype}_r{run}"))
+        return Build(tuple(steps))
+
+
+def _compute(problem: LrnProblem) -> str:
+    return "f64" if problem.desc("x").dtype.name == "f64" else "f32"
+
+
+def _packs(problem: LrnProblem, run: int) -> bool:
+    """True if every operand's runs of channels lie side by side, aligned."""
+    def fits(d: TensorDesc) -> bool:
+        piece = min(16, run * d.dtype.num_bytes)
+        others = [s * d.dtype.num_bytes for i, (n, s) in enumerate(zip(d.shape, d.strides, strict=True)) if i != 1 and n > 1]
+        return d.shape[1] % run == 0 and d.strides[1] == 1 and d.align >= piece and all(s % piece == 0 for s in others)
+
+    size = problem.desc("x").dtype.num_bytes
+    return (size >= 4 or run * size <= 16) and all(fits(o.desc) for o in problem.operands)
+
+
+ENGINES: dict[str, tuple[Engine, ...]] = {"lrn": (LrnEngine(),), "lrn_backward": (LrnEngine(),)}

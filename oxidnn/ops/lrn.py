@@ -1,0 +1,75 @@
+"""Local response normalisation across channels, and its gradient: tensors (N, C, spatial) of any rank from 2 on.
+
+    lrn x=f32[8,96,55,55] size=5 alpha=0.0001 beta=0.75 k=2.0           y
+    lrn_backward dy=... x=... size=5                                    dx
+
+y[c] = x[c] / s[c]^beta, s[c] = k + alpha / size * (sum of x^2 over the channels from c - (size - 1) // 2 to c + size // 2 that there are):
+the window of ONNX and cuDNN. PyTorch's is the same for odd sizes, and one channel lower for even ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ..errors import expected
+from ..tensor import TensorDesc
+from .base import OpDef, Operand, Policy, Problem
+from .checks import FLOATS, check_integer, check_number, check_reach, operand, output
+from .epilogue import accumulator_of
+
+_NUMBERS = {"alpha": 1e-4, "beta": 0.75, "k": 1.0}
+
+
+@dataclass(frozen=True)
+class LrnProblem(Problem):
+    size: int = 5
+    alpha: float = 1e-4
+    beta: float = 0.75
+    k: float = 1.0
+
+    @property
+    def is_backward(self) -> bool:
+        return self.op == "lrn_backward"
+
+    @property
+    def before(self) -> int:
+        """Channels of a window before its own."""
+        return (self.size - 1) // 2
+
+    @property
+    def flops(self) -> int:
+        return self.desc("x").numel * (2 * self.size + 10) * (2 if self.is_backward else 1)
+
+
+def _make(op: str, tensors: Mapping[str, TensorDesc], attrs: Mapping[str, Any], policy: Policy) -> LrnProblem:
+    x = operand(op, "x", tensors, FLOATS)
+    if not 2 <= x.rank <= 8:
+        raise expected(op, "rank of x", x.rank, "2 to 8: (N, C, spatial)")
+    check_reach(op, "x", x)
+    fields: dict[str, Any] = {"size": check_integer(op, "size", attrs.get("size", 5), 1)}
+    fields |= {name: check_number(op, name, attrs.get(name, default), accumulator_of(x.dtype)) for name, default in _NUMBERS.items()}
+    normal = tuple((name, value) for name, value in fields.items() if value != ({"size": 5} | _NUMBERS)[name])
+    if op == "lrn":
+        operands = [Operand("x", x), Operand("y", output(op, "y", tensors, (x.dtype,), x.shape, x), True)]
+    else:
+        dy = operand(op, "dy", tensors, (x.dtype,), x.shape)
+        check_reach(op, "dy", dy)
+        operands = [Operand("dy", dy), Operand("x", x), Operand("dx", output(op, "dx", tensors, (x.dtype,), x.shape, x), True)]
+    return LrnProblem(op, tuple(operands), normal, policy=policy, **fields)
+
+
+def make_lrn(tensors: Mapping[str, TensorDesc], attrs: Mapping[str, Any], policy: Policy) -> LrnProblem:
+    return _make("lrn", tensors, attrs, policy)
+
+
+def make_lrn_backward(tensors: Mapping[str, TensorDesc], attrs: Mapping[str, Any], policy: Policy) -> LrnProblem:
+    return _make("lrn_backward", tensors, attrs, policy)
+
+
+_ATTRS = (("size", 5), *_NUMBERS.items())
+DEFINITIONS = (
+    OpDef("lrn", ("x",), ("y",), make_lrn, attrs=_ATTRS),
+    OpDef("lrn_backward", ("dy", "x"), ("dx",), make_lrn_backward, attrs=_ATTRS),
+)

@@ -1,0 +1,83 @@
+"""Local response normalisation against PyTorch's, its gradient against autograd and finite differences, and what is refused."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import oxidnn
+from oxidnn.errors import InvalidArgument, Unsupported
+
+
+@pytest.fixture
+def h() -> oxidnn.DnnHandle:
+    return oxidnn.DnnHandle("emu:sm_80")
+
+
+@pytest.mark.parametrize("shape", [(2, 16, 5, 7), (1, 3, 9), (2, 24, 3, 2, 2), (3, 40)])
+@pytest.mark.parametrize("size", [1, 3, 5, 11, 33])
+@pytest.mark.parametrize("last", [False, True])
+def test_value_and_gradient_are_those_of_torch(h: oxidnn.DnnHandle, shape: tuple[int, ...], size: int, last: bool) -> None:
+    torch = pytest.importorskip("torch")
+    rng = np.random.default_rng(size)
+    x, dy = (rng.standard_normal(shape).astype(np.float32) for _ in range(2))
+    theirs = torch.tensor(x, dtype=torch.float64, requires_grad=True)
+    padded = theirs if len(shape) > 2 else theirs[..., None]  # torch wants a spatial dimension
+    want = torch.nn.functional.local_response_norm(padded, size, alpha=1.5, beta=0.6, k=1.25).reshape(shape)
+    want.backward(torch.tensor(dy, dtype=torch.float64))
+    if last:
+        x, dy = (np.moveaxis(np.ascontiguousarray(np.moveaxis(a, 1, -1)), -1, 1) for a in (x, dy))
+    options = {"alpha": 1.5, "beta": 0.6, "k": 1.25}
+    np.testing.assert_allclose(h.lrn(x, size, **options), want.detach().numpy(), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(h.lrn_backward(dy, x, size, **options), theirs.grad.numpy(), rtol=1e-4, atol=1e-5)
+
+
+def test_even_windows_reach_one_channel_further_behind(h: oxidnn.DnnHandle) -> None:
+    x = np.zeros((1, 6, 1), np.float64)
+    x[0, 3] = 2.0
+    y = h.lrn(x + 1e-3, 4, alpha=4.0, beta=1.0, k=1.0)  # s = 1 + sum of squares, over c - 1 to c + 2
+    np.testing.assert_allclose(y[0, :, 0] < 5e-4, [False, True, True, False, True, False])
+    assert y[0, 3, 0] == pytest.approx(2.001 / (1 + 2.001**2 + 3e-6), rel=1e-6)
+
+
+def test_gradient_of_even_windows_by_differences(h: oxidnn.DnnHandle) -> None:
+    rng = np.random.default_rng(0)
+    x, dy = rng.standard_normal((1, 7, 1)), rng.standard_normal((1, 7, 1))
+    options = {"alpha": 2.0, "beta": 0.8, "k": 0.9}
+    dx = h.lrn_backward(dy, x, 4, **options)
+    for c in range(7):
+        step = np.zeros_like(x)
+        step[0, c] = 1e-6
+        slope = ((h.lrn(x + step, 4, **options) - h.lrn(x - step, 4, **options)) * dy).sum() / 2e-6
+        assert dx[0, c, 0] == pytest.approx(slope, rel=1e-6, abs=1e-8)
+
+
+def test_nan_and_infinity_stay_within_their_windows(h: oxidnn.DnnHandle) -> None:
+    x = np.ones((1, 12, 2), np.float32)
+    x[0, 4, 0], x[0, 4, 1] = np.nan, np.inf
+    y = h.lrn(x, 3)
+    assert np.isnan(y[0, 3:6, 0]).all() and np.isfinite(np.delete(y[0, :, 0], [3, 4, 5])).all()
+    assert np.isnan(y[0, 4, 1]) and (y[0, [3, 5], 1] == 0).all()
+    dx = h.lrn_backward(np.ones_like(x), x, 3)
+    assert np.isfinite(dx[0, np.r_[0:2, 7:12], 0]).all() and np.isnan(dx[0, 2:7, 0]).all()
+
+
+def test_half_precision_squares_do_not_overflow(h: oxidnn.DnnHandle) -> None:
+    x = np.full((1, 8, 3), 3000.0, np.float16)  # squares are past the largest f16
+    np.testing.assert_allclose(h.lrn(x, 3, alpha=3.0, beta=0.5, k=1.0)[:, 1:7].astype(np.float64), 3**-0.5, rtol=1e-3)
+
+
+def test_refusals(h: oxidnn.DnnHandle) -> None:
+    x = np.ones((2, 4, 3), np.float32)
+    with pytest.raises(InvalidArgument, match="size is 0"):
+        h.lrn(x, 0)
+    with pytest.raises(InvalidArgument, match="rank of x is 1"):
+        h.lrn(x[0, 0])
+    with pytest.raises(InvalidArgument, match="alpha is nan"):
+        h.lrn(x, alpha=np.nan)
+    with pytest.raises(InvalidArgument, match="shape of dy"):
+        h.lrn_backward(x[:1], x)
+    with pytest.raises(Unsupported, match="at most 33"):
+        h.lrn(x, 34)
+    with pytest.raises(InvalidArgument, match="overlaps"):
+        h.lrn(x, out=x)
