@@ -663,6 +663,7 @@ class WgmmaSm90Matmul:
         work = sum(m.grid.ctas * c.gathers * t for m, t in zip(plan.members, clocks, strict=True))
         compute_us = -(-work // (device.num_sms * clocks[-1])) * clocks[-1] / 1620
         is_grouped = first.ragged is not None and first.ragged.side == "m"
+        used = min(1.0, first.m.size / first.batch.size) if is_grouped else 1  # groups that may have rows
         elements = sum((1 if is_grouped else m.am.batch.size) * m.am.m.size * m.am.n.size for m in plan.members)
         read = first.a.dtype.num_bytes * (
             max(tiling.source_elements(m.am.a, m.am.m, m.am.k, m.am.batch) for m in plan.members)
@@ -697,7 +698,6 @@ class WgmmaSm90Matmul:
         suffix = f"{kinds}_{c.tile_m}x{c.tile_n}x{c.tile_k}{'_pingpong' if c.is_ping_pong else ''}{'_halo' if c.halo is not None else ''}"
         suffix += f"_shares_{'a' if c.a.shared_rows else 'b'}" if c.ring.ctas > 1 else ""
         suffix += f"_gathers_{c.gathers}" if c.gathers > 1 else ""
-        used = min(1.0, first.m.size / first.batch.size) if is_grouped else 1  # groups that may have rows
         args = _arguments(plan, tile_step, workspace_offset)
         step = Step.of("matmul/wgmma_sm90", op, target, 128 * (1 + c.warpgroups), args, c, num_ctas, dynamic_smem=smem,
                        cluster=c.cluster, suffix=suffix)
@@ -744,6 +744,10 @@ def _candidates(am: AffineMatmul | MatmulGroup, device: DeviceInfo) -> Iterator[
         stages = stages_of(schedule, tile_m, tile_n) if loader == "boxes" else halo_stages(am, schedule, tile_m, tile_n)
         config = _config(parts[0], schedule, loader, tile_m, tile_n, stages, 1, promotes)
         plan = _plan(am, config) if stages else ""
+        if isinstance(plan, str) and parts[0].ragged is not None:  # room for the table of groups
+            stages -= 1
+            config = _config(parts[0], schedule, loader, tile_m, tile_n, stages, 1, promotes)
+            plan = _plan(am, config) if stages > 1 else ""
         if isinstance(plan, str):
             continue
         if tile_m * tile_n == 192 * 192 and (not plan.consts.is_direct or parts[0].epilogue is not None or len(parts) > 1):
@@ -779,10 +783,6 @@ def gathered_split(most: int, k_tiles: int, gathers: int) -> int:
             return split_k
     return 0
 
-        if isinstance(plan, str) and parts[0].ragged is not None:  # room for the table of groups
-            stages -= 1
-            config = _config(parts[0], schedule, loader, tile_m, tile_n, stages, 1, promotes)
-            plan = _plan(am, config) if stages > 1 else ""
 
 def halo_stages(am: AffineMatmul | MatmulGroup, schedule: str, tile_m: int, tile_n: int) -> int:
     """Stages of B that fit beside the patches; 0 if fewer than two do, or if there are no patches."""
