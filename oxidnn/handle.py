@@ -681,9 +681,11 @@ class DnnHandle(ListOps):
         """`cross_entropy` of the logits x @ w^T + bias, of which only some rows are in memory at a time.
 
         x (N, H), w (V, H), bias (V,), target (N,) of class indices; the rest as of `cross_entropy`. return_gradients: (loss, dx, dw), and
-        dbias with a bias, for an upstream gradient of 1: a training step in three matrix products. Sums are made in f32 (f64 for f64) and
-        rounded once; loss, dw and dbias may be given as outputs of that type. Workspace: at most 128 MiB of logits (or 128 rows, or a
-        quarter of dw's sums), and dw in the type of sums where it has another.
+        dbias with a bias, for an upstream gradient of 1. Sums are made in f32 (f64 for f64) and rounded once; every output may be given in
+        that type. Workspace: an eighth of the logits, at least 16 and at most 128 MiB, and where dw (or dx, whichever an engine sums over
+        chunks) has another type than the sums, those, or a quarter of them for a chunk if that is more. Chunks of rows take three matrix
+        products, chunks of columns four, which are chosen where the sums of dw would take half as much as the logits: with dw given in
+        f32, or few rows, it is three.
         """
         attrs = (reduction, label_smoothing, ignore_index, return_gradients)
         return self._session.run(CALLS["linear_cross_entropy"], (x, w, target, bias, weight), attrs, out, stream)

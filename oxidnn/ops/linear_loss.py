@@ -4,8 +4,8 @@
     linear_cross_entropy_backward ... d_loss=f32[]                                dx, dw, and dbias with a bias
 
 Rows, reductions, weight, ignore_index, label_smoothing and targets out of range are those of cross_entropy. Sums are made in f32 (f64 for
-f64), also those of dw over all rows; logits and their gradients are rounded to the type of x, as between layers. dw and dbias may be given
-in the type of sums.
+f64), also those of dw over all rows; logits and their gradients are rounded to the type of x, as between layers. Gradients may be given in
+the type of sums.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def _make(op: str, tensors: Mapping[str, TensorDesc], attrs: Mapping[str, Any], 
     for name, gradient in GRADIENTS.items():
         if wants_gradients and name in tensors:
             source = tensors[name]
-            allowed = (source.dtype,) if name == "x" else tuple(dict.fromkeys((source.dtype, kind)))
+            allowed = tuple(dict.fromkeys((source.dtype, kind)))
             operands.append(Operand(gradient, output(op, gradient, tensors, allowed, source.shape, source), True))
         elif gradient in tensors:
             raise expected(op, gradient, "given", "no tensor without return_gradients=True and the input it is the gradient by", context)

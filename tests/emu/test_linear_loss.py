@@ -10,6 +10,7 @@ import pytest
 import oxidnn
 from oxidnn.device import known_device
 from oxidnn.dispatch.registry import ENGINES
+from oxidnn.dispatch.select import choose
 from oxidnn.engines import matmul
 from oxidnn.engines.base import EngineConfig, WorkspaceMapArg
 from oxidnn.engines.linear_loss import product
@@ -85,9 +86,12 @@ def test_a_sum_over_many_chunks_is_rounded_once(h: oxidnn.DnnHandle) -> None:
     problem = parse_case(f"linear_cross_entropy x=bf16[{rows},8]nchw w=bf16[8,8]nchw target=s64[{rows}]nchw reduction=sum "
                          "return_gradients=True")
     backend = EmulatedBackend("sm_90a")
-    for engine in ENGINES[problem.op]:
-        if "rows" in dict(engine.configs(problem, backend.info)[0].knobs):
-            run_problem(backend, problem, engine, EngineConfig.of(rows=8))
+    run_problem(backend, problem, ENGINES[problem.op][0], EngineConfig.of(rows=8))
+
+
+def test_a_sum_over_many_columns_is_rounded_once() -> None:
+    problem = parse_case("linear_cross_entropy x=bf16[8,8]nchw w=bf16[512,8]nchw target=s64[8]nchw reduction=sum return_gradients=True")
+    run_problem(EmulatedBackend("sm_90a"), problem, ENGINES[problem.op][1], EngineConfig.of(columns=8))
 
 
 @pytest.mark.parametrize("kind", ["bf16", "f32"])
@@ -100,13 +104,23 @@ def test_workspace(kind: str) -> None:
         for extra in ("", " return_gradients=True"):
             problem = parse_case(f"linear_cross_entropy {line}{extra}")
             logits = rows * classes * problem.desc("x").dtype.num_bytes
-            for engine in ENGINES[problem.op]:
+            for engine in (e for e in ENGINES[problem.op] if e.check_support(problem, device)):
                 for config in engine.configs(problem, device):
                     used = engine.build_steps(problem, config, device).workspace_bytes
-                    sums = 4 * classes * features if extra else 0
+                    sums = 4 * features * (classes if engine.id == "linear_loss.rows" else rows) if extra else 0
                     chunk = max(128 << 20, sums // 4)
                     allowed = chunk + (sums if kind == "bf16" else 0) + (64 << 20)  # the GEMMs' own, at most
                     assert used < allowed < 0.4 * logits, (engine.id, config.name, used / 2**20)
+
+
+@pytest.mark.parametrize(("kind", "dw", "chosen"), [("bf16", "bf16", "linear_loss.columns"), ("bf16", "f32", "linear_loss.rows"),
+                                                    ("f32", "f32", "linear_loss.rows")])
+def test_sums_that_take_as_much_as_the_logits_are_left_to_columns(kind: str, dw: str, chosen: str) -> None:
+    problem = parse_case(f"linear_cross_entropy x={kind}[8192,4096]nchw w={kind}[32000,4096]nchw target=s64[8192]nchw "
+                         f"dw={dw}[32000,4096]nchw return_gradients=True")
+    engine, config, _ = choose(problem, known_device("sm_90a"), None)
+    used = engine.build_steps(problem, config, known_device("sm_90a")).workspace_bytes
+    assert engine.id == chosen and used < 0.4 * 8192 * 32000 * problem.desc("x").dtype.num_bytes
 
 
 @pytest.mark.parametrize(("given", "words"), [

@@ -56,7 +56,7 @@ def reference(problem: Problem, inputs: Mapping[str, np.ndarray], scalars: Mappi
         size = np.abs(left) @ np.abs(other)
         return Expected(left @ other, size, terms, acc, slack=left_slack @ np.abs(other) + relative * size)
 
-    results["dx"] = through(d, w, slack, p.classes)
+    results["dx"] = through(d, w, slack, 2 * p.classes)
     results["dw"] = through(d.T, x, slack.T, p.rows + chunks)
     if p.has("dbias"):
         results["dbias"] = Expected(d.sum(0), np.abs(d).sum(0), p.rows + chunks, acc, slack=slack.sum(0))

@@ -39,7 +39,7 @@ def _linear(op: str, rng: np.random.Generator, size: str) -> Problem:
         tensors["d_loss"] = view(rng, kind, (rows,) if attrs["reduction"] == "none" else ())
     if wants_gradients and rng.random() < 0.4:
         tensors["dw"] = view(rng, wide if rng.random() < 0.5 else kind, (classes, features), True)
-        tensors["dx"] = view(rng, kind, (rows, features), True)
+        tensors["dx"] = view(rng, wide if rng.random() < 0.5 else kind, (rows, features), True)
     return OPS[op].make(tensors, attrs, Policy())
 
 
