@@ -15,7 +15,7 @@ from ..codegen.spec import Target as PtxTarget
 from ..device import DeviceInfo
 from . import affine_tiling as tiling
 from .affine import AffineMatmul
-from .base import Arg, Build, EngineConfig, ScalarArg, Step, Support, TensorArg, refuse
+from .base import Arg, Build, EngineConfig, ScalarArg, Step, Support, TensorArg, WorkspaceArg, refuse
 
 SMEM_BYTES = 232448  # of a CTA
 MAX_B_BYTES = 98304
@@ -227,3 +227,201 @@ def _candidates(am: AffineMatmul) -> Iterator[EngineConfig]:
                        if _consts(am, EngineConfig.of(warps=warps, slices=slices, stages=s)).smem_bytes <= SMEM_BYTES]
             if fitting:
                 yield EngineConfig.of(warps=warps, slices=slices, stages=fitting[-1])
+
+
+# ---- Sums over a long k of small matrices: filter gradients ------------------------------------------------
+
+MAX_ACCUMULATORS = 160  # of a lane
+MAX_ELEMENTS = 49152  # of D
+
+
+@dataclass(frozen=True, slots=True)
+class StreamGradientConsts:
+    """Consts of matmul/stream_gradient_sm90. u_side: "a" | "b", the side of D that makes tiles of 16, the other one tiles of 8; groups x
+    sharers warps: groups deal out the tiles of 16, sharers the k; slices of 16 k of a block for each sharer; stride_u, stride_v: of D's
+    partial sums."""
+
+    kind: str
+    m: int
+    n: int
+    u_side: str
+    groups: int
+    sharers: int
+    slices: int
+    stages: int
+    stride_u: int
+    stride_v: int
+
+    @property
+    def u(self) -> int:
+        return self.m if self.u_side == "a" else self.n
+
+    @property
+    def v(self) -> int:
+        return self.n if self.u_side == "a" else self.m
+
+    @property
+    def warps(self) -> int:
+        """That multiply."""
+        return self.groups * self.sharers
+
+    @property
+    def rows(self) -> int:
+        """Lines of k of a block."""
+        return SLICE * self.sharers * self.slices
+
+    @property
+    def group_tiles(self) -> int:
+        return self.u // SLICE // self.groups
+
+    @property
+    def tiles_v(self) -> int:
+        return self.v // 8
+
+    @property
+    def a_bytes(self) -> int:
+        return self.rows * self.m * 2
+
+    @property
+    def b_bytes(self) -> int:
+        return self.rows * self.n * 2
+
+    @property
+    def stage_bytes(self) -> int:
+        return self.a_bytes + self.b_bytes
+
+    @property
+    def elements(self) -> int:
+        return self.m * self.n
+
+    @property
+    def barriers_at(self) -> int:
+        """Behind the ring, and behind the sums that take its place."""
+        return -(-max(self.stages * self.stage_bytes, 4 * self.sharers * self.elements) // 128) * 128
+
+    @property
+    def smem_bytes(self) -> int:
+        return self.barriers_at + 16 * self.stages
+
+
+@lru_cache(maxsize=256)
+def _gradient_layout(am: AffineMatmul) -> tuple[tiling.Digits, str] | str:
+    """(digits, the side of D that makes tiles of 16), or why the engine does not take the matmul."""
+    d = tiling.merged_digits(am)
+    if am.batch.size > 1 or len(d.k) > 1 or len(d.a.rows) > 1 or len(d.b.rows) > 1 or d.a.bounds or d.b.bounds:
+        return "stream_gradient_sm90 takes one pair of plain matrices"
+    for x in (d.a, d.b):
+        if x.rows[0] % 8 or x.row_strides[0] != 1 or x.k_strides[0] != x.rows[0] or x.source.base * 2 % 16 or x.source.align % 16:
+            return f"the lines of {x.source.name} are no multiples of 8 elements that lie end to end from a multiple of 16 bytes on"
+    sides = sorted((side for side, x in (("a", d.a), ("b", d.b)) if x.rows[0] % SLICE == 0), key=lambda side: -(
+        am.m.size if side == "a" else am.n.size))
+    if not sides:
+        return f"neither {am.m.size} nor {am.n.size} is a multiple of 16"
+    if am.m.size * am.n.size > MAX_ELEMENTS:
+        return f"{am.m.size} x {am.n.size} sums are more than {MAX_ELEMENTS}"
+    return d, sides[0]
+
+
+@lru_cache(maxsize=1024)
+def _gradient_consts(am: AffineMatmul, config: EngineConfig) -> StreamGradientConsts:
+    layout = _gradient_layout(am)
+    assert not isinstance(layout, str), layout
+    d, u_side = layout
+    strides = {"m": am.n.size, "n": 1} if tiling.inner_direction(d) == "n" else {"m": 1, "n": am.m.size}
+    stride_u, stride_v = (strides["m"], strides["n"]) if u_side == "a" else (strides["n"], strides["m"])
+    return StreamGradientConsts(am.a.dtype.name, am.m.size, am.n.size, u_side, config["groups"], config["sharers"], config["slices"],
+                                config["stages"], stride_u, stride_v)
+
+
+class StreamGradientSm90Matmul:
+    """f16 and bf16 products of two dense matrices along their long side, f32 accumulators."""
+
+    name = "stream_gradient_sm90"
+    is_deterministic = True
+
+    def check(self, am: AffineMatmul, device: DeviceInfo) -> Support:
+        """sm_90a; both operands f16 or both bf16, their lines at each k end to end, multiples of 8 long, one of 16; D small."""
+        if device.arch != "sm_90a":
+            return refuse(f"{self.name} needs sm_90a, the device is {device.arch}")
+        kinds = {am.a.dtype.name, am.b.dtype.name}
+        if len(kinds) != 1 or not kinds <= {"f16", "bf16"} or am.acc.name != "f32":
+            return refuse(f"{self.name} multiplies f16 or bf16 pairs in f32, not {am.a.dtype} x {am.b.dtype} in {am.acc}")
+        if am.m.size == 0 or am.n.size == 0 or am.batch.size == 0 or am.k.size == 0:
+            return refuse(f"{self.name} needs terms and results")
+        common = tiling.check_common(am, device)
+        if not common:
+            return common
+        layout = _gradient_layout(am)
+        if isinstance(layout, str):
+            return refuse(layout)
+        return common if self.configs(am, device) else refuse(f"{am.m.size} x {am.n.size} sums find no room in the registers of a CTA")
+
+    def configs(self, am: AffineMatmul, device: DeviceInfo) -> tuple[EngineConfig, ...]:
+        """Legal configs, the fastest by estimate first."""
+        return _sorted_gradient_configs(am, device)
+
+    def estimate(self, am: AffineMatmul, config: EngineConfig, device: DeviceInfo) -> float:
+        c = _gradient_consts(am, config)
+        blocks = -(-am.k.size // c.rows)
+        rounds = -(-blocks // device.num_sms)
+        if device.is_emulated:
+            return 4.0 * rounds * (40 + 10 * c.slices * c.group_tiles * c.tiles_v) + 3000
+        # A block: its lines through shared memory, those of v once a group, some banks twice or more; products at mma.sync's rate.
+        shared = c.rows * (c.u + c.groups * c.v) * 2 * 3 / 128
+        products = c.rows * c.elements * 2 / (2440 if c.warps > 4 else 2000)
+        memory_us = am.k.size * (c.m + c.n) * 2 / (device.bandwidth_gbs * 0.92e3)
+        compute_us = rounds * (max(shared, products) + 250) / 1620
+        starved = max(1.0, 28000 / (c.stages * c.stage_bytes)) ** 0.5 if rounds > c.stages else 1.0
+        partial_us = 2.0 * min(blocks, device.num_sms) * c.elements * 4 / (device.bandwidth_gbs * 1.22e3)
+        return max(compute_us, memory_us * starved) + 0.15 * min(compute_us, memory_us) + 8.0 + partial_us
+
+    def build(self, op: str, am: AffineMatmul, config: EngineConfig, device: DeviceInfo, workspace_offset: int = 0) -> Build:
+        """One persistent CTA per SM, then the sum of their parts in a fixed order."""
+        layout = _gradient_layout(am)
+        assert not isinstance(layout, str), layout
+        d = layout[0]
+        c = _gradient_consts(am, config)
+        blocks = -(-am.k.size // c.rows)
+        num_ctas = min(blocks, device.num_sms)
+        inner = tiling.inner_direction(d)
+        sizes = {"m": am.m.size, "n": am.n.size}
+        grid = tiling.Grid(1, 1, 1, num_ctas, blocks, -(-blocks // num_ctas), 1, sizes[inner], sizes["m" if inner == "n" else "n"])
+        wide = num_ctas * c.elements > tiling.INT32_MAX or tiling.needs_wide(d)
+        epilogue = tiling.plan_epilogue(d, am, SLICE, 64, 32, wide, True)
+        args = [Arg("ptr_a", "u64", TensorArg(am.a.name, am.a.base * 2)), Arg("ptr_b", "u64", TensorArg(am.b.name, am.b.base * 2)),
+                Arg("ptr_d", "u64", WorkspaceArg(workspace_offset)), Arg("k_size", "u32", am.k.size), Arg("num_blocks", "u32", blocks)]
+        target = PtxTarget.for_arch(device.arch, (8, 0))
+        step = Step.of("matmul/stream_gradient_sm90", op, target, 32 * (c.warps + 1), args, c, num_ctas, dynamic_smem=c.smem_bytes,
+                       suffix=f"{c.kind}_{c.m}x{c.n}")
+        reduce = tiling.reduce_step(op, am, d, grid, epilogue, target, wide, workspace_offset)
+        return Build((step, reduce), workspace_offset + num_ctas * c.elements * 4)
+
+
+STREAM_GRADIENT_SM90 = StreamGradientSm90Matmul()
+
+
+@lru_cache(maxsize=256)
+def _sorted_gradient_configs(am: AffineMatmul, device: DeviceInfo) -> tuple[EngineConfig, ...]:
+    return tuple(sorted(_gradient_candidates(am), key=lambda c: STREAM_GRADIENT_SM90.estimate(am, c, device)))
+
+
+def _gradient_candidates(am: AffineMatmul) -> Iterator[EngineConfig]:
+    layout = _gradient_layout(am)
+    assert not isinstance(layout, str), layout
+    u, v = (am.m.size, am.n.size) if layout[1] == "a" else (am.n.size, am.m.size)
+    tiles = u // SLICE
+    for groups in (g for g in range(1, 17) if tiles % g == 0):
+        accumulators = tiles // groups * (v // 8) * 4
+        for sharers in (1, 2, 4, 8, 16):
+            warps = groups * sharers
+            if not 4 <= warps <= 16:
+                continue
+            # Each quarter of an SM has 512 registers a lane for its warps, of which one more brings the blocks.
+            registers = min(255, 512 // -(-(warps + 1) // 4) // 8 * 8)
+            if accumulators > MAX_ACCUMULATORS or accumulators + v // 4 + 40 > registers:
+                continue
+            for slices in (1, 2, 4):
+                fitting = [s for s in range(2, MAX_STAGES + 1) if _gradient_consts(am, EngineConfig.of(
+                    groups=groups, sharers=sharers, slices=slices, stages=s)).smem_bytes <= SMEM_BYTES]
+                if fitting:
+                    yield EngineConfig.of(groups=groups, sharers=sharers, slices=slices, stages=fitting[-1])

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import ml_dtypes
+import numpy as np
 import pytest
 
 from oxidnn.device import emulated_device
-from oxidnn.engines.affine_stream_sm90 import STREAM_SM90
+from oxidnn.engines.affine_stream_sm90 import STREAM_GRADIENT_SM90, STREAM_SM90
 from oxidnn.engines.matmul import MatmulEngine
 from oxidnn.ops.case import parse_case
 from oxidnn.runtime.emu_backend import EmulatedBackend
-from oxidnn.testing.harness import run_problem
+from oxidnn.testing.harness import execute, run_problem
 
 LINES = (
     "conv_fprop x=bf16[3,24,9,11]nhwc w=bf16[144,24,1,1]nhwc",  # the last k step has 8; fragments of B in registers
@@ -30,6 +32,34 @@ def test_every_config(line: str) -> None:
     assert engine.check_support(problem, backend.info)
     for config in engine.configs(problem, backend.info)[::3]:
         run_problem(backend, problem, engine, config, seed=len(line))
+
+
+@pytest.mark.parametrize("line", (
+    "conv_wgrad x=bf16[3,24,19,31]nhwc dy=bf16[3,144,19,31]nhwc dw=bf16[144,24,1,1]nhwc",
+    "conv_wgrad x=bf16[3,96,9,11]nhwc dy=bf16[3,24,9,11]nhwc dw=bf16[24,96,1,1]nhwc",  # channels make the tiles of 16
+    "conv_wgrad x=f16[3,40,9,11]nhwc dy=f16[3,240,9,11]nhwc dw=f16[240,40,1,1]nhwc",
+    "gemm a=bf16[1000,48] b=bf16[1000,40] transpose_a=True d=f32[48,40](1,48)",
+    "gemm a=bf16[37,16] b=bf16[37,24] transpose_a=True bias=f32[24] epilogue=bias_relu",
+))
+def test_gradients(line: str) -> None:
+    backend = EmulatedBackend("sm_90a", checkers="all", schedule=("random", 3))
+    problem = parse_case(line)
+    engine = MatmulEngine(problem.op, STREAM_GRADIENT_SM90)
+    assert engine.check_support(problem, backend.info)
+    for config in engine.configs(problem, backend.info)[::5]:
+        run_problem(backend, problem, engine, config, seed=len(line))
+
+
+def test_lines_beyond_the_last_count_for_nothing() -> None:
+    """Infinities in the last line, which lines beyond it are read as."""
+    line = "gemm a=bf16[37,16] b=bf16[37,24] transpose_a=True d=f32[16,24]"
+    backend = EmulatedBackend("sm_90a", checkers="all")
+    problem = parse_case(line)
+    engine = MatmulEngine(problem.op, STREAM_GRADIENT_SM90)
+    a, b = np.ones((37, 16), ml_dtypes.bfloat16), np.ones((37, 24), ml_dtypes.bfloat16)
+    b[36, 0] = np.inf
+    d = execute(backend, problem, engine, engine.configs(problem, backend.info)[0], {"a": a, "b": b})["d"]
+    assert np.isposinf(d[:, 0]).all() and (d[:, 1:] == 37).all()
 
 
 @pytest.mark.parametrize(("line", "reason"), (
