@@ -15,6 +15,7 @@ from math import gcd
 from typing import Any
 
 from ..device import DeviceInfo
+from ..dtypes import F64
 from ..ops import OPS
 from ..ops.base import Policy, Problem
 from ..ops.linear_loss import LinearCrossEntropyProblem
@@ -378,7 +379,7 @@ class LinearLossColumns(Engine):
         per_row = {n: p.desc(n) for n in ("target", "d_loss") if p.has(n)}
         per_column = {"weight": piece(p.desc("weight"), 0, first, count)[0]} if weight is not None else {}
         rows = Rows.of((p.rows, count), (1,), {"logits": self._part(p, count)}, per_row, per_column, values)
-        vector = rows.vector()
+        vector = 1 if p.accumulator is F64 else rows.vector()  # its exponentials take many registers
         lanes = min(256, power_of_two(-(-count // (4 * vector))))
         config = EngineConfig.of(home="memory", lanes=lanes, vec=vector, threads=max(lanes, 128))
         if 32 < lanes < 128:
