@@ -43,9 +43,11 @@ MIN_STREAMED_BYTES = 8 << 20
 PANEL = 64  # rows and columns of D staged at a time by a warpgroup; direct panels of 32 bits have 32 columns
 MAX_DIRECT_LINES = 2000  # of an epilogue applied to all accumulators of a thread; longer ones loop over staged panels
 PANEL_PITCH = 68  # f32 elements of a row of a general panel
+MERGED_REGISTERS = {1: 255, 2: 255, 3: 168}  # where they fill the ring too
 MAX_REGISTERS = {2: 168, 3: 128}  # of a thread, by multiplying warpgroups
 BARRIER_BYTES = 8
 MAX_PARAM_BYTES = 4096
+MAX_EARLY = 16  # elements of the epilogue's operands that a thread holds while a tile is multiplied
 MAX_PROMOTED = 64  # accumulators of a thread beside which the sums of a k tile find registers
 FP8 = ("e4m3", "e5m2")
 INTEGERS = ("s8", "u8")
@@ -64,6 +66,7 @@ class RingConsts:
     barriers_at: int
     consumers: int
     ctas: int = 1
+    is_merged: bool = False  # a thread that uses stages up fills them too
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +117,7 @@ class WgmmaConsts:
     streamed: tuple[str, ...]  # operands whose lines leave L2 first
     scales: tuple[ScaleConsts, ...]
     halo: HaloConsts | None  # A comes in patches, a slot for all taps of 64 channels; stages hold B alone
+    defers: bool  # a tile is rounded and stays in registers; its panels are stored while the next is multiplied
     gathers: int  # CTAs of a cluster that deal out k and add their sums; each writes a share of the panels
     lead: int  # k tiles that the first of two cooperating warpgroups multiplies before the second begins; 0: they begin together
     # (name, type) of parameters that differ between members: those that find a tile, fetch operands, and write D.
@@ -140,6 +144,20 @@ class WgmmaConsts:
     def staging_panels(self) -> int:
         """Panels staged in turn, so that one is stored while the next is rounded; tiles hold a multiple of them."""
         return direct_panels(self.tile_m, self.tile_n, self.ring.consumers)
+
+    @property
+    def pending_panels(self) -> int:
+        """Panels of a tile of a warpgroup whose stores are put off."""
+        return self.blocks_m * self.tile_n // 64
+
+    @property
+    def loads_early(self) -> bool:
+        """Operands of the epilogue, which change along n only, are loaded when a tile begins: two columns of a panel by each lane."""
+        operands = len(self.epilogue.targets) - 1
+        return self.is_direct and self.epilogue.expression is not None and 0 < operands * self.tile_n // 32 <= MAX_EARLY
+
+    def packed(self, panel: int) -> list[str]:
+        return [f"%packed{16 * panel + i}" for i in range(16)]
 
     @property
     def transposes(self) -> str:
@@ -290,6 +308,21 @@ def shares_of(config: EngineConfig) -> str:
     return dict(config.knobs).get("shares", "")
 
 
+def merges_of(config: EngineConfig) -> bool:
+    """Whether a thread that multiplies brings operands too."""
+    return dict(config.knobs).get("merged", False)
+
+
+def defers_of(config: EngineConfig) -> bool:
+    """Whether a tile is stored while the next is multiplied."""
+    return dict(config.knobs).get("defers", False)
+
+
+def min_k_tiles(grid: tiling.Grid) -> int:
+    """Tiles of k of the part of a sum that has the fewest."""
+    return grid.k_tiles - (grid.splits - 1) * grid.k_tiles_per_split
+
+
 def gathers_of(config: EngineConfig) -> int:
     """CTAs of a cluster that deal out k."""
     return dict(config.knobs).get("gathers", 1)
@@ -413,7 +446,8 @@ def _plan(am: AffineMatmul | MatmulGroup, config: EngineConfig) -> _Plan | str:
     gathers = gathers_of(config)
     ragged = first.ragged
     if ragged is not None:
-        if halo is not None or shares or gathers > 1 or ragged.count == 0 or any(k in dict(config.knobs) for k in ("lead", "defers")):
+        plain = not (shares or gathers > 1 or {"lead", "defers", "merged"} & set(dict(config.knobs)))
+        if halo is not None or not plain or ragged.count == 0:
             return "groups are of plain boxes, and at least one"
         if (a_consts.major, b_consts.major if ragged.side == "k" else "row") != (("k", "row") if ragged.side == "m" else ("row", "row")):
             return f"groups of {'rows lie along k' if ragged.side == 'm' else 'terms lie along rows, of both operands'}"
@@ -435,7 +469,10 @@ def _plan(am: AffineMatmul | MatmulGroup, config: EngineConfig) -> _Plan | str:
     is_split = grids[0].splits > 1
     wide = any(tiling.needs_wide(d) or grid.partial_elements > tiling.INT32_MAX for d, grid in zip(digits, grids, strict=True))
     accumulators = tile_m * tile_n // (consumers * 128)
-    spare_registers = MAX_REGISTERS[warpgroups] - accumulators
+    is_merged = merges_of(config)
+    if is_merged and (is_ping_pong or halo is not None or len(parts) > 1):
+        return "only plain loops of cooperating warpgroups fill stages themselves"
+    spare_registers = (MERGED_REGISTERS if is_merged else MAX_REGISTERS)[warpgroups] - accumulators
     promotes = promotes_of(config)
     scales = plan_scales(first, digits[0], tile_n)
     if isinstance(scales, str):
@@ -458,20 +495,29 @@ def _plan(am: AffineMatmul | MatmulGroup, config: EngineConfig) -> _Plan | str:
         return "a staged epilogue, or one with f64, leaves too few registers beside the accumulators of this tile"
     if halo is not None and stored[0] is None:
         return "blocks of positions are stored by tensor copies of 16-bit panels only"
+    defers = defers_of(config)
+    if defers:
+        if is_ping_pong or gathers > 1 or len(parts) > 1 or stored[0] is None or first.d.dtype.num_bytes != 2:
+            return "stores are put off of cooperating warpgroups that store 16-bit panels by tensor copies, without gathered sums"
+        if accumulators * (5 if promotes else 3) // 2 > spare_registers + accumulators - 48:
+            return f"{accumulators} accumulators and a rounded tile leave too few registers"
+        if min_k_tiles(grids[0]) < accumulators // 32:
+            return "a tile has fewer tiles of k than panels to store meanwhile"
     stage_bytes = (tile_m if halo is None else 0) * SPAN_BYTES + tile_n * SPAN_BYTES
     staging_bytes = direct_panels(tile_m, tile_n, consumers) * PANEL * PANEL * 2 if stored[0] else epilogue.smem_bytes
     stages = config["stages"]
     staging_at = stages * stage_bytes + (-(-halo.slots * halo.slot_bytes // 1024) * 1024 if halo is not None else 0)
-    ring = RingConsts(stages, stage_bytes, staging_at + warpgroups * staging_bytes, consumers, 2 if shares else 1)
+    ring = RingConsts(stages, stage_bytes, staging_at + warpgroups * staging_bytes, consumers, 2 if shares else 1, is_merged)
     kind, kind_b = ("tf32" if size == 4 else x.dtype.name for x in (first.a, first.b))
     consts = WgmmaConsts(ring, kind, kind_b, "s32" if kind in INTEGERS else "f32", promotes, tile_m, tile_n, tile_k, len(walks[0].extents),
                          not walks[0].is_linear,
                          len(digits[0].batch), a_consts, b_consts, epilogue, warpgroups, is_ping_pong,
                          stored[0] is not None, bool(stored[0] and stored[0].has_positions),
                          stored[0].batch_digits if stored[0] else (), staging_at, staging_bytes, grids[0].slices > 1, is_split,
-                         grids[0].n_tiles > 1, len(parts), prefetches(grids[0], walks[0], stages) and not shares and gathers == 1,
+                         grids[0].n_tiles > 1, len(parts),
+                         not (shares or is_merged or gathers > 1) and prefetches(grids[0], walks[0], stages),
                          tuple(dict(config.knobs)["streams"]) if "streams" in dict(config.knobs) else
-                         streamed(first, grids[0], walks[0], (a[0], b[0])) if halo is None else (), scales, halo, gathers,
+                         streamed(first, grids[0], walks[0], (a[0], b[0])) if halo is None else (), scales, halo, defers, gathers,
                          dict(config.knobs).get("lead", 0))
     consts = replace(consts, ragged=tiling.RaggedConsts.of(first), streamed=() if ragged is not None else consts.streamed,
                      prefetches=consts.prefetches and ragged is None)
@@ -699,7 +745,7 @@ class WgmmaSm90Matmul:
         suffix += f"_shares_{'a' if c.a.shared_rows else 'b'}" if c.ring.ctas > 1 else ""
         suffix += f"_gathers_{c.gathers}" if c.gathers > 1 else ""
         args = _arguments(plan, tile_step, workspace_offset)
-        step = Step.of("matmul/wgmma_sm90", op, target, 128 * (1 + c.warpgroups), args, c, num_ctas, dynamic_smem=smem,
+        step = Step.of("matmul/wgmma_sm90", op, target, 128 * (c.warpgroups + (not c.ring.is_merged)), args, c, num_ctas, dynamic_smem=smem,
                        cluster=c.cluster, suffix=suffix)
         if not c.is_split:
             return Build((step,))
