@@ -477,6 +477,8 @@ def _plan(am: AffineMatmul | MatmulGroup, config: EngineConfig) -> _Plan | str:
     scales = plan_scales(first, digits[0], tile_n)
     if isinstance(scales, str):
         return scales
+    if gathers > 2 and spare_registers < 104:
+        return f"the addresses of {gathers} CTAs' sums leave too few registers beside {accumulators} accumulators"
     if promotes and (accumulators > MAX_PROMOTED or warpgroups > 2):
         return f"{accumulators} accumulators and as many sums of a k tile leave too few registers"
     epilogues = {plan_epilogue(d, part, wide, is_split, spare_registers) for d, part in zip(digits, parts, strict=True)}
