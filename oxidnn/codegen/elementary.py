@@ -36,6 +36,7 @@ ERFCX_F32 = (
     -0.000333150354, -0.00049714226, 0.00307963206, -0.00121720927, -0.0268374253, 0.119527079, -0.310466528, 0.590228438,
     -0.88339448, 1.07400692,
 )
+LOG1P_BRIEF = (0.170169339, -0.19387579, 0.198133543, -0.248448223, 0.333369464, -0.500021279)  # relative error of log1p 2^-19.8
 ERFCX_BRIEF = (0.00769733498, 0.000396006915, -0.0807988718, 0.274564028, -0.539496422, 0.737435997)
 SIN_F32 = (
     2.72493548e-06, -0.000198400827, 0.00833333191, -0.166666672,
@@ -252,7 +253,7 @@ def _log_parts_f32(e: Emitter, x: str) -> tuple[str, str]:
 
 
 def _log1p_reduced_f32(e: Emitter, f: str) -> str:
-    return e("fma.rn.f32", e.polynomial(f, LOG1P_F32, "f32"), e("mul.rn.f32", f, f), f)
+    return e("fma.rn.f32", e.polynomial(f, LOG1P_BRIEF if e.brief else LOG1P_F32, "f32"), e("mul.rn.f32", f, f), f)
 
 
 def _finite_above(e: Emitter, x: str, low: float, value: str, special: str, t: str) -> str:

@@ -39,6 +39,11 @@ _CALL = (Scalar("seed", "u64"), Scalar("offset", "u64"))
 class RandomProblem(PointwiseProblem):
     """A pointwise problem whose expression takes SOURCES besides its operands."""
 
+    @property
+    def is_brief(self) -> bool:
+        """Numbers are the same in every type, up to its rounding."""
+        return False
+
 
 def _problem(op: str, expression: str | Expression, operands: tuple[Operand, ...], attrs: list[tuple[str, Any]], policy: Policy,
              **values: float) -> RandomProblem:

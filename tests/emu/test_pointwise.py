@@ -307,7 +307,7 @@ def test_lowering_may_write_the_registers_it_reads() -> None:
     np.testing.assert_allclose(got, 2 * wide_y + wide_x + np.exp(2 * wide_x) - wide_y, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", ["exp", "normcdf", "sigmoid", "gelu", "silu"])
+@pytest.mark.parametrize("name", ["exp", "normcdf", "sigmoid", "gelu", "silu", "log", "log1p", "softplus"])
 def test_brief_functions_keep_their_bound(name: str) -> None:
     """What 16-bit results allow: 2^-16 of the value, subnormals and special values as ever."""
     x = wide_values("f32", np.random.default_rng(3))
