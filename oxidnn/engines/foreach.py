@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from math import log2
 
 from ..codegen.pointwise import Expression, arg, outputs, parse, scalar
 from ..codegen.spec import Target
@@ -172,16 +173,22 @@ class ForeachEngine(Engine):
 
     def configs(self, problem: Problem, device: DeviceInfo) -> tuple[EngineConfig, ...]:
         assert isinstance(problem, ForeachProblem)
+        widths = (2, 1) if problem.compute == "f64" else tuple(dict.fromkeys((self._best(problem), 4, 8, 1)))
+        return tuple(EngineConfig.of(vec=v) for v in widths)
+
+    @staticmethod
+    def _best(problem: ForeachProblem) -> int:
+        """The pack that keeps enough of memory busy: where few lists are read, or halves, a long one."""
         if problem.compute == "f64":
-            return tuple(EngineConfig.of(vec=v) for v in (2, 1))
+            return 2
         sizes = [o.desc.dtype.num_bytes for o in problem.operands]
-        best = 8 if len(problem.input_roles) <= 2 or sizes.count(2) * 2 >= len(sizes) else 4
-        return tuple(EngineConfig.of(vec=v) for v in dict.fromkeys((best, 4, 8, 1)))
+        return 8 if len(problem.input_roles) <= 2 or sizes.count(2) * 2 >= len(sizes) else 4
 
     def estimate(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> float:
         assert isinstance(problem, ForeachProblem)
         again = 1.4 if problem.results and problem.updates else 1.0
-        return 4.0 + again * problem.num_bytes / (device.bandwidth_gbs * 1e3) * (1 + 0.2 / config["vec"])
+        off = abs(log2(config["vec"] / self._best(problem)))
+        return 4.0 + again * problem.num_bytes / (device.bandwidth_gbs * 1e3) * (1.05 + 0.1 * off)
 
     def build_steps(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> Build:
         assert isinstance(problem, ForeachProblem)

@@ -16,6 +16,7 @@ import oxidnn
 from oxidnn import expr
 from oxidnn.handle import CALLS
 from oxidnn.ops import OPS
+from oxidnn.ops.foreach import RULES as STEPS
 from oxidnn.testing.sample import SAMPLES
 
 
@@ -31,12 +32,19 @@ def rand(*shape: int, seed: int = 0) -> np.ndarray:
 METHOD_OF = {"conv_fprop": "conv"}
 
 
-@pytest.mark.parametrize("op", sorted(set(OPS) - {"pointwise"}))
+@pytest.mark.parametrize("op", sorted(set(OPS) - {"pointwise", "foreach", *STEPS}))
 def test_every_op_has_a_method_with_all_its_tensors(op: str) -> None:
     call = CALLS[op]
     assert set(OPS[op].inputs) >= set(call.tensors) >= set(OPS[op].inputs) - set(OPS[op].optional)
     parameters = inspect.signature(getattr(oxidnn.DnnHandle, METHOD_OF.get(op, op))).parameters
     assert {"out", "stream", *call.tensors, *(n for n, _ in call.attrs)} <= set(parameters)
+
+
+@pytest.mark.parametrize("op", sorted(STEPS))
+def test_every_step_over_lists_has_a_method_with_all_its_lists(op: str) -> None:
+    rule = STEPS[op]
+    parameters = inspect.signature(getattr(oxidnn.DnnHandle, op)).parameters
+    assert {"stream", *(f"{role}s" for role in (*rule.lists, *rule.optional)), *rule.shared} <= set(parameters)
 
 
 def test_conv_bias_relu_and_gradients(h: oxidnn.DnnHandle) -> None:
@@ -360,7 +368,7 @@ def test_the_first_output_of_a_row_is_always_there(op: str) -> None:
     rng = np.random.default_rng(0)
     for _ in range(30):
         names = [o.name for o in SAMPLES[op](rng, "tiny").outputs]
-        assert names[0] == OPS[op].outputs[0] or op == "pointwise"
+        assert op == "pointwise" or not OPS[op].outputs or names[0] == OPS[op].outputs[0]  # steps over lists number theirs
 
 
 @pytest.mark.parametrize("seed", [-1, 2**64, 1.5, True])
