@@ -48,7 +48,7 @@ MAX_REGISTERS = {2: 168, 3: 128}  # of a thread, by multiplying warpgroups
 BARRIER_BYTES = 8
 MAX_PARAM_BYTES = 4096
 MAX_EARLY = 16  # elements of the epilogue's operands that a thread holds while a tile is multiplied
-MAX_PROMOTED = 64  # accumulators of a thread beside which the sums of a k tile find registers
+PROMOTING_REGISTERS = 40  # beside accumulators and the sums of a k tile
 FP8 = ("e4m3", "e5m2")
 INTEGERS = ("s8", "u8")
 MAX_MEMBERS = 8  # of a group; a number of a member is one of as many instructions
@@ -163,13 +163,23 @@ class WgmmaConsts:
     def transposes(self) -> str:
         return f"{int(self.a.major == 'row')}, {int(self.b.major == 'row')}" if self.kind in ("f16", "bf16") else ""
 
-    def acc(self, block: int, stem: str = "acc") -> list[str]:
+    def acc(self, block: int) -> list[str]:
         count = self.tile_n // 2
-        return [f"%{stem}{block * count + i}" for i in range(count)]
+        return [f"%acc{block * count + i}" for i in range(count)]
 
-    def products(self, block: int) -> list[str]:
-        """What a block's products are summed in: registers of their own where they are promoted."""
-        return self.acc(block, "product" if self.promotes else "acc")
+    @property
+    def slice_n(self) -> int:
+        """Columns of a block of rows whose products are promoted at a time."""
+        return min(self.tile_n, 128)
+
+    @property
+    def slices(self) -> list[tuple[int, int]]:
+        """(block, first column) of what is promoted at a time."""
+        return [(block, first) for block in range(self.blocks_m) for first in range(0, self.tile_n, self.slice_n)]
+
+    @property
+    def products(self) -> list[str]:
+        return [f"%product{i}" for i in range(self.slice_n // 2)]
 
     def fixed_bits(self, x: BoxesConsts) -> str:
         """A descriptor but for its address: 128-byte swizzle, 1024 bytes (a row of a patch) between groups of 8 lines, chunk_bytes
@@ -479,8 +489,9 @@ def _plan(am: AffineMatmul | MatmulGroup, config: EngineConfig) -> _Plan | str:
         return scales
     if gathers > 2 and spare_registers < 104:
         return f"the addresses of {gathers} CTAs' sums leave too few registers beside {accumulators} accumulators"
-    if promotes and (accumulators > MAX_PROMOTED or warpgroups > 2):
-        return f"{accumulators} accumulators and as many sums of a k tile leave too few registers"
+    promoted = min(tile_n, 128) // 2 if promotes else 0
+    if promotes and (promoted + PROMOTING_REGISTERS > spare_registers or tile_n % min(tile_n, 128)):
+        return f"{accumulators} accumulators and {promoted} sums of a k tile leave too few registers"
     epilogues = {plan_epilogue(d, part, wide, is_split, spare_registers) for d, part in zip(digits, parts, strict=True)}
     if len(epilogues) > 1:
         return "its parts are written in different ways"
@@ -501,7 +512,7 @@ def _plan(am: AffineMatmul | MatmulGroup, config: EngineConfig) -> _Plan | str:
     if defers:
         if is_ping_pong or gathers > 1 or len(parts) > 1 or stored[0] is None or first.d.dtype.num_bytes != 2:
             return "stores are put off of cooperating warpgroups that store 16-bit panels by tensor copies, without gathered sums"
-        if accumulators * (5 if promotes else 3) // 2 > spare_registers + accumulators - 48:
+        if promoted + accumulators // 2 > spare_registers - 48:
             return f"{accumulators} accumulators and a rounded tile leave too few registers"
         if min_k_tiles(grids[0]) < accumulators // 32:
             return "a tile has fewer tiles of k than panels to store meanwhile"
