@@ -368,11 +368,13 @@ def fill_cache(options: argparse.Namespace, problems: list[tuple[str, Problem]])
                 call_of(problem, make_tensors(problem, 1), compile_it=True)()
                 torch.cuda.empty_cache()
         return
+    begin = time.monotonic()
     command = [sys.executable, __file__, *sys.argv[1:], "--share"]
     shares = [subprocess.Popen([*command, f"{i}/{options.workers}"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
               for i in range(options.workers)]
     for share in shares:
         share.wait()
+    print(f"cache of torch.compile filled in {time.monotonic() - begin:.0f} s")
 
 
 def main() -> None:
