@@ -26,7 +26,7 @@ from .device import DeviceInfo, parse_device
 from .dispatch.optimisers import ListOps
 from .dispatch.planning import plan_for
 from .dispatch.select import Explanation
-from .dispatch.session import POLICY, BoundPlan, Call, Session, hashable
+from .dispatch.session import POLICY, BoundPlan, Call, Session, hashable, signed
 from .dispatch.tuning_db import TuningDb
 from .dtypes import dtype as dtype_of
 from .errors import InvalidArgument, expected
@@ -795,7 +795,7 @@ class DnnHandle(ListOps):
         padding: an integer, or one entry a dimension, an integer or (low, high); negative numbers cut off. mode: "constant" (value; also
         "inf", "-inf", "nan"), "reflect" about the edge element, "replicate" the edge element, "circular"; of any width.
         """
-        return self._session.run(CALLS["pad"], (x,), (padding, mode, value), out, stream)
+        return self._session.run(CALLS["pad"], (x,), (padding, mode, signed(value)), out, stream)
 
     def pad_backward(self, dy: Any, padding: Any, mode: str = "constant", *, out: Any = None, stream: Any = None) -> Any:
         """dx: every element of dy added, in one order, to the element of x that it is a copy of."""
@@ -820,7 +820,7 @@ class DnnHandle(ListOps):
             if shape is None:
                 raise expected("fill", "shape", None, "a shape, or out")
             out = self.empty(shape, "float32" if dtype is None else dtype)
-        return self._session.run(CALLS["fill"], (), (shape if shape is None else _shape(shape), value, dtype), out, stream)
+        return self._session.run(CALLS["fill"], (), (shape if shape is None else _shape(shape), signed(value), dtype), out, stream)
 
     # ---- scans ---------------------------------------------------------------------------------------------------------------------
 

@@ -479,6 +479,11 @@ class _NegativeZero(float):
         return hash(_NegativeZero)
 
 
+def signed(value: Any) -> Any:
+    """A number whose sign counts where it is 0, as a key takes it."""
+    return hashable(value) if isinstance(value, (float, np.floating)) and value == 0 else value
+
+
 def hashable(value: Any) -> Any:
     """The value of an attribute as a key takes it: sequences as tuples, -0.0 told from 0.0. Raises InvalidArgument for what has no hash."""
     if isinstance(value, np.ndarray):

@@ -50,8 +50,9 @@ def check_choice(op: str, name: str, value: Any, choices: Sequence[str]) -> str:
     return value
 
 
-def check_number(op: str, name: str, value: Any, compute: DType | None = None, context: str = "") -> float:
-    """A real number; with `compute`, a finite one that this type can hold."""
+def check_number(op: str, name: str, value: Any, compute: DType | None = None, context: str = "", signed_zero: bool = False) -> float:
+    """A real number; with `compute`, a finite one that this type can hold. -0.0 counts as 0.0, which keys of plans do not tell from it,
+    but for `signed_zero`."""
     if not isinstance(value, Real) or isinstance(value, (bool, np.bool_)):
         raise expected(op, name, repr(value), "a number", context)
     try:
@@ -61,7 +62,7 @@ def check_number(op: str, name: str, value: Any, compute: DType | None = None, c
     most = float(np.finfo(np.float32 if compute is F32 else np.float64).max)
     if compute is not None and not abs(number) <= most:
         raise expected(op, name, repr(value), f"a finite number of {compute}", context)
-    return number
+    return number if signed_zero else number + 0.0
 
 
 def is_integer(value: Any, least: int, most: int) -> bool:

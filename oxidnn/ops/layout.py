@@ -129,7 +129,7 @@ def _check_value(op: str, value: Any, kind: DType) -> float | str:
     """A number that the type holds: of floats any, infinities and NaN as text too. Finite values as numbers, others as text."""
     if isinstance(value, str) and value in ("inf", "-inf", "nan"):
         value = float(value)
-    number = check_number(op, "value", value)
+    number = check_number(op, "value", value, signed_zero=True)
     if kind.is_float:
         return number if np.isfinite(number) else str(number)
     low, high = (0, int(kind.max)) if kind.kind in ("uint", "bool") else (-int(kind.max) - 1, int(kind.max))

@@ -206,7 +206,8 @@ def activation_expression(op: str, attrs: Mapping[str, Any]) -> tuple[Expression
             parse(name + "(x)")  # names near matches
         raise expected(op, "name", repr(name), "a function of one tensor, e.g. 'relu' or 'gelu'")
     parameters = attrs.get("parameters", ())
-    parameters = tuple(check_number(op, "parameters", p) for p in (parameters if isinstance(parameters, (tuple, list)) else (parameters,)))
+    parameters = tuple(parameters) if isinstance(parameters, (tuple, list)) else (parameters,)
+    parameters = tuple(check_number(op, "parameters", p, signed_zero=True) for p in parameters)
     normal: list[tuple[str, Any]] = [("name", name)]
     if parameters:
         normal.append(("parameters", parameters))
