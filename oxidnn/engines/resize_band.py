@@ -7,6 +7,7 @@ atomics and in one order."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
@@ -30,12 +31,13 @@ _MOST_EDGE = 64  # elements at either end of a dimension for which the transpose
 _MOST_NUMBERS = 256  # weights of one dimension that stand in the text
 # The assembler moves loads of unrolled taps together, and keeps what each row of taps loads again, so registers bound what is unrolled.
 _UNROLL = 2400  # instructions of unrolled taps
-_LOADS = 96  # words they load
+_LOADS = {False: 96, True: 144}  # words they load; of halves, without weights of a table
 _HELD = 16  # places, or weights, of one dimension in registers
 _TABLE_THREADS = 128
 
-# lane: the output within the block. weight: None if the table has it. is_certain: no block weighs the tap by 0
-Reader = tuple[int, float | None, bool]
+# (output within the block; weight: None if the table has it, three if the first and the last block have weights of their own; whether
+# infinities may meet the weight: no block weighs the tap by 0, unless its place stands for another tap's)
+Reader = tuple[int, float | tuple[float, ...] | None, bool]
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +86,7 @@ class LoopConsts:
 
     places: how to find where tap k of a block lies: "even" (block * advance + origin + k), "divided" (the one tap of a nearest element),
     "table". taps: of each tap its readers. round: taps of one turn of the loop; 0 if all are unrolled. has_weights: the table's.
+    has_ends: the first and the last block have weights of their own.
     holds_places, holds_weights: in registers, from before all loops. is_ragged: the last block has fewer outputs.
     """
 
@@ -96,6 +99,7 @@ class LoopConsts:
     taps: tuple[tuple[Reader, ...], ...]
     round: int
     has_weights: bool
+    has_ends: bool
     holds_places: bool
     holds_weights: bool
     is_ragged: bool
@@ -126,6 +130,10 @@ class Bands:
     def has_weights(self) -> bool:
         return any(weight is None for readers in self.taps for _, weight, _ in readers)
 
+    @property
+    def has_ends(self) -> bool:
+        return any(isinstance(weight, tuple) for readers in self.taps for _, weight, _ in readers)
+
 
 # The only dimension of (N, C, L) tensors lies within one of a single element.
 _SINGLE = Axis(1, 1, 1, 0, 1, 0, 0, 1)
@@ -154,14 +162,35 @@ def _period(axis: Axis, is_transposed: bool) -> int:
     return b // gcd(a, b)
 
 
-def _total(axis: Axis, f: Filter, o: int) -> Fraction:
+@lru_cache(maxsize=8192)
+def _row(axis: Axis, f: Filter, o: int) -> dict[int, Fraction]:
+    """The weights of the elements in output o."""
     low, high = _bounds(axis, o, False)
-    return sum((f.value(axis, o, q) for q in range(low, high + 1)), Fraction(0))
+    if f.excludes_outside:
+        low, high = max(low, 0), min(high, axis.extent - 1)
+    total = Fraction(1)
+    if f.is_normalised:
+        total = sum((f.value(axis, o, q) for q in range(low, high + 1)), Fraction(0))
+    row: dict[int, Fraction] = {}
+    for q in range(low, high + 1):
+        place = min(max(q, 0), axis.extent - 1)
+        row[place] = row.get(place, Fraction(0)) + f.value(axis, o, q) / total
+    return row
+
+
+@lru_cache(maxsize=8192)
+def _far_from_the_ends(axis: Axis, f: Filter, o: int, q: int) -> Fraction:
+    """The weight of tap q in output o, were there more elements on either side."""
+    value = f.value(axis, o, q)
+    if value and f.is_normalised:
+        low, high = _bounds(axis, o, False)
+        value /= sum(f.value(axis, o, i) for i in range(low, high + 1))
+    return value
 
 
 @lru_cache(maxsize=512)
 def _even(axis: Axis, block: int, f: Filter) -> Bands | None:
-    """The bands of all blocks, if they are the same."""
+    """The bands of all blocks, if they are the same, at least between the first and the last."""
     if axis.step == 0 or block % _period(axis, f.is_transposed) or axis.step > _LIMIT or axis.denominator > _LIMIT:
         return None
     count, taps = _count(axis, f.is_transposed)
@@ -169,49 +198,79 @@ def _even(axis: Axis, block: int, f: Filter) -> Bands | None:
     origin = bounds[0][0]
     span = max(1, max(high for _, high in bounds) - origin + 1)
     advance = _bounds(axis, block, f.is_transposed)[0] - origin
-    if span * block > _MOST_NUMBERS or abs(origin) + span + advance * _ceil(count, block) >= _LIMIT // 2:
-        return None
-    if f.excludes_outside and (axis.low < 0 or (axis.step * (axis.outputs - 1) + axis.high) // axis.denominator >= axis.extent):
+    blocks = _ceil(count, block)
+    if span * block > _MOST_NUMBERS or abs(origin) + span + advance * blocks >= _LIMIT // 2:
         return None
 
-    def weight(position: int, tap: int) -> Fraction:
-        o, q = (tap, position) if f.is_transposed else (position, tap)
-        value = f.value(axis, o, q)
-        return value / _total(axis, f, o) if f.is_normalised and value else value
+    def between(position: int, tap: int) -> Fraction:
+        return _far_from_the_ends(axis, f, *((tap, position) if f.is_transposed else (position, tap)))
 
-    if f.is_transposed and not _is_even_at_the_ends(axis, f, weight):
+    def at_an_end(position: int, tap: int) -> Fraction:
+        """0 for a tap that is not there."""
+        if not (0 <= tap < taps and 0 <= position < count):
+            return Fraction(0)
+        return _row(axis, f, tap).get(position, Fraction(0)) if f.is_transposed else _row(axis, f, position).get(tap, Fraction(0))
+
+    begin = (blocks - 1) * block
+    is_same = _is_even_at_the_ends(axis, f, between) if f.is_transposed else not f.excludes_outside or _lies_inside(axis, f, 0, count - 1)
+    if not is_same and (blocks < 2 or not _lies_inside(axis, f, block, begin - 1)):
         return None
+    if f.is_transposed and (origin > 0 or _bounds(axis, count - 1, True)[1] < taps - 1):
+        return None  # an end is read by outputs beyond its band
+
+    def may_be_infinite(r: int, tap: int, weights: list[Fraction]) -> bool:
+        """Whether the weight 0 of a tap that is not there meets an element that the output reads anyway."""
+        first, last = at_an_end(r, 0), at_an_end(begin + r, taps - 1)
+        return all(weights) or (weights[0] != 0 and (weights[1] != 0 or (tap < 0 and first != 0))
+                                and (weights[2] != 0 or begin + r >= count or (tap + advance * (blocks - 1) >= taps and last != 0)))
+
     found = []
     for k in range(span):
-        readers = [(r, weight(r, origin + k)) for r, (low, high) in enumerate(bounds) if low <= origin + k <= high]
-        found.append(tuple((r, float(w), True) for r, w in readers if w))
+        readers: list[Reader] = []
+        for r, (low, high) in enumerate(bounds):
+            if not low <= origin + k <= high:
+                continue
+            weights = [between(r, origin + k)]
+            if not is_same:
+                weights += [at_an_end(r, origin + k), at_an_end(begin + r, origin + k + advance * (blocks - 1))]
+            if any(weights):
+                numbers = tuple(map(float, weights))
+                readers.append((r, numbers[0] if len(set(numbers)) == 1 else numbers, may_be_infinite(r, origin + k, weights)))
+        found.append(tuple(readers))
     return Bands(span, "even", tuple(found), advance, origin)
 
 
-def _is_even_at_the_ends(axis: Axis, f: Filter, weight) -> bool:  # type: ignore[no-untyped-def]
+def _lies_inside(axis: Axis, f: Filter, first: int, last: int) -> bool:
+    """Whether the bands of the positions first to last, and what those read that they read, lie inside."""
+    if first > last:
+        return True
+    count, taps = _count(axis, f.is_transposed)
+    low, high = _bounds(axis, first, f.is_transposed)[0], _bounds(axis, last, f.is_transposed)[1]
+    if low < 0 or high >= taps:
+        return False
+    if not f.is_transposed:
+        return True
+    return first > 0 and last < count - 1 and (not f.excludes_outside or (_bounds(axis, low, False)[0] >= 0
+                                                                            and _bounds(axis, high, False)[1] < axis.extent))
+
+
+def _is_even_at_the_ends(axis: Axis, f: Filter, weight: Callable[[int, int], Fraction]) -> bool:
     """Whether clamping taps to those that there are gives the elements at the ends what the outputs read of them."""
+    if f.excludes_outside:
+        return False
     for elements in (range(axis.extent), range(axis.extent - 1, -1, -1)):
         for n, element in enumerate(elements):
             first, last = _bounds(axis, element, True)
-            is_end = n == 0
-            if first >= 0 and last < axis.outputs and not is_end:
+            if n and first >= 0 and last < axis.outputs:
                 break
-            if n == _MOST_EDGE or last - first > _MOST_NUMBERS:
+            if n == _MOST_EDGE or last - first > _MOST_NUMBERS or (element == 0 and first > 0) or (
+                    element == axis.extent - 1 and last < axis.outputs - 1):
                 return False
             clamped: dict[int, Fraction] = {}
             for o in range(first, last + 1):
                 place = min(max(o, 0), axis.outputs - 1)
                 clamped[place] = clamped.get(place, Fraction(0)) + weight(element, o)
-            # all outputs that read the element or, at an end, what lies beyond it; where the bands do not reach them all, they differ
-            reading: dict[int, Fraction] = {}
-            for o in range(max(0, first - 1), min(axis.outputs, last + 2)):
-                low, high = _bounds(axis, o, False)
-                if o in (first - 1, last + 1) and ((element == 0 and o < first) or (element == axis.extent - 1 and o > last)):
-                    return False
-                total = _total(axis, f, o) if f.is_normalised else Fraction(1)
-                for q in range(low, high + 1):
-                    if min(max(q, 0), axis.extent - 1) == element:
-                        reading[o] = reading.get(o, Fraction(0)) + f.value(axis, o, q) / total
+            reading = {o: _row(axis, f, o).get(element, Fraction(0)) for o in range(max(0, first), min(axis.outputs, last + 1))}
             if {o: w for o, w in clamped.items() if w} != {o: w for o, w in reading.items() if w}:
                 return False
     return True
@@ -313,7 +372,7 @@ class BandEngine(Engine):
         found = [c for c in found if all(loop.block in (1, 2, 4, 8) or not loop.has_weights for loop in _loops(problem, c))
                  and (limit is None or self._scratch(problem, c)[1] <= limit)
                  and all(_entries(_axis(problem, a), b, problem) < _LIMIT for a, b in zip(order, _block_of(order, c), strict=True))]
-        return tuple(sorted(found, key=lambda c: self.estimate(problem, c, device))[:12])
+        return tuple(sorted(found, key=lambda c: self.estimate(problem, c, device))[:16])
 
     def estimate(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> float:
         """Microseconds: the launches, and the slower of the bytes and of what the threads execute."""
@@ -322,10 +381,13 @@ class BandEngine(Engine):
         loops = _loops(problem, config)
         blocks = prod(_ceil(_axis_count(problem, loop.axis), loop.block) for loop in loops)
         threads = target.shape[0] * (target.shape[1] // config["vec"]) * blocks
-        instructions = 80 + _instructions(loops, config["vec"]) + loops[0].block * loops[-1].block * (2 + 0.5 * config["vec"])
-        rate = device.num_sms * min(1.0, max(threads, 1) / (device.num_sms * 512)) * 64 * 1.5e3  # a microsecond
+        sums = loops[0].block * loops[-1].block * config["vec"] * (2 if _compute(problem) == "f64" else 1)
+        instructions = 80 + _instructions(loops, config["vec"]) + loops[0].block * loops[-1].block * (6 + 0.5 * config["vec"])
+        # warps under way hide latencies; a turn of a loop waits for its loads
+        warps = min(48, 2048 // (40 + sums), max(threads, 1) / (32 * device.num_sms))
+        rate = device.num_sms * 128 * 1.75e3 * (0.35 + 0.012 * warps) * (0.65 if any(loop.round for loop in loops) else 1)
         launches = 2.0 + 2.0 * any(loop.places == "table" for loop in loops)
-        return launches + max(problem.num_bytes / (device.bandwidth_gbs * 1e3 * 0.85), threads * instructions / rate)
+        return launches + float(np.hypot(problem.num_bytes / (device.bandwidth_gbs * 1e3 * 0.85), threads * instructions / rate))
 
     def _scratch(self, problem: ResizeProblem, config: EngineConfig) -> tuple[dict[int, tuple[WorkspaceArg, WorkspaceArg]], int]:
         """Where each dimension's table of places and of weights lies, and the bytes of all."""
@@ -406,6 +468,8 @@ class BandEngine(Engine):
                         args.append(Arg(f"ptr_weights{a}", "u64", tables[a][1]))
                 else:
                     args.append(Arg(f"last{a}", "s32", _count(axis, problem.is_backward)[1] - 1))
+                if loop.has_ends:
+                    args.append(Arg(f"last_block{a}", "u32", _ceil(counts[a], loop.block) - 1))
                 if loop.places == "divided":
                     multiplier, shift = magic(axis.denominator)
                     args += [Arg(f"step{a}", "s32", axis.step), Arg(f"low{a}", "s32", axis.low),
@@ -418,7 +482,9 @@ class BandEngine(Engine):
             sums = (loops[0].block + 1) * across * vector
             loads = prod(loop.round or loop.span for loop in loops)
             # the assembler spills sooner than it moves loads apart
-            is_heavy = size == 8 or (loads >= 56 and (size == 4 or rank > 2 or sums > 64))
+            has_ends = any(loop.has_ends for loop in loops)
+            is_heavy = (size == 8 or (loads >= 56 and (size == 4 or rank > 2 or sums > 64 or has_ends))
+                        or (loads >= 28 and size == 4 and has_ends))
             steps.append(Step.of("resize/band", problem.op, Target.for_arch(device.arch), threads, args, consts,
                                  _ceil(digits.size, threads), min_ctas_per_sm=2 if is_heavy else 4 if sums <= 64 else 3,
                                  follows=bool(tables) and can_follow and not steps,
@@ -469,7 +535,7 @@ def _instructions(loops: tuple[LoopConsts, ...], vector: int) -> float:
         loop = loops[d]
         width = vector * (loops[-1].block if d == 0 else 1)
         readers = sum(map(len, loop.taps)) / max(1, len(loop.taps)) * loop.span
-        body = 1 + 2 * vector if d == len(loops) - 1 else total
+        body = 6 + vector if d == len(loops) - 1 else total  # a load, the address and conversions
         used = sum(bool(t) for t in loop.taps) / max(1, len(loop.taps)) * loop.span
         total = used * (body + (0 if loop.holds_places else 3) + (2 if loop.has_weights and not loop.holds_weights else 0))
         total += readers * width if d in (0, len(loops) - 1) else 0
@@ -477,10 +543,10 @@ def _instructions(loops: tuple[LoopConsts, ...], vector: int) -> float:
 
 
 @lru_cache(maxsize=4096)
-def _loops_of(axes: tuple[tuple[int, Axis, int], ...], f: Filter, is_nearest: bool, vector: int, words: int) -> tuple[LoopConsts, ...]:
-    """axes: (index, axis, block) from the outermost loop on. words: 32-bit ones of a number."""
+def _loops_of(axes: tuple[tuple[int, Axis, int], ...], f: Filter, is_nearest: bool, vector: int, size: int) -> tuple[LoopConsts, ...]:
+    """axes: (index, axis, block) from the outermost loop on. size: bytes of an element."""
     loops: tuple[LoopConsts, ...] = ()
-    loads = words
+    loads = words = 2 if size == 8 else 1
     for d in range(len(axes) - 1, -1, -1):
         a, axis, block = axes[d]
         own = f if axis is not _SINGLE else Filter("box", 0.0, False, False, f.is_transposed)
@@ -488,14 +554,15 @@ def _loops_of(axes: tuple[tuple[int, Axis, int], ...], f: Filter, is_nearest: bo
         bands = bands_of(axis, block, own, is_nearest)
         weights = bands.span * block * words if bands.has_weights else 0
         loop = LoopConsts(a, block, bands.span, bands.places, bands.advance, bands.origin, bands.taps, 0, weights > 0,
-                          d > 0 and bands.span <= _HELD, d > 0 and 0 < weights <= _HELD, is_ragged)
-        if (_instructions((loop, *loops), vector) > _UNROLL or loads * bands.span > _LOADS or (d > 0 and weights > 2 * _HELD)
+                          bands.has_ends, d > 0 and bands.span <= _HELD, d > 0 and 0 < weights <= _HELD, is_ragged)
+        most = _LOADS[size == 2 and not any(one.has_weights for one in (loop, *loops))]
+        if (_instructions((loop, *loops), vector) > _UNROLL or loads * bands.span > most or (d > 0 and weights > 2 * _HELD)
                 or any(inner.has_weights and not inner.holds_weights and not inner.round for inner in loops)):
             bands = bands_of(axis, block, own, is_nearest, False)
-            turn = max(1, min(4, bands.span, int(300 / max(1.0, _instructions(loops, vector))), _LOADS // loads))
+            turn = max(1, min(4, bands.span, int(300 / max(1.0, _instructions(loops, vector))), _LOADS[False] // loads))
             span = _ceil(bands.span, turn) * turn
             taps = (tuple((r, None, False) for r in range(block)),) * turn
-            loop = LoopConsts(a, block, span, "table", 0, 0, taps, turn, True, False, False, is_ragged)
+            loop = LoopConsts(a, block, span, "table", 0, 0, taps, turn, True, False, False, False, is_ragged)
         loads *= loop.round or loop.span
         loops = (loop, *loops)
     return loops
@@ -505,7 +572,7 @@ def _loops(problem: ResizeProblem, config: EngineConfig) -> tuple[LoopConsts, ..
     order = _order(problem)
     axes = tuple((a, _axis(problem, a), b) for a, b in zip(order, _block_of(order, config), strict=True))
     return _loops_of(axes, Filter.of(problem), problem.mode == "nearest", config["vec"],
-                     2 if _compute(problem) == "f64" else 1)
+                     problem.inputs[0].desc.dtype.num_bytes)
 
 
 _BAND = BandEngine()
