@@ -125,9 +125,9 @@ def ctc(h: oxidnn.DnnHandle, shape: tuple[int, ...], repeats: int, configs: bool
         flat = torch.cat([t[:n] for t, n in zip(targets.cpu(), host[1], strict=True)]).int()
         short = (flat, host[0].int(), host[1].int())
         row["cudnn_both_us"] = gpu_us(lambda: both(log_probs, *short), repeats)
-    print(f"ctc T={frames} N={sequences} C={classes} S={labels}: loss {row['loss_us']:.0f} us (torch {row['torch_loss_us']:.0f}), gradient "
-          f"{row['gradient_us']:.0f}, both {row['both_us']:.0f} (torch {row['torch_both_us']:.0f}, cuDNN {row.get('cudnn_both_us', 0):.0f}); "
-          f"error {row['error']:.1e} (torch {row['torch_error']:.1e})", flush=True)
+    print(f"ctc T={frames} N={sequences} C={classes} S={labels}: loss {row['loss_us']:.0f} us (torch {row['torch_loss_us']:.0f}), "
+          f"gradient {row['gradient_us']:.0f}, both {row['both_us']:.0f} (torch {row['torch_both_us']:.0f}, "
+          f"cuDNN {row.get('cudnn_both_us', 0):.0f}); error {row['error']:.1e} (torch {row['torch_error']:.1e})", flush=True)
     if configs:
         names = ("log_probs", "targets", "input_lengths", "target_lengths")
         tensors = dict(zip(names, given, strict=True))
