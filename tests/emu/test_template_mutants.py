@@ -157,6 +157,9 @@ KERNELS = {
     "wgmma_pair": Kernel("matmul/wgmma_sm90", "gemm.wgmma_sm90",
                          ("gemm a=bf16[600,136] b=bf16[72,136] transpose_b=True d=f32[600,72]",),
                          _wgmma("coop", "boxes", 128, 64, shares="b", lead=1)),
+    "wgmma_merged": Kernel("matmul/wgmma_sm90", "gemm.wgmma_sm90",
+                           ("gemm a=bf16[600,200] b=bf16[136,200] transpose_b=True",),
+                           _wgmma("coop", "boxes", 128, 128, merged=True, defers=True, group=2)),
     "wgmma_halo": Kernel("matmul/wgmma_sm90", "conv_fprop.igemm_wgmma_sm90",
                          ("conv_fprop x=bf16[2,64,9,10]nhwc w=bf16[72,64,3,3]nhwc padding=1",), _wgmma("coop", "halo", 128, 64), (
         ("stride up", "%origin_m, %consumer, 8192", "written again two lines on"),)),
@@ -373,7 +376,8 @@ def sample(found: list[Mutant], count: int) -> list[Mutant]:
 FLOOR = {
     "stream": (25, 26), "stream_gradient": (25, 26),
     "strip": (25, 26), "strip_gradient": (23, 26), "interleaved": (25, 26),
-    "wgmma_coop": (26, 26), "wgmma_pingpong": (26, 26), "wgmma_halo": (26, 26), "wgmma_pair": (26, 26), "tiled_mma": (26, 26), "tiled_mma_conv": (25, 26),
+    "wgmma_coop": (26, 26), "wgmma_pingpong": (26, 26), "wgmma_halo": (26, 26), "wgmma_pair": (26, 26), "wgmma_merged": (24, 26),
+    "tiled_mma": (26, 26), "tiled_mma_conv": (25, 26),
     "tiled_simt": (25, 26), "split_k_reduce": (25, 26), "direct": (26, 26), "tree": (24, 26), "tree_column": (25, 26),
     "tree_variance": (26, 26),
     "softmax": (26, 26), "softmax_cta": (26, 26), "norm": (25, 26), "cross_entropy": (26, 26), "pool_window": (24, 26),

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
+from oxidnn.codegen.render import render
 from oxidnn.engines.affine_wgmma_sm90 import WGMMA_SM90, _plan, promotes_of, stages_of
 from oxidnn.engines.base import EngineConfig
 from oxidnn.engines.matmul import MatmulEngine, lower
 from oxidnn.ops.case import parse_case
+from oxidnn.runtime.assembler import assemble
 from oxidnn.runtime.emu_backend import EmulatedBackend
 from oxidnn.testing.harness import run_problem
 
@@ -97,3 +101,46 @@ def test_prefetched_k_tiles() -> None:
     assert not isinstance(plan, str) and plan.consts.prefetches
     backend.info = replace(backend.info, num_sms=3)
     run_problem(backend, problem, engine, config, seed=3)
+
+
+FORMS = (
+    ("gemm a=bf16[600,264] b=bf16[392,264] transpose_b=True", {"shares": "a"}),
+    ("gemm a=bf16[264,600] b=bf16[264,392] transpose_a=True bias=f32[392] epilogue=bias_relu", {"shares": "b", "group": 2}),
+    ("gemm a=bf16[600,264] b=bf16[392,264] transpose_b=True", {"shares": "a", "schedule": "pingpong"}),
+    ("gemm a=bf16[600,264] b=bf16[264,392] d=f32[600,392]", {"shares": "b", "merged": True}),
+    ("gemm a=bf16[600,264] b=bf16[392,264] transpose_b=True", {"defers": True}),
+    ("gemm a=bf16[600,264] b=bf16[392,264] transpose_b=True bias=f32[392] epilogue=bias_relu",
+     {"defers": True, "merged": True, "tile_n": 256}),
+    ("gemm a=f16[264,600] b=f16[264,392] transpose_a=True", {"defers": True, "merged": True, "tile_m": 256, "shares": "b"}),
+    ("gemm a=bf16[3,264,304] b=bf16[3,264,392] transpose_a=True", {"defers": True, "merged": True}),
+    ("gemm a=bf16[264,600] b=bf16[264,136] transpose_a=True", {"defers": True, "merged": True, "split_k": 2, "refused": True}),
+    ("gemm a=f32[300,200] b=f32[392,200] transpose_b=True math=tf32", {"merged": True, "tile_n": 256}),
+    ("gemm a=e4m3[300,656] b=e4m3[264,656] transpose_b=True scale_a=f32[300,6] scale_b=f32[6,3]",
+     {"promotes": True, "defers": True, "merged": True}),
+    ("gemm a=e4m3[300,656] b=e5m2[264,656] transpose_b=True scale_a=f32[300,6] scale_b=f32[6,3]",
+     {"promotes": True, "merged": True, "tile_m": 256}),
+    ("gemm a=e4m3[300,656] b=e4m3[264,656] transpose_b=True scale_a=f32[1] scale_b=f32[264]",
+     {"promotes": True, "merged": True, "tile_n": 256, "shares": "b"}),
+    ("gemm a=s8[201,544] b=u8[264,544] transpose_b=True scale_a=f32[1] scale_b=f32[264] out_dtype=bf16", {"defers": True, "merged": True}),
+    ("conv_fprop x=bf16[3,64,9,10]nhwc w=bf16[136,64,3,3]nhwc padding=1 bias=f32[136] epilogue=bias_relu",
+     {"defers": True, "merged": True}),
+)
+
+
+@pytest.mark.parametrize(("line", "knobs"), FORMS)
+def test_forms(line: str, knobs: dict[str, Any]) -> None:
+    """Operands shared by two CTAs, stores put off, rings filled by a thread that multiplies; rings of two stages wrap."""
+    backend = EmulatedBackend("sm_90a", checkers="all")
+    backend.info = replace(backend.info, num_sms=2)
+    problem = parse_case(line)
+    engine = MatmulEngine(problem.op, WGMMA_SM90)
+    knobs = {"schedule": "coop", "loader": "boxes", "tile_m": 128, "tile_n": 128, "stages": 2, "split_k": 1, **knobs}
+    is_refused = knobs.pop("refused", False)
+    config = EngineConfig.of(**knobs)
+    plan = _plan(lower(problem)[0], config)
+    assert isinstance(plan, str) == is_refused, plan
+    if not isinstance(plan, str):
+        run_problem(backend, problem, engine, config, seed=len(line))
+        text = render(engine.build_steps(problem, config, backend.info).steps[0].spec)
+        result = assemble(text, "sm_90a")
+        assert result.spill_bytes == 0 and not re.search(r"C75(?!04)\d\d|C76\d\d", result.log), result.log
