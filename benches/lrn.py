@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from memory_bound import against_torch, add_options, make_tensors, run
+from memory_bound import add_options, against_torch, make_tensors, run
 from verify import Tensors
 
 from oxidnn.ops.base import Problem
