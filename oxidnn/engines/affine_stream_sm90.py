@@ -43,6 +43,7 @@ class StreamConsts:
     stages: int
     chunk: int
     is_resident: bool
+    streams: bool  # lines of A leave L2 first
     epilogue: tiling.EpilogueConsts
 
     @property
@@ -146,7 +147,7 @@ def _consts(am: AffineMatmul, config: EngineConfig) -> StreamConsts:
     chunk = -(-tiles // -(-tiles // MAX_CHUNK))
     is_resident = chunk == tiles and am.k.size // 8 * tiles <= min(MAX_FRAGMENTS, REGISTERS[config["warps"]] - 52 - 4 * chunk)
     return StreamConsts(am.a.dtype.name, am.k.size, am.n.size, major, SLICE * config["slices"], config["warps"], config["stages"], chunk,
-                        is_resident, epilogue)
+                        is_resident, dict(config.knobs).get("streams", False), epilogue)
 
 
 class StreamSm90Matmul:
@@ -251,6 +252,7 @@ class StreamGradientConsts:
     stages: int
     stride_u: int
     stride_v: int
+    streams: bool  # lines of A and B leave L2 first
 
     @property
     def u(self) -> int:
@@ -330,7 +332,7 @@ def _gradient_consts(am: AffineMatmul, config: EngineConfig) -> StreamGradientCo
     strides = {"m": am.n.size, "n": 1} if tiling.inner_direction(d) == "n" else {"m": 1, "n": am.m.size}
     stride_u, stride_v = (strides["m"], strides["n"]) if u_side == "a" else (strides["n"], strides["m"])
     return StreamGradientConsts(am.a.dtype.name, am.m.size, am.n.size, u_side, config["groups"], config["sharers"], config["slices"],
-                                config["stages"], stride_u, stride_v)
+                                config["stages"], stride_u, stride_v, dict(config.knobs).get("streams", False))
 
 
 class StreamGradientSm90Matmul:
