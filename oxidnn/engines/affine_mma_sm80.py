@@ -113,15 +113,19 @@ class MmaConsts(tiling.TiledConsts):
         count = self.warp_n // 8 * 2
         return [f"%frag_b{(buffer * self.lines + line) * count + i}" for i in range(count)]
 
+    def fragments(self, buffer: int) -> list[str]:
+        """All fragment registers of `buffer`."""
+        return [name for line in range(self.lines) for name in (*self.frag_a(buffer, line), *self.frag_b(buffer, line))]
+
     def part(self, name: str) -> list[str]:
         """Registers of "big_a", "small_a", "big_b" or "small_b", in the order of fragments of one line."""
         return [f"%{name}{i}" for i in range(self.warp_m // 4 if name.endswith("a") else self.warp_n // 4)]
 
     def products(self, buffer: int) -> list[tuple[list[str], list[str]]]:
-        """The fragments of A and B to multiply, the smallest products first."""
+        """The fragments of A and B to multiply; those of the leading parts first, which alone may hold infinities."""
         if not self.has_parts:
             return [(self.frag_a(buffer), self.frag_b(buffer))]
-        return [(self.part(a), self.part(b)) for a, b in (("small_a", "big_b"), ("big_a", "small_b"), ("big_a", "big_b"))]
+        return [(self.part(a), self.part(b)) for a, b in (("big_a", "big_b"), ("small_a", "big_b"), ("big_a", "small_b"))]
 
     def acc(self, i: int, j: int) -> list[str]:
         first = (i * (self.warp_n // 8) + j) * 4
@@ -211,7 +215,7 @@ def registers_needed(c: MmaConsts) -> int:
 class MmaSm80Matmul:
     """f16 and bf16 matmuls, and f32 ones that may round their operands to tf32 or part them (x3), with f32 accumulators.
 
-    An infinite f32 operand gives NaN in the x3 forms: what infinity leaves over has no value.
+    In the x3 forms infinite operands take part in the products of leading parts alone: what infinity leaves over has no value.
     """
 
     name = "mma_sm80"

@@ -18,8 +18,8 @@ class Policy:
     """What the caller allows; part of every key.
 
     math: f32 arithmetic of convolution and GEMM: "ieee" | "tf32" | "tf32x3" | "bf16x3" | "fast" (any, and lossy algorithms too).
-    All but "ieee" round factors to types whose largest number is smaller: from 3.39e38 on they may count as infinite, and where factors
-    are taken in parts ("tf32x3", "bf16x3") an infinite one makes NaN.
+    "tf32" and "fast" round factors to types whose largest number is smaller: from 3.39e38 on they may count as infinite. Where factors are
+    taken in parts ("tf32x3", "bf16x3") infinities, NaN and the largest numbers give what IEEE arithmetic gives.
     workspace_limit: most bytes of scratch memory a plan may take; None is no limit.
     """
 

@@ -264,6 +264,33 @@ def test_nan_and_infinity_reach_the_result() -> None:
         assert np.isnan(d[3]).all() and np.isposinf(d[5]).all() and (np.delete(d, (3, 5), 0) == 32).all()
 
 
+@pytest.mark.parametrize("math", ["tf32x3", "bf16x3"])
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
+def test_parts_of_infinities_and_of_the_largest_numbers(math: str, arch: str) -> None:
+    """NaN and infinities where IEEE arithmetic has them, next to numbers that round to infinity in tf32 and bf16."""
+    import numpy as np
+
+    from oxidnn.testing.harness import execute
+
+    problem, backend = parse_case(f"gemm a=f32[24,40] b=f32[40,24] math={math}"), EmulatedBackend(arch, checkers="all")
+    engine, rng = MatmulEngine("gemm", MMA_SM80), np.random.default_rng(0)
+    a, b = (rng.standard_normal(shape).astype(np.float32) for shape in ((24, 40), (40, 24)))
+    a[[1, 2, 3]] = 0
+    a[1, 0], a[2, 1], a[3, 0] = 3.4e38, -3.395e38, 1e38
+    b[0, :4], b[1, :4] = (1, 0.5, -1e-30, 2), (1, -0.25, 0, 3.4e38)
+    a[4, 3], a[5, 4], a[6, 5], a[7, 6] = np.inf, -np.inf, np.nan, np.inf
+    a.view(np.uint32)[8, 2] = 0x7F800001  # NaN whose payload tf32 and bf16 have no bits for
+    b[6, 5], b[6, 6], b[7, 7], a[9, 7], b[8, 8] = 0, np.inf, -np.inf, 0, np.nan
+    with np.errstate(all="ignore"):
+        want, exact = (a[:, :, None] * b[None]).sum(1), (a.astype(np.float64)[:, :, None] * b[None]).sum(1)
+        reach = (np.abs(a).astype(np.float64)[:, :, None] * np.abs(b)[None]).sum(1)
+    for config in engine.configs(problem, backend.info)[:3]:
+        d = execute(backend, problem, engine, config, {"a": a, "b": b})["d"]
+        assert (np.isnan(d) == np.isnan(want)).all() and (d[np.isinf(want)] == want[np.isinf(want)]).all()
+        finite = np.isfinite(want)
+        assert finite.any() and (np.abs(d[finite] - exact[finite]) <= 2.0**-15 * reach[finite]).all()
+
+
 @pytest.mark.parametrize(("line", "kind"), [(CONVS[0], "bf16"), (CONVS[10], "bf16"), (GEMMS[0], "bf16"), (CONVS[0], "f32"),
                                             (CONVS[10], "f32")])
 @pytest.mark.parametrize("tile", [(128, 64, 64, 2, 2, 3, 1), (64, 64, 128, 2, 2, 2, 1)])
