@@ -60,11 +60,12 @@ class NormEngine(RowEngine):
 
 @dataclass(frozen=True, slots=True)
 class RingConsts:
-    """stages: of the ring, at least 2."""
+    """stages: of the ring, at least 2. exchanges: of a row, between its threads."""
 
     rows: RowConsts
     is_rms: bool
     stages: int
+    exchanges: int = 1
 
 
 class NormBackwardEngine(RowEngine):
