@@ -71,7 +71,8 @@ def torch_call(problem: ConvProblem, tensors: dict[str, torch.Tensor]) -> Any:
 def reference(problem: ConvProblem, tensors: dict[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
     """The result in f32, and the sum of absolute terms behind each element."""
     exact = {name: t.float() for name, t in tensors.items()}
-    return torch_call(problem, exact)(), torch_call(problem, {name: t.abs() for name, t in exact.items()})()
+    with torch.backends.cudnn.flags(enabled=True, benchmark=False, allow_tf32=False):
+        return torch_call(problem, exact)(), torch_call(problem, {name: t.abs() for name, t in exact.items()})()
 
 
 def bind(backend: CudaBackend, engine: MatmulEngine, problem: ConvProblem, config: Any, tensors: dict[str, torch.Tensor],

@@ -98,7 +98,8 @@ def with_relu(problem: Problem) -> Problem:
 def reference(problem: Problem, tensors: dict[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
     if "bias" in tensors:
         wide = {name: t.float() for name, t in tensors.items()}
-        return torch_call(problem, wide)(), torch_call(problem, {name: t.abs() for name, t in wide.items()})()
+        with torch.backends.cudnn.flags(enabled=True, benchmark=False, allow_tf32=False):
+            return torch_call(problem, wide)(), torch_call(problem, {name: t.abs() for name, t in wide.items()})()
     if problem.op != "gemm":
         return conv_reference(problem, tensors)  # type: ignore[arg-type]
     wide = {name: t.float() if t.is_floating_point() else t.double() for name, t in tensors.items()}
