@@ -33,7 +33,7 @@ from .errors import InvalidArgument, expected
 from .ops.base import MATH, Policy, Problem
 from .ops.case import near, parse_case
 from .ops.checks import check_integer
-from .ops.layout import CONCAT_INPUTS, MAX_PARTS
+from .ops.layout import CONCAT_INPUTS, MAX_PARTS, TEXTS
 from .ops.pointwise import output_names_of
 from .runtime.backend import Backend
 from .tensor import TensorDesc
@@ -941,6 +941,11 @@ def _signature(op: str, arrays: tuple[Any, ...], attrs: Mapping[str, Any]) -> tu
     if attrs:
         raise expected(op, "arguments", sorted(attrs), f"{', '.join(call.tensors)}, {', '.join(n for n, _ in call.attrs)}")
     return call, padded, values
+
+
+def _told_apart(value: Any) -> Any:
+    """Infinities, NaN and -0.0 as text: the keys of plans tell them from other numbers."""
+    return str(float(value)) if isinstance(value, (float, np.floating)) and str(float(value)) in TEXTS else value
 
 
 @lru_cache(maxsize=MAX_PARTS)

@@ -411,7 +411,8 @@ class Session:
             return prepared
 
     def problem(self, call: Call, tensors: Mapping[str, TensorDesc], attrs: tuple[Any, ...]) -> Problem:
-        given = {name: value for (name, default), value in zip(call.attrs, attrs, strict=True) if value is not default and value != default}
+        given = {name: value for (name, default), value in zip(call.attrs, attrs, strict=True)
+                 if value is not default and (default is None or value != default)}  # np.dtype(float) == None
         return OPS[call.op].make(tensors, given, self.current_policy())
 
     def checked_view(self, op: str, name: str, array: Any) -> TensorView:

@@ -21,7 +21,8 @@ from .base import SUPPORTED, Arg, Build, Engine, EngineConfig, Step, Support, Te
 from .collapse import by_stride
 
 THREADS = 256
-_LIMIT = 2**31
+WIDE = 2**31  # bytes of a stride from which on offsets need 64 bits
+MOST_ELEMENTS = 2**31 - 2**17  # of a launch that indexes elements; of packs as many times more
 _MOST_PARTS = 16  # copies of one launch
 _PARAM_BYTES = 3900
 BITS = {1: U8, 2: U16, 4: U32, 8: U64}
@@ -207,26 +208,25 @@ def geometry(problem: LayoutProblem, part: Part) -> Geometry:
     return Geometry(part.source, part.target, tuple(merged or [Dim(1, y_size, x_size, c_size)]), x_at, y_at, c_at)
 
 
-def pieces(shape: Geometry, limit: int, unit: int = 1) -> Iterator[Geometry]:
-    """Geometries of at most `limit` elements together, along the outermost dimensions; those of the innermost in multiples of `unit`."""
-    if prod(d.extent for d in shape.dims) <= limit:
+def pieces(shape: Geometry, limit: int, unit: int = 1, at: int = 0) -> Iterator[Geometry]:
+    """Geometries of at most `limit` elements each, cut along dimension `at` (those before have one coordinate) or, if one coordinate of it
+    is too much, further in; of the innermost dimension multiples of `unit` elements."""
+    dim, inner = shape.dims[at], prod(d.extent for d in shape.dims[at + 1:])
+    if dim.extent * inner <= limit:
         yield shape
         return
-    inner = prod(d.extent for d in shape.dims[1:])
     count = max(1, limit // max(inner, 1))
-    if len(shape.dims) == 1:
+    if at == len(shape.dims) - 1:
         count = max(unit, count // unit * unit)
-    dim = shape.dims[0]
     for begin in range(0, dim.extent, count):
-        first = dim.part(begin, min(count, dim.extent - begin))
-        moved = replace(shape, dims=(first, *shape.dims[1:]), x_offset=shape.x_offset + (begin * dim.x if dim.rule == "same" else 0),
-                        y_offset=shape.y_offset + begin * dim.y, c_offset=shape.c_offset + begin * dim.c,
+        part = dim.part(begin, min(count, dim.extent - begin))
+        moved = replace(shape, dims=(*shape.dims[:at], part, *shape.dims[at + 1:]), y_offset=shape.y_offset + begin * dim.y,
+                        x_offset=shape.x_offset + (begin * dim.x if dim.rule == "same" else 0), c_offset=shape.c_offset + begin * dim.c,
                         mask_offset=shape.mask_offset + dim.mask * begin)
-        if inner > limit:  # one coordinate of this dimension is still too much
-            moved = replace(moved, dims=(*moved.dims[1:],)) if first.is_plain else moved
-            if not first.is_plain:
-                raise AssertionError("a dimension with a rule outside of 2^31 elements")
-        yield from pieces(moved, limit, unit)
+        if inner <= limit:
+            yield moved
+        else:
+            yield from pieces(moved, limit, unit, at + 1)
 
 
 def _aligned(kind: DType, align: int, offset: int, strides: Sequence[int], vec: int) -> bool:
@@ -318,9 +318,9 @@ class LayoutCopy(Engine):
             if any(a.extent == 0 for a in part.axes):
                 continue
             whole = geometry(problem, part)
-            arrangement = self._arrangement(problem, whole, config["vec"])
-            vec, _, linear = arrangement
-            for shape in pieces(whole, (_LIMIT - THREADS * vec - 1) * (1 if linear else vec), vec):
+            vec, _, linear = self._arrangement(problem, whole, config["vec"])
+            for shape in pieces(whole, MOST_ELEMENTS * (1 if linear else vec), vec):
+                arrangement = self._arrangement(problem, shape, vec)  # a piece of rows may begin less aligned
                 grouped.setdefault(self._consts(problem, shape, arrangement), []).append(shape)
         steps = []
         for consts, shapes in grouped.items():
@@ -352,7 +352,7 @@ class LayoutCopy(Engine):
             third_load = "pack" if is_pack and load == "pack" else "each"
         count = prod(d.extent for d in shape.dims)
         return CopyConsts(source, moved, move, value, arithmetic(kinds), vec, load, tuple(_axis_consts(d) for d in shape.dims), 1, linear,
-                          linear and count % vec != 0, any(abs(s) >= _LIMIT for s in strides), third, loaded_as(third) if third else "",
+                          linear and count % vec != 0, any(abs(s) >= WIDE for s in strides), third, loaded_as(third) if third else "",
                           third_load)
 
     def _step(self, problem: LayoutProblem, consts: CopyConsts, shapes: Sequence[Geometry], device: DeviceInfo) -> Step:

@@ -17,7 +17,7 @@ from .layout_copy import Geometry, geometry
 from .reduce_tree import reduction_configs, reduction_steps
 
 THREADS = 256
-_LIMIT = 2**31 - THREADS
+MOST_THREADS = 2**31 - THREADS  # of a launch
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class LayoutSum(Engine):
         if not isinstance(problem, LayoutProblem) or not problem.sums or problem.op == "tile_backward":
             return refuse("not a gradient of padding that sums")
         shape = geometry(problem, problem.parts[0])
-        if prod(d.extent for d in shape.dims if d.rule != "same") >= _LIMIT:
+        if prod(d.extent for d in shape.dims if d.rule != "same") >= MOST_THREADS:
             return refuse("2^31 elements or more along padded dimensions")
         return SUPPORTED
 
@@ -100,7 +100,7 @@ class LayoutSum(Engine):
 
 def _pieces(shape: Geometry) -> Iterator[Geometry]:
     """Geometries of fewer than 2^31 threads, cut along dimensions without a rule."""
-    if prod(d.extent for d in shape.dims) < _LIMIT:
+    if prod(d.extent for d in shape.dims) < MOST_THREADS:
         yield shape
         return
     at, dim = max(((i, d) for i, d in enumerate(shape.dims) if d.rule == "same"), key=lambda found: found[1].extent)

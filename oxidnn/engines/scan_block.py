@@ -307,13 +307,13 @@ class ScanBlock(Engine):
         for path in ("row", "column") if is_dense or not others else ("column", "row"):
             for threads in (128, 256):
                 if path == "row":
-                    items = 4 if wide else 8
+                    items = 8 // (len(states) if wide else 1) // (2 if wide else 1)
                     along = min(threads, _power_of_two(_ceil(space.steps, items)))
                     along, across, width = (threads, 1, 1) if along > 32 else (along, threads // along, 1)
                 else:
-                    items = 4
+                    items = 2 if wide and len(states) > 1 else 4
                     smallest = min(s.desc.dtype.num_bytes for s in sources)
-                    width = _width(sources, space, max(1, min(32 // (items * len(states)), 16 // smallest, 2 if wide else 8)))
+                    width = _width(sources, space, max(1, min((4 if wide else 16) // (items * len(states)), 16 // smallest)))
                     most = 16 if width * first.desc.dtype.num_bytes > 4 else 32  # a line of memory and more
                     across = min(most, max(4, _power_of_two(_ceil(space.columns, width))))
                     along = threads // across

@@ -49,6 +49,7 @@ from .reduce import normalize_axes
 
 MAX_RANK = 8
 MAX_PARTS = 32  # inputs of concat, outputs of split
+TEXTS = ("inf", "-inf", "nan", "-0.0")  # numbers that are given as text
 MODES = ("constant", "reflect", "replicate", "circular")
 _ALL = dtypes.TABLE
 _CONVERTED = tuple(dtypes.dtype(name) for name in (*CONVERTED, "u64"))
@@ -126,12 +127,12 @@ def bits_of(value: float | str, kind: DType) -> int:
 
 
 def _check_value(op: str, value: Any, kind: DType) -> float | str:
-    """A number that the type holds: of floats any, infinities and NaN as text too. Finite values as numbers, others as text."""
-    if isinstance(value, str) and value in ("inf", "-inf", "nan"):
+    """A number that the type holds; infinities, NaN and -0.0 as text, which tells them from others wherever attributes are compared."""
+    if isinstance(value, str) and value in TEXTS:
         value = float(value)
     number = check_number(op, "value", value, signed_zero=True)
     if kind.is_float:
-        return number if np.isfinite(number) else str(number)
+        return str(number) if str(number) in TEXTS else number
     low, high = (0, int(kind.max)) if kind.kind in ("uint", "bool") else (-int(kind.max) - 1, int(kind.max))
     if not np.isfinite(number) or int(value) != value or not low <= int(value) <= high:
         raise expected(op, "value", repr(value), f"an integer of {kind}, from {low} to {high}")
