@@ -1,6 +1,6 @@
 """Layout, shape and scan ops against torch: verified on poisoned outputs, then timed interleaved.
 
-    python benches/layout.py [--match "permute bf16"] [--configs] [--repeats 9] [--seconds S] [--json out.json]
+    python benches/layout.py [--match "permute bf16"] [--configs [cumsum,f32]] [--repeats 9] [--seconds S] [--json out.json]
 
 Needs a CUDA device and torch. A row a case: our untuned choice (with --configs also the best one), TB/s by the bytes that must move (input
 and output), its ratio to a copy of as many bytes measured here, and how many times as fast as torch. Times are medians in microseconds, L2
@@ -95,6 +95,10 @@ def matches(got: list[torch.Tensor], want: Any, is_copy: bool) -> float:
     return worst
 
 
+def with_configs(label: str, options: argparse.Namespace) -> bool:
+    return options.configs is not None and any(word in label for word in options.configs.split(","))
+
+
 def measure(backend: CudaBackend, label: str, line: str, peer: Peer, options: argparse.Namespace) -> dict[str, Any]:
     problem = parse_case(line)
     generator = torch.Generator("cuda").manual_seed(1)
@@ -111,7 +115,7 @@ def measure(backend: CudaBackend, label: str, line: str, peer: Peer, options: ar
     want = peer(*inputs) if is_copy or problem.op.startswith("cummax") else peer(*(t.double() for t in inputs))
     first = choose(problem, backend.info, None)[:2]
     choices = [first]
-    if options.configs:
+    if with_configs(label, options):
         choices += [(e, c) for e in engines_for(problem.op) if e.check_support(problem, backend.info)
                     for c in e.configs(problem, backend.info) if (e, c) != first]
     pointers, stream = [t.data_ptr() for t in tensors.values()], backend.default_stream()
@@ -153,7 +157,7 @@ def measure(backend: CudaBackend, label: str, line: str, peer: Peer, options: ar
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--match", default="", help="words that a case's label holds, e.g. 'permute bf16'")
-    parser.add_argument("--configs", action="store_true", help="all configs, not the untuned choice alone")
+    parser.add_argument("--configs", nargs="?", const="", help="all configs, not the untuned choice alone (of cases with one of these words)")
     parser.add_argument("--repeats", type=int, default=9)
     parser.add_argument("--seconds", type=float, default=math.inf)
     parser.add_argument("--json", default="")
@@ -180,7 +184,7 @@ def main() -> None:
         for row in r["rows"]:
             if row.get("error", 2.0) > 1.0:
                 print(f"WRONG {label} {row['engine']} {row['config']}: {row.get('failure', row.get('error'))}")
-            elif options.configs:
+            elif with_configs(label, options):
                 print(f"    {row['engine']} {row['config']}: {row['us']:.1f} us, {r['bytes'] / row['us'] / 1e6:.2f} TB/s")
         us = r["default"].get("us", math.nan)
         regret = us / r["best"]["us"] - 1 if r["best"] else math.nan
