@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -47,7 +48,7 @@ def _signature(op: str, read: tuple[str, ...], shared: tuple[str, ...], own: tup
 class Kept:
     """A plan joined to the way its arrays arrive."""
 
-    __slots__ = ("ends", "fresh", "frame", "guard", "key", "lanes", "makers", "order", "plan", "problem", "scalars", "seen", "starts",
+    __slots__ = ("ends", "fresh", "frame", "guard", "key", "lanes", "makers", "ordered", "plan", "problem", "scalars", "seen", "starts",
                  "written")
 
     def __init__(self, problem: Problem, plan: Plan | None, frame: Frame, arrays: Sequence[Any], signature: Signature,
@@ -58,7 +59,7 @@ class Kept:
         self.fresh = tuple(o.name for o in problem.outputs if o.name not in place)
         place |= {name: len(signature.call.tensors) + i for i, name in enumerate(self.fresh)}
         self.makers = tuple(frame.allocator(o.desc) for o in problem.outputs if o.name in self.fresh)
-        self.order = tuple(place[o.name] for o in problem.operands)
+        self.ordered = itemgetter(*(place[o.name] for o in problem.operands))  # there are at least two
         self.scalars = tuple(s.name for s in problem.scalars)
         self.guard = frame.guard(arrays) if frame.guard is not None else None
         self.seen: list[int] = []  # addresses last found free of overlaps
@@ -175,7 +176,7 @@ def _execute(session: Session, way: Kept, arrays: list[Any], pointers: list[int]
     if plan is not None:
         values = tuple([scalars[name] for name in way.scalars])
         places = [*pointers, *map(frame.address, fresh)] if fresh else pointers
-        operands = [places[i] for i in way.order]
+        operands = way.ordered(places)
         handle = frame.stream(stream)
         if fresh and stream is not None and frame.adopt is not None:
             frame.adopt(fresh, handle)

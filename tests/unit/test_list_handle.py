@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import oxidnn
+from oxidnn.dispatch import lists as list_calls
 from oxidnn.errors import InvalidArgument
 
 SHAPES = [(5,), (7, 9), (1030,), (3, 4, 2, 2), (0, 3)]
@@ -236,3 +237,27 @@ def test_what_is_refused_is_named_and_nothing_is_written(h: oxidnn.DnnHandle) ->
     grads[1] = grads[0].reshape(5)[:1] * np.ones((7, 9), np.float32)
     shared = [np.ones(5, np.float32)] * 2
     h.sgd_step([params[0], params[0].copy()], shared, lr=0.1)  # what is only read may be one array twice
+
+
+def test_parameters_of_torch_are_stepped_in_place_and_recognised(h: oxidnn.DnnHandle, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = pytest.importorskip("torch")
+    mine = [torch.nn.Parameter(torch.tensor(a)) for a in normal()]
+    theirs = [torch.nn.Parameter(torch.tensor(a)) for a in normal()]
+    optimiser = torch.optim.Adam(theirs, lr=0.1, foreach=False)
+    state = [[torch.zeros(s) for s in SHAPES] for _ in range(2)]
+    prepared = []
+    made = list_calls._prepare
+    monkeypatch.setattr(list_calls, "_prepare", lambda *arguments: prepared.append(0) or made(*arguments))
+    for step in range(1, 4):
+        grads = [torch.tensor(g) for g in normal(step)]  # new arrays at new addresses every time
+        for p, g in zip(theirs, grads, strict=True):
+            p.grad = g
+        optimiser.step()
+        h.adam_step(mine, grads, *state, step=step, lr=0.1)
+    assert len(prepared) == 1
+    for got, want in zip(mine, theirs, strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
+    with pytest.raises(InvalidArgument, match="shape of grad_0"):
+        h.adam_step(mine, [grads[0][:4], *grads[1:]], *state, step=4)
+    norm = h.grad_norm(grads)
+    assert isinstance(norm, torch.Tensor) and norm.shape == () and norm.dtype == torch.float32
