@@ -157,7 +157,7 @@ def measure(backend: CudaBackend, label: str, line: str, peer: Peer, options: ar
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--match", default="", help="words that a case's label holds, e.g. 'permute bf16'")
-    parser.add_argument("--configs", nargs="?", const="", help="all configs, not the untuned choice alone (of cases with one of these words)")
+    parser.add_argument("--configs", nargs="?", const="", help="all configs, not the untuned choice alone (of cases with these words)")
     parser.add_argument("--repeats", type=int, default=9)
     parser.add_argument("--seconds", type=float, default=math.inf)
     parser.add_argument("--json", default="")
