@@ -3,7 +3,8 @@
     python benches/report.py benches/results/2026-11-28_h100_conv_resnet50.json [more.json ...]
 
 Ratios are the library's time over ours, of the configuration chosen without tuning; geometric mean, worst and best over the shapes.
-Records of memory-bound ops give a table of their own: the same against eager PyTorch, and the speed of a copy of as many bytes as ratio.
+Records of memory-bound ops give a table of their own: the same against eager and compiled PyTorch (the number of cases in brackets, if not
+all), and what part of a copy's speed they reach.
 """
 
 from __future__ import annotations
@@ -69,20 +70,24 @@ def mean_of(ratios: list[float]) -> float:
 
 
 def memory_table(records: list[dict]) -> str:
-    """Markdown rows: op | cases | of a copy | of eager PyTorch: mean, worst, best."""
-    eager: dict[str, list[tuple[float, str]]] = defaultdict(list)
-    copy: dict[str, list[float]] = defaultdict(list)
-    for record in records:
-        for result in record["results"]:
-            us = result["default"]["us"]
-            eager[result["op"]].append((result["eager_us"] / us, result["case"]))
-            copy[result["op"]].append(result["bytes"] / COPY_BYTES_PER_US / us)
-    lines = ["| op | cases | of a copy | against eager PyTorch | worst | best |", "|---|---|---|---|---|---|"]
-    for op, found in eager.items():
-        low, high = min(found), max(found)
-        mean = mean_of([r for r, _ in found])
-        lines.append(f"| {op} | {len(found)} | {mean_of(copy[op]):.2f} | {mean:.2f}x | {low[0]:.2f}x ({low[1]}) | "
-                     f"{high[0]:.2f}x ({high[1]}) |")
+    """Markdown rows: op | cases | of a large copy's speed, of the copy of as many bytes beside it | against eager and compiled PyTorch."""
+    found: dict[str, list[dict]] = defaultdict(list)
+    for result in (r for record in records for r in record["results"] if "us" in r["default"]):
+        found[result["op"]].append(result)
+    lines = ["| op | cases | of 3.03 TB/s | of the copy beside | against eager PyTorch | worst | best | against compiled | worst |",
+             "|---|---|---|---|---|---|---|---|---|"]
+    for op, results in found.items():
+        cells = [op, str(len(results)), f"{mean_of([r['bytes'] / COPY_BYTES_PER_US / r['default']['us'] for r in results]):.2f}",
+                 f"{mean_of([r['copy_us'] / r['default']['us'] for r in results]):.2f}"]
+        for peer in ("eager_us", "compiled_us"):
+            ratios = sorted((r[peer] / r["default"]["us"], r["case"]) for r in results if peer in r)
+            if not ratios:
+                cells += ["-", "-"]
+                continue
+            ends = ratios[:1] + ratios[-1:] * (peer == "eager_us")
+            cells += [f"{mean_of([x for x, _ in ratios]):.2f}x" + f" ({len(ratios)})" * (len(ratios) < len(results))]
+            cells += [f"{x:.2f}x ({case})" for x, case in ends]
+        lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
