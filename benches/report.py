@@ -77,8 +77,9 @@ def memory_table(records: list[dict]) -> str:
     lines = ["| op | cases | of 3.03 TB/s | of the copy beside | against eager PyTorch | worst | best | against compiled | worst |",
              "|---|---|---|---|---|---|---|---|---|"]
     for op, results in found.items():
+        beside = [r["copy_us"] / r["default"]["us"] for r in results if "copy_us" in r]
         cells = [op, str(len(results)), f"{mean_of([r['bytes'] / COPY_BYTES_PER_US / r['default']['us'] for r in results]):.2f}",
-                 f"{mean_of([r['copy_us'] / r['default']['us'] for r in results]):.2f}"]
+                 f"{mean_of(beside):.2f}" if beside else "-"]
         for peer in ("eager_us", "compiled_us"):
             ratios = sorted((r[peer] / r["default"]["us"], r["case"]) for r in results if peer in r)
             if not ratios:
