@@ -1,7 +1,7 @@
 """Resizing against torch.nn.functional.interpolate: verified against float64 on poisoned outputs, then timed interleaved.
 
-    python benches/resize.py [--kinds bf16] [--layouts nhwc,nchw] [--match "bicubic nhwc"] [--configs] [--repeats 9] [--seconds S]
-                             [--json out.json]
+    python benches/resize.py [--kinds bf16] [--layouts nhwc,nchw] [--match "bicubic nhwc"] [--extents 150,150,257,257] [--configs]
+                             [--repeats 9] [--seconds S] [--json out.json]
 
 Needs a CUDA device and torch. Shapes: benches/cases/shapes/memory_bound.json, forward and backward, and reductions by area and with
 antialias. A row a case: our untuned choice (with --configs also the best one), TB/s by the bytes that must move (input + output), its
@@ -46,6 +46,9 @@ def cases_of(options: argparse.Namespace) -> list[tuple[str, str, dict[str, Any]
     """(label, case line, torch's arguments)."""
     entries = json.loads(shapes_file("memory_bound").read_text(encoding="utf-8"))["resize"]
     small = {k: v for k, v in entries[0].items() if k != "mode"}
+    if options.extents:
+        grown = dict(zip(("H", "W", "OH", "OW"), map(int, options.extents.split(",")), strict=True))
+        entries, small = [e | grown for e in entries], small | grown
     entries = [*entries, *(small | {"H": small["OH"], "W": small["OW"], "OH": small["H"], "OW": small["W"]} | r for r in REDUCTIONS)]
     found = []
     for kind in options.kinds.split(","):
@@ -130,6 +133,7 @@ def main() -> None:
     parser.add_argument("--kinds", default="bf16")
     parser.add_argument("--layouts", default="nhwc,nchw")
     parser.add_argument("--match", default="", help="words that a case's label holds, e.g. 'bicubic nhwc forward'")
+    parser.add_argument("--extents", default="", help="H,W,OH,OW of the growing cases instead of those of the list; reductions go back")
     parser.add_argument("--configs", action="store_true", help="all configs, not the untuned choice alone")
     parser.add_argument("--repeats", type=int, default=9)
     parser.add_argument("--seconds", type=float, default=math.inf)
