@@ -233,6 +233,20 @@ KERNELS = {
         ("no choice", "%p_row", "a cluster has one row"), ("no guard", r"cp\.async.*slot\+0\]", "the first pack lies inside"))),
     "pool_window": Kernel("pool/window", "pool.window", ("max_pool x=f32[2,3,7,9]nchw window=3 stride=2 padding=1",
                                                         "max_pool x=f32[2,7,8,10]nchw window=3 stride=2 padding=1")),
+    "layout_copy": Kernel("layout/copy", "layout.copy", tuple(
+        f"pad x=f32[29,37]nchw padding=(({low},{high}),(0,0)) mode=reflect" for low, high in ((2, 3), (2, 4), (1, 3))), {"vec": 4}, (
+        ("no choice", "%base_a, %p_second", "the first element lies in the first row"), ("no guard", "mov.b32 %st_raw", "the store is guarded"),
+        ("other comparison", "%at_linear0", "the first element is there"))),
+    "layout_tile": Kernel("layout/tile", "layout.tile", ("permute x=f16[70,90]nchw", "permute x=f16[130,62]nchw"),
+                          {"q": 1, "p": 1, "first": "p"}),
+    "layout_sum": Kernel("layout/sum", "layout.sum", ("pad_backward dy=f32[20,41]nchw padding=((2,3),(2,2)) mode=reflect",
+                                                     "pad_backward dy=f32[10,41]nchw padding=((3,3),(2,2)) mode=reflect")),
+    "scan_row": Kernel("scan/block", "scan.block", tuple(f"cumsum x=f32[3,{n}]nchw" for n in (1501, 1499, 2047)),
+                       {"path": "row", "threads": 128, "splits": 1}, (
+        ("no choice", "%s_", "what lies behind the end counts for nothing that is stored"),)),
+    "scan_column": Kernel("scan/block", "scan.block", ("cummax x=s32[150,33]nchw axis=0", "cummax x=s32[211,40](1,211) axis=0"),
+                          {"path": "column", "threads": 128, "splits": 1}, (
+        ("no choice", "%s_", "what lies behind the end counts for nothing that is stored"),)),
     "map": Kernel("pointwise/map", "pointwise.map",
                   ('pointwise x=f32[3,5,7,7]nchw bias=f32[5]nchw expression="relu(x + bias[c])"',)),
 }  # fmt: skip
@@ -381,6 +395,7 @@ FLOOR = {
     "tiled_simt": (25, 26), "split_k_reduce": (25, 26), "direct": (26, 26), "tree": (24, 26), "tree_column": (25, 26),
     "tree_variance": (26, 26),
     "softmax": (26, 26), "softmax_cta": (26, 26), "norm": (25, 26), "cross_entropy": (26, 26), "pool_window": (24, 26),
+    "layout_copy": (23, 26), "layout_tile": (22, 26), "layout_sum": (26, 26), "scan_row": (24, 26), "scan_column": (26, 26),
     "map": (18, 18), "softmax_cluster": (23, 26), "norm_ring": (24, 26), "norm_ring_cluster": (23, 26),
 }
 
