@@ -235,7 +235,7 @@ KERNELS = {
                                                         "max_pool x=f32[2,7,8,10]nchw window=3 stride=2 padding=1")),
     "layout_copy": Kernel("layout/copy", "layout.copy", tuple(
         f"pad x=f32[29,37]nchw padding=(({low},{high}),(0,0)) mode=reflect" for low, high in ((2, 3), (2, 4), (1, 3))), {"vec": 4}, (
-        ("no choice", "%base_a, %p_second", "the first element lies in the first row"), ("no guard", "mov.b32 %st_raw", "the store is guarded"),
+        ("no choice", "%base_a, %p_second", "the first element is of the first row"), ("no guard", "mov.b32 %st_raw", "so is the store"),
         ("other comparison", "%at_linear0", "the first element is there"))),
     "layout_tile": Kernel("layout/tile", "layout.tile", ("permute x=f16[70,90]nchw", "permute x=f16[130,62]nchw"),
                           {"q": 1, "p": 1, "first": "p"}),
