@@ -164,7 +164,7 @@ class _Batch:
 
 
 class ForeachEngine(Engine):
-    """All steps over lists."""
+    """All steps over lists. vec: elements of a pack. ctas: for each SM, where the tensors are large."""
 
     id = "foreach.table"
 
@@ -174,7 +174,8 @@ class ForeachEngine(Engine):
     def configs(self, problem: Problem, device: DeviceInfo) -> tuple[EngineConfig, ...]:
         assert isinstance(problem, ForeachProblem)
         widths = (2, 1) if problem.compute == "f64" else tuple(dict.fromkeys((self._best(problem), 4, 8, 1)))
-        return tuple(EngineConfig.of(vec=v) for v in widths)
+        return tuple(sorted((EngineConfig.of(vec=v, ctas=n) for v in widths for n in (64, 24, 8)),
+                            key=lambda config: self.estimate(problem, config, device)))
 
     @staticmethod
     def _best(problem: ForeachProblem) -> int:
@@ -188,18 +189,20 @@ class ForeachEngine(Engine):
         assert isinstance(problem, ForeachProblem)
         again = 1.4 if problem.results and problem.updates else 1.0
         off = abs(log2(config["vec"] / self._best(problem)))
+        # Some 8 CTAs for each that an SM holds even out their ends; fewer where one CTA has to combine what they leave.
+        off += abs(log2(config["ctas"] / (24 if problem.reduced and not problem.per_tensor else 64))) / 4
         return 4.0 + again * problem.num_bytes / (device.bandwidth_gbs * 1e3) * (1.05 + 0.1 * off)
 
     def build_steps(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> Build:
         assert isinstance(problem, ForeachProblem)
-        return _Builder(problem, config["vec"], device).build()
+        return _Builder(problem, config["vec"], config["ctas"], device).build()
 
 
 class _Builder:
     """The launches of a problem while they are written."""
 
-    def __init__(self, problem: ForeachProblem, vec: int, device: DeviceInfo) -> None:
-        self.problem, self.vec, self.device = problem, vec, device
+    def __init__(self, problem: ForeachProblem, vec: int, ctas_per_sm: int, device: DeviceInfo) -> None:
+        self.problem, self.vec, self.ctas_per_sm, self.device = problem, vec, ctas_per_sm, device
         self.scratch = Scratch()
         self.steps: list[Step] = []
         self.after: list[Step] = []
@@ -274,9 +277,7 @@ class _Builder:
         tensors_before = ctas_before = 0
         for group in groups.values():
             numels = {i: self.problem.descs[f"{self.inputs[0]}_{i}"].numel for i in group}
-            # Some 8 CTAs for each that an SM holds even out their ends; fewer where one CTA has to combine what they leave.
-            ctas_per_sm = 64 if self.problem.per_tensor or not self.problem.reduced else 24
-            rounds = max(1, min(4096, sum(numels.values()) // (THREADS * self.vec * self.device.num_sms * ctas_per_sm)))
+            rounds = max(1, min(4096, sum(numels.values()) // (THREADS * self.vec * self.device.num_sms * self.ctas_per_sm)))
             chunk = THREADS * self.vec * rounds
             while max(-(-n // chunk) for n in numels.values()) >= 2**30:
                 chunk *= 2

@@ -233,6 +233,22 @@ KERNELS = {
         ("no choice", "%p_row", "a cluster has one row"), ("no guard", r"cp\.async.*slot\+0\]", "the first pack lies inside"))),
     "pool_window": Kernel("pool/window", "pool.window", ("max_pool x=f32[2,3,7,9]nchw window=3 stride=2 padding=1",
                                                         "max_pool x=f32[2,7,8,10]nchw window=3 stride=2 padding=1")),
+    "lists": Kernel("foreach/map", "foreach.table", (
+        "sgd_step param_0=f32[17000] param_1=f32[600]@4 param_2=f32[3,5] grad_0=f32[17000] grad_1=f32[600] grad_2=f32[3,5] "
+        "momentum_buffer_0=f32[17000] momentum_buffer_1=f32[600] momentum_buffer_2=f32[3,5] lr=f32[] momentum=True",),
+        {"vec": 4, "ctas": 8}),
+    "lists_reduced": Kernel("foreach/map", "foreach.table", ("grad_norm grad_0=f32[17000] grad_1=f32[600]@4 grad_2=f32[3,5]",),
+                            {"vec": 4, "ctas": 8}, (("no guard|guard inverted", "st.shared", "all lanes hold the sum of the warp"),)),
+    "lists_combined": Kernel("foreach/combine", "foreach.table", ("grad_norm " + " ".join(f"grad_{i}=f32[1]" for i in range(1300)),),
+                             {"vec": 1, "ctas": 8}, (("stride up", "%cta", "one CTA combines all"),
+                                          ("no guard|guard inverted", "st.shared", "all lanes hold the sum of the warp"))),
+    "lrn": Kernel("lrn/channels", "lrn.channels", (
+        "lrn x=f32[3,11,40]nchw alpha=2.0 size=4", *(f"lrn x=f32[2,{c},3]nchw alpha=2.0 size=4" for c in (9, 10, 12, 13, 14, 15, 16, 18))), {},
+        (("other comparison", "%p_is[01],", "the run's first channel is one"), ("no guard", "%p_is1 ", "the run's first channel is one"))),
+    "lrn_gradient": Kernel("lrn/channels", "lrn.channels", tuple(
+        f"lrn_backward dy=f32[{n},{c},{p}]nchw x=f32[{n},{c},{p}]nchw alpha=2.0 size=4"
+        for n, c, p in ((3, 11, 40), *((2, c, 3) for c in (9, 10, 12, 13, 14, 15, 16, 18, 19)))), {},
+        (("other comparison", "%p_is[0-3],", "the run's first channel is one"), ("no guard", "%p_is3 ", "the run's first channel is one"))),
     "layout_copy": Kernel("layout/copy", "layout.copy", tuple(
         f"pad x=f32[29,37]nchw padding=(({low},{high}),(0,0)) mode=reflect" for low, high in ((2, 3), (2, 4), (1, 3))), {"vec": 4}, (
         ("no choice", "%base_a, %p_second", "the first element is of the first row"), ("no guard", "mov.b32 %st_raw", "so is the store"),
@@ -395,6 +411,7 @@ FLOOR = {
     "tiled_simt": (25, 26), "split_k_reduce": (25, 26), "direct": (26, 26), "tree": (24, 26), "tree_column": (25, 26),
     "tree_variance": (26, 26),
     "softmax": (26, 26), "softmax_cta": (26, 26), "norm": (25, 26), "cross_entropy": (26, 26), "pool_window": (24, 26),
+    "lists": (26, 26), "lists_reduced": (25, 26), "lists_combined": (26, 26), "lrn": (26, 26), "lrn_gradient": (26, 26),
     "layout_copy": (23, 26), "layout_tile": (22, 26), "layout_sum": (26, 26), "scan_row": (24, 26), "scan_column": (26, 26),
     "map": (18, 18), "softmax_cluster": (23, 26), "norm_ring": (24, 26), "norm_ring_cluster": (23, 26),
 }
