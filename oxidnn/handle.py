@@ -42,6 +42,7 @@ TUNE = ("off", "db", "auto", "force")
 
 _WINDOW = (("stride", 1), ("padding", 0), ("dilation", 1), ("groups", 1))
 _POOL = (("window", None), ("stride", None), ("padding", 0), ("dilation", 1), ("ceil_mode", False))
+_FRACTIONAL = (("window", None), ("output_size", None), ("output_ratio", None))
 _AVERAGE = (*_POOL, ("count_include_pad", True), ("divisor_override", None))
 _GEMM_ATTRS = (("transpose_a", False), ("transpose_b", False), ("alpha", 1.0), ("beta", 0.0), ("epilogue", None), ("gate", None),
                ("out_dtype", None))
@@ -87,8 +88,8 @@ CALLS: dict[str, Call] = {
         Call("adaptive_max_pool_backward", ("dy", "indices", "x"), (("output_size", None), ("x_shape", None))),
         Call("adaptive_avg_pool", ("x",), (("output_size", None),)),
         Call("adaptive_avg_pool_backward", ("dy",), (("output_size", None), ("x_shape", None))),
-        Call("fractional_max_pool", ("x", "samples"), (("window", None), ("output_size", None), ("return_indices", False))),
-        Call("fractional_max_pool_backward", ("dy", "indices"), (("window", None), ("output_size", None), ("x_shape", None))),
+        Call("fractional_max_pool", ("x", "samples"), (*_FRACTIONAL, ("return_indices", False))),
+        Call("fractional_max_pool_backward", ("dy", "indices"), (*_FRACTIONAL, ("x_shape", None))),
         Call("global_max_pool", ("x",)),
         Call("global_max_pool_backward", ("dy", "x")),
         Call("global_avg_pool", ("x",)),
@@ -385,19 +386,21 @@ class DnnHandle(ListOps):
                                    stream: Any = None) -> Any:
         return self._session.run(CALLS["adaptive_max_pool_backward"], (dy, indices, x), (output_size, _shape(x_shape)), out, stream)
 
-    def fractional_max_pool(self, x: Any, window: Any, samples: Any, *, output_size: Any, return_indices: bool = False, out: Any = None,
-                            stream: Any = None) -> Any:
+    def fractional_max_pool(self, x: Any, window: Any, samples: Any, *, output_size: Any = None, output_ratio: Any = None,
+                            return_indices: bool = False, out: Any = None, stream: Any = None) -> Any:
         """Largest element of windows whose places `samples` set, as PyTorch's.
 
         samples: (N, C, spatial dimensions), numbers in [0, 1), of x's type or f32; of two dimensions the first is that of the last one.
-        output_size + window - 1 is at most the extent. With return_indices also where it lies, flat over the spatial extent.
+        output_size: or output_ratio, which times the extent, rounded down, it then is; output_size + window - 1 is at most the extent. With
+        return_indices also where the element lies, flat over the spatial extent.
         """
-        return self._session.run(CALLS["fractional_max_pool"], (x, samples), (window, output_size, return_indices), out, stream)
+        attrs = (window, output_size, output_ratio, return_indices)
+        return self._session.run(CALLS["fractional_max_pool"], (x, samples), attrs, out, stream)
 
-    def fractional_max_pool_backward(self, dy: Any, indices: Any, x_shape: Sequence[int], window: Any, *, output_size: Any,
-                                     out: Any = None, stream: Any = None) -> Any:
+    def fractional_max_pool_backward(self, dy: Any, indices: Any, x_shape: Sequence[int], window: Any, *, output_size: Any = None,
+                                     output_ratio: Any = None, out: Any = None, stream: Any = None) -> Any:
         """dx, from the indices of the forward."""
-        attrs = (window, output_size, _shape(x_shape))
+        attrs = (window, output_size, output_ratio, _shape(x_shape))
         return self._session.run(CALLS["fractional_max_pool_backward"], (dy, indices), attrs, out, stream)
 
     def adaptive_avg_pool(self, x: Any, output_size: Any, *, out: Any = None, stream: Any = None) -> Any:

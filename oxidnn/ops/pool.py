@@ -184,6 +184,17 @@ def _adaptive_axes(op: str, extents: tuple[int, ...], output_size: Any) -> tuple
 
 def _fractional_axes(op: str, extents: tuple[int, ...], attrs: Mapping[str, Any]) -> tuple[tuple[Axis, ...], dict[str, Any]]:
     found = {}
+    ratios = attrs.get("output_ratio")
+    if ratios is not None:
+        if attrs.get("output_size") is not None:
+            raise expected(op, "output_ratio", ratios, "None beside output_size")
+        ratios = ratios if isinstance(ratios, (tuple, list)) else (ratios,) * len(extents)
+        if len(ratios) != len(extents):
+            raise expected(op, "output_ratio", tuple(ratios), f"a number between 0 and 1, or {len(extents)} of them")
+        numbers = [check_number(op, "output_ratio", r, F64) for r in ratios]
+        if not all(0 < r < 1 for r in numbers):
+            raise expected(op, "output_ratio", tuple(numbers), "numbers between 0 and 1")
+        attrs = {**attrs, "output_size": tuple(int(n * r) for n, r in zip(extents, numbers, strict=True))}
     for name in ("window", "output_size"):
         if attrs.get(name) is None:
             raise expected(op, name, None, f"an integer >= 1 or {len(extents)} of them")
@@ -218,7 +229,7 @@ def _attrs(mode: str, variant: str) -> tuple[tuple[str, Any], ...]:
         own = {"max": (), "avg": (("count_include_pad", True), ("divisor_override", None)), "lp": (("norm", 2.0),)}[mode]
         return (*_WINDOW_ATTRS, *own)
     if variant == "fractional":
-        return (("window", None), ("output_size", None))
+        return (("window", None), ("output_size", None), ("output_ratio", None))
     return (("output_size", None),) if variant == "adaptive" else ()
 
 

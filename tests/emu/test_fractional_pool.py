@@ -40,6 +40,19 @@ def test_windows_values_and_gradients_are_those_of_torch(h: oxidnn.DnnHandle, sh
         np.testing.assert_allclose(dx, theirs.grad.numpy(), rtol=1e-5, atol=1e-6)
 
 
+def test_a_ratio_is_that_of_torch(h: oxidnn.DnnHandle) -> None:
+    torch = pytest.importorskip("torch")
+    rng = np.random.default_rng(0)
+    x, samples = rng.standard_normal((1, 2, 13, 10)).astype(np.float32), rng.random((1, 2, 2)).astype(np.float32)
+    want = torch.nn.functional.fractional_max_pool2d(torch.tensor(x), 2, output_ratio=(0.7, 0.5), _random_samples=torch.tensor(samples))
+    np.testing.assert_array_equal(h.fractional_max_pool(x, 2, samples, output_ratio=(0.7, 0.5)), want.numpy())
+    for ratio in (1.5, (0.5,), "half"):
+        with pytest.raises(InvalidArgument, match="output_ratio"):
+            h.fractional_max_pool(x, 2, samples, output_ratio=ratio)
+    with pytest.raises(InvalidArgument, match="output_size is None"):
+        h.fractional_max_pool(x, 2, samples)
+
+
 def test_samples_out_of_range_read_no_memory_beyond(h: oxidnn.DnnHandle) -> None:
     x = np.arange(20, dtype=np.float32).reshape(1, 1, 4, 5)
     for bad in (-7.0, 1.0, 50.0, np.nan, np.inf):

@@ -243,7 +243,8 @@ KERNELS = {
                              {"vec": 1, "ctas": 8}, (("stride up", "%cta", "one CTA combines all"),
                                           ("no guard|guard inverted", "st.shared", "all lanes hold the sum of the warp"))),
     "lrn": Kernel("lrn/channels", "lrn.channels", (
-        "lrn x=f32[3,11,40]nchw alpha=2.0 size=4", *(f"lrn x=f32[2,{c},3]nchw alpha=2.0 size=4" for c in (9, 10, 12, 13, 14, 15, 16, 18))), {},
+        "lrn x=f32[3,11,40]nchw alpha=2.0 size=4",
+        *(f"lrn x=f32[2,{c},3]nchw alpha=2.0 size=4" for c in (9, 10, 12, 13, 14, 15, 16, 18))), {},
         (("other comparison", "%p_is[01],", "the run's first channel is one"), ("no guard", "%p_is1 ", "the run's first channel is one"))),
     "lrn_gradient": Kernel("lrn/channels", "lrn.channels", tuple(
         f"lrn_backward dy=f32[{n},{c},{p}]nchw x=f32[{n},{c},{p}]nchw alpha=2.0 size=4"
