@@ -16,6 +16,7 @@ from .environment import f32_literal, f64_literal
 # sin(2 pi c)/c in z = c^2, |c| <= 1/4 · Phi(-a) exp(a^2/2) (a + K) in u = (a - K)/(a + K), a < 13.4 (brief: K = 3.25, relative error 2^-18)
 # (atan(t)/t - 1)/z, z = t^2, t <= tan(pi/8) · (asin(x)/x - 1)/z, z = x^2, x <= 1/2
 # (sin(r)/r - 1)/z and (cos(r) - 1 + z/2)/z^2, z = r^2, |r| <= pi/4 · (2 atanh(s) - 2s) / (s z), z = s^2, s <= 0.1716
+# lgamma(2 + z)/z, |z| <= 1/2 · erfinv(x)/x in w = -log(1 - x^2), mapped to [-1, 1], to 5 (f64: 6.25); in sqrt(w) to 4.2 (f64: 4; 6.1)
 LOG1P_F32 = (
     0.11629986, -0.127455264, 0.108498253, -0.122176208, 0.142963842, -0.166781962, 0.199998498, -0.249998376, 0.333333343, -0.5,
 )
@@ -85,6 +86,43 @@ ASIN_F64 = (
     0.009621799004518932, 0.011566464825440121, 0.013963779590463264, 0.01735281656310595, 0.02237215744272046, 0.030381944475548442,
     0.04464285714255172, 0.07500000000000118, 0.16666666666666666,
 )
+LGAMMA_F64 = (
+    -1.3219945666117874e-07, 2.78740805211359e-07, -4.3252393445604814e-07, 9.200527894968101e-07, -2.0439048107029907e-06,
+    4.38470440459836e-06, -9.438715099211532e-06, 2.0505590755833454e-05, -4.49263133791557e-05, 9.945767355819498e-05,
+    -0.00022315475400520507, 0.0005096695154115458, -0.0011927539118428156, 0.002890510331034267, -0.0073855510286719986,
+    0.02058080842778038, -0.0673523010531981, 0.32246703342411326, 0.42278433509846713,
+)
+ERFINV_F32 = (
+    -3.40725936e-05, 3.56078601e-05, 0.0002857247, -0.000845699528, -0.00048558786, 0.0085292729, -0.0195738499, -0.0261087055,
+    0.616600698, 1.50140936,
+)
+ERFINV_TAIL_F32 = (
+    8.00689162e-05, -8.53728299e-05, -0.000319520741, 0.000996593869, -0.00171453219, 0.00255729905, -0.00387054651, 0.0055440465,
+    0.986781339, 3.05175705,
+)
+ERFINV_F64 = (
+    7.801712199036253e-10, -8.577966939639941e-11, -8.627191009014394e-09, 9.07207594789291e-09, 3.931511157646558e-08,
+    -1.0514990713371436e-07, -1.0412692841159635e-08, 5.456420572209782e-07, -1.0591188098187532e-06, -6.87655180725494e-07,
+    7.12993974314695e-06, -1.1255653983969421e-05, -1.5027665773117194e-05, 9.336692787624058e-05, -0.0001168888508125076,
+    -0.00026439358646646055, 0.0012324855702994214, -0.0012716922769885114, -0.004137314377547895, 0.0178083618187569,
+    -0.022604447453444733, -0.0589225671037876, 0.7504943200799635, 1.6536545626831027,
+)
+ERFINV_TAIL_F64 = (
+    -6.385846404875191e-11, 3.929056598182976e-12, 9.85047133124713e-10, -2.7195823537882847e-09, -3.6086983146965074e-10,
+    2.6703991718481456e-08, -9.46984593753811e-08, 9.267642775523117e-08, 5.264680305425013e-07, -2.6646983082852556e-06,
+    5.127314470348767e-06, 2.4058391918338327e-06, -4.739182677882865e-05, 0.00016966502592018017, -0.0004006356984211825,
+    0.0007883078509981353, -0.0015825410894034398, 0.00302113943638407, 0.7539442257706239, 3.0838856104922208,
+)
+ERFINV_FAR_F64 = (
+    6.307826181745226e-11, 2.0194198350167507e-12, -7.90683999697298e-10, 2.3885240700769668e-09, -4.984996381194203e-09,
+    1.011053871325393e-08, -1.914660588328385e-08, 3.573143865797465e-08, -8.522914099015427e-08, 2.978189043184647e-07,
+    -1.2763576425122616e-06, 5.620177605032979e-06, -2.3451082248504614e-05, 8.659304743598532e-05, -0.00023188618669361995,
+    -0.00018726854582615907, 1.0607992684776597, 4.90042105144364,
+)
+# Bernoulli numbers: B_2k / (2k (2k - 1)), the series of log Gamma; B_2k / (2k) and B_2k, those of its derivatives
+STIRLING = (-3617 / 122400, 1 / 156, -691 / 360360, 1 / 1188, -1 / 1680, 1 / 1260, -1 / 360, 1 / 12)
+DIGAMMA = (-3617 / 8160, 1 / 12, -691 / 32760, 1 / 132, -1 / 240, 1 / 252, -1 / 120, 1 / 12)
+TRIGAMMA = (-3617 / 510, 7 / 6, -691 / 2730, 5 / 66, -1 / 30, 1 / 42, -1 / 30, 1 / 6)
 
 BRIEF_ULP = 128  # 2^-16: an eighth of what rounding to f16 may cost
 LOG2E = 1.4426950408889634
@@ -568,5 +606,228 @@ def modulo(t: str) -> Callable[[Emitter, str, str], str]:
         held = e("selp.f64", y, x, e("and.pred", opposite, e("setp.ne.f64", x, 0.0)))
         rest = e("selp.f64", held, rest, endless)
         return rest if t == "f64" else e("cvt.rn.f32.f64", rest)
+
+    return lower
+
+
+def cbrt(t: str) -> Callable[[Emitter, str], str]:
+    """|x|^(1/3) by logarithms, then a step of Newton: y - (y - |x|/y^2)/3; 0, infinities and NaN are their own roots."""
+
+    def lower(e: Emitter, x: str) -> str:
+        a = e(f"abs.{t}", x)
+        if t == "f32":
+            y = e("ex2.approx.f32", e("mul.rn.f32", e("lg2.approx.f32", a), 1 / 3))
+        else:
+            y = exp_f64(e, e("mul.rn.f64", log_f64(e, a), 1 / 3))
+        error = e(f"sub.rn.{t}", y, e(f"div.rn.{t}", a, e(f"mul.rn.{t}", y, y)))
+        root = e(f"copysign.{t}", x, e(f"fma.rn.{t}", error, -1 / 3, y))
+        inside = e("and.pred", e(f"setp.gt.{t}", a, 0.0), e(f"setp.lt.{t}", a, INF))
+        return e(f"selp.{t}", root, x, inside)
+
+    return lower
+
+
+def _sin_pi_f64(e: Emitter, x: str) -> str:
+    """|sin(pi x)|, with full relative accuracy beside the integers."""
+    r = e("abs.f64", e("sub.rn.f64", x, e("cvt.rni.f64.f64", x)))
+    return sine("f64", 0)(e, e("mul.rn.f64", r, 3.141592653589793))
+
+
+def _lgamma_positive_f64(e: Emitter, x: str) -> str:
+    """log Gamma(x) for x > 0.
+
+    Q(z) = lgamma(2 + z)/z. Below 1/2, z = x: z Q(z) - log(x (1 + x)); to 1.5, z = x - 1: z Q(z) - log x; to 2.5, z = x - 2: z Q(z);
+    to 9.5: lgamma(x - k) + log((x - 1)...(x - k)); beyond, Stirling: (x - 1/2) log x - x + log(2 pi)/2 + 1/(12 x) - ...
+    """
+    rest, product = x, "0d3FF0000000000000"
+    for _ in range(7):
+        above = e("setp.gt.f64", rest, 2.5)
+        lower = e("add.rn.f64", rest, -1.0)
+        product = e("selp.f64", e("mul.rn.f64", product, lower), product, above)
+        rest = e("selp.f64", lower, rest, above)
+    small, tiny = e("setp.lt.f64", x, 1.5), e("setp.lt.f64", x, 0.5)
+    z = e("selp.f64", x, e("selp.f64", e("add.rn.f64", x, -1.0), e("add.rn.f64", rest, -2.0), small), tiny)
+    below = e("selp.f64", e("fma.rn.f64", x, x, x), x, tiny)
+    far = e("setp.gt.f64", x, 9.5)
+    size = log_f64(e, e("selp.f64", x, e("selp.f64", below, product, small), far))
+    near = e("fma.rn.f64", z, e.polynomial(z, LGAMMA_F64, "f64"), e("selp.f64", e("neg.f64", size), size, small))
+    r = e("rcp.rn.f64", x)
+    series = e("mul.rn.f64", e.polynomial(e("mul.rn.f64", r, r), STIRLING, "f64"), r)
+    large = e("add.rn.f64", e("fma.rn.f64", e("add.rn.f64", x, -0.5), e("add.rn.f64", size, -1.0), 0.4189385332046727), series)
+    return e("selp.f64", large, near, far)
+
+
+def lgamma(t: str) -> Callable[[Emitter, str], str]:
+    """log|Gamma(x)|; negative x by reflection: log pi - log|sin pi x| - lgamma(1 - x). Infinite at the poles and at both infinities."""
+
+    def lower(e: Emitter, argument: str) -> str:
+        x = argument if t == "f64" else e("cvt.f64.f32", argument)
+        negative = e("setp.lt.f64", x, 0.0)
+        inner = _lgamma_positive_f64(e, e("selp.f64", e("sub.rn.f64", 1.0, x), x, negative))
+        turned = _sin_pi_f64(e, x)
+        tiny = e("setp.lt.f64", e("abs.f64", x), 2.0**-300)  # sin(pi x) is pi x, without its rounding below 2^-1022
+        log_pi = e("selp.f64", 0.0, 1.1447298858494002, tiny)
+        reflected = e("sub.rn.f64", e("sub.rn.f64", log_pi, log_f64(e, e("selp.f64", e("abs.f64", x), turned, tiny))), inner)
+        value = e("selp.f64", reflected, inner, negative)
+        size = e("abs.f64", x)
+        pole = e("and.pred", e("setp.le.f64", x, 0.0), e("setp.eq.f64", turned, 0.0))
+        endless = e("or.pred", e("setp.eq.f64", size, INF), pole)
+        value = e("selp.f64", INF, value, endless)
+        return value if t == "f64" else e("cvt.rn.f32.f64", value)
+
+    return lower
+
+
+def digamma(t: str) -> Callable[[Emitter, str], str]:
+    """psi(x) = psi(x + 10) - sum of 1/(x + k); there log x - 1/(2x) - 1/(12 x^2) + ...; negative x: psi(1 - x) - pi / tan(pi x).
+
+    The reciprocals are added as one fraction, terms of two at a time: 1/a + 1/b = (a + b)/(a b).
+    """
+
+    def lower(e: Emitter, argument: str) -> str:
+        x = argument if t == "f64" else e("cvt.f64.f32", argument)
+        negative = e("setp.lt.f64", x, 0.0)
+        inner = e("selp.f64", e("sub.rn.f64", 1.0, x), x, negative)
+        low = e("setp.lt.f64", inner, 10.0)
+        total: str | float = 0.0
+        for k in range(0, 10, 2):
+            a, b = (e("add.rn.f64", inner, float(k)) if k else inner), e("add.rn.f64", inner, k + 1.0)
+            total = e("add.rn.f64", total, e("div.rn.f64", e("add.rn.f64", a, b), e("mul.rn.f64", a, b)))
+        moved = e("selp.f64", e("add.rn.f64", inner, 10.0), inner, low)
+        r = e("rcp.rn.f64", moved)
+        z = e("mul.rn.f64", r, r)
+        value = e("fma.rn.f64", r, -0.5, log_f64(e, moved))
+        value = e("sub.rn.f64", value, e("mul.rn.f64", z, e.polynomial(z, DIGAMMA, "f64")))
+        value = e("sub.rn.f64", value, e("selp.f64", total, 0.0, low))
+        turn = e("sub.rn.f64", x, e("cvt.rni.f64.f64", x))  # tan(pi x) has the period 1
+        angle = e("mul.rn.f64", turn, 3.141592653589793)
+        cotangent = e("div.rn.f64", sine("f64", 1)(e, angle), sine("f64", 0)(e, angle))
+        value = e("selp.f64", e("fma.rn.f64", cotangent, -3.141592653589793, value), value, negative)
+        pole = e("and.pred", negative, e("setp.eq.f64", turn, 0.0))
+        value = e("selp.f64", NAN, value, pole)
+        value = e("selp.f64", e("copysign.f64", e("neg.f64", x), INF), value, e("setp.eq.f64", x, 0.0))
+        value = e("selp.f64", x, value, e("setp.eq.f64", x, INF))
+        return value if t == "f64" else e("cvt.rn.f32.f64", value)
+
+    return lower
+
+
+def trigamma(t: str) -> Callable[[Emitter, str], str]:
+    """psi'(x) = psi'(x + 10) + sum of 1/(x + k)^2; there 1/x + 1/(2 x^2) + 1/(6 x^3) - ...; below 0: (pi / sin(pi x))^2 - psi'(1 - x)."""
+
+    def lower(e: Emitter, argument: str) -> str:
+        x = argument if t == "f64" else e("cvt.f64.f32", argument)
+        negative = e("setp.lt.f64", x, 0.0)
+        inner = e("selp.f64", e("sub.rn.f64", 1.0, x), x, negative)
+        low = e("setp.lt.f64", inner, 10.0)
+        total: str | float = 0.0
+        for k in range(9, -1, -1):  # the small ones first
+            r = e("rcp.rn.f64", e("add.rn.f64", inner, float(k)) if k else inner)
+            total = e("fma.rn.f64", r, r, total)
+        moved = e("selp.f64", e("add.rn.f64", inner, 10.0), inner, low)
+        r = e("rcp.rn.f64", moved)
+        z = e("mul.rn.f64", r, r)
+        value = e("fma.rn.f64", e("mul.rn.f64", z, r), e.polynomial(z, TRIGAMMA, "f64"), e("fma.rn.f64", z, 0.5, r))
+        value = e("add.rn.f64", value, e("selp.f64", total, 0.0, low))
+        ratio = e("div.rn.f64", 3.141592653589793, _sin_pi_f64(e, x))
+        value = e("selp.f64", e("sub.rn.f64", e("mul.rn.f64", ratio, ratio), value), value, negative)
+        return value if t == "f64" else e("cvt.rn.f32.f64", value)
+
+    return lower
+
+
+def _mapped(e: Emitter, x: str, low: float, high: float, coefficients: Sequence[float], t: str) -> str:
+    """The polynomial of x mapped from [low, high] to [-1, 1]."""
+    u = e(f"fma.rn.{t}", x, 2 / (high - low), -(high + low) / (high - low))
+    return e.polynomial(u, coefficients, t)
+
+
+def erfinv(t: str) -> Callable[[Emitter, str], str]:
+    """x P(w), w = -log((1 - x)(1 + x)); +-1 give infinities, beyond NaN."""
+
+    def lower(e: Emitter, x: str) -> str:
+        log = log_f32 if t == "f32" else log_f64
+        w = e(f"neg.{t}", log(e, e(f"mul.rn.{t}", e(f"sub.rn.{t}", 1.0, x), e(f"add.rn.{t}", x, 1.0))))
+        s = e(f"sqrt.rn.{t}", w)
+        if t == "f32":
+            p = _mapped(e, w, 0.0, 5.0, ERFINV_F32, t)
+            tail = _mapped(e, s, 2.2360679774997896, 4.2, ERFINV_TAIL_F32, t)
+            p = e("selp.f32", p, tail, e("setp.lt.f32", w, 5.0))
+        else:
+            p = _mapped(e, w, 0.0, 6.25, ERFINV_F64, t)
+            tail = _mapped(e, s, 2.5, 4.0, ERFINV_TAIL_F64, t)
+            far = _mapped(e, s, 4.0, 6.1, ERFINV_FAR_F64, t)
+            p = e("selp.f64", p, e("selp.f64", tail, far, e("setp.lt.f64", s, 4.0)), e("setp.lt.f64", w, 6.25))
+        value = e(f"mul.rn.{t}", x, p)
+        return e(f"selp.{t}", e(f"copysign.{t}", x, INF), value, e(f"setp.eq.{t}", e(f"abs.{t}", x), 1.0))
+
+    return lower
+
+
+def fmod(t: str) -> Callable[[Emitter, str, str], str]:
+    """The exact rest of x/y with the sign of x, as C's fmod: that of the sizes, of one sign."""
+
+    def lower(e: Emitter, a: str, b: str) -> str:
+        if t in ("s32", "s64"):
+            return e(f"rem.{t}", a, b)
+        rest = modulo(t)(e, e(f"abs.{t}", a), e(f"abs.{t}", b))
+        return e(f"copysign.{t}", a, rest)
+
+    return lower
+
+
+def nextafter(t: str) -> Callable[[Emitter, str, str], str]:
+    """The neighbour of x on the way to y. The bits of floats of one sign count like integers: one more is further from 0."""
+
+    def lower(e: Emitter, x: str, y: str) -> str:
+        b = "b" + t[1:]
+        bits = e(f"mov.{b}", x)
+        outwards = e("xor.pred", e(f"setp.gt.{t}", y, x), e(f"setp.lt.{t}", x, 0.0))  # x and y differ
+        moved = e(f"mov.{t}", e(f"add.s{t[1:]}", bits, e(f"selp.{b}", 1, -1, outwards)))
+        least = e(f"copysign.{t}", y, 2.0**-149 if t == "f32" else 2.0**-1074)
+        moved = e(f"selp.{t}", least, moved, e(f"setp.eq.{t}", x, 0.0))
+        moved = e(f"selp.{t}", y, moved, e(f"setp.eq.{t}", x, y))
+        return e(f"selp.{t}", e(f"add.rn.{t}", x, y), moved, e(f"setp.nan.{t}", x, y))
+
+    return lower
+
+
+def ldexp(t: str) -> Callable[[Emitter, str, str], str]:
+    """x * 2^n, n truncated to an integer, rounded once.
+
+    f32: in f64, which holds the product. f64: below 2^-1022, or above 2^1023, in steps that leave x a normal number until the last.
+    """
+
+    def lower(e: Emitter, x: str, n: str) -> str:
+        limit = 400.0 if t == "f32" else 2200.0
+        k = e(f"cvt.rzi.s32.{t}", _clamp(e, n, -limit, limit, t))
+        value = x if t == "f64" else e("cvt.f64.f32", x)
+        for _ in range(2 if t == "f64" else 0):
+            step = e("selp.b32", -969, e("selp.b32", 1023, 0, e("setp.gt.s32", k, 1023)), e("setp.lt.s32", k, -1022))
+            value = e("mul.rn.f64", value, _power_of_two_f64(e, step))
+            k = e("sub.s32", k, step)
+        if t == "f64":
+            k = e("max.s32", e("min.s32", k, 1023), -1022)
+        value = e("mul.rn.f64", value, _power_of_two_f64(e, k))
+        value = value if t == "f64" else e("cvt.rn.f32.f64", value)
+        return e(f"selp.{t}", e(f"add.rn.{t}", x, n), value, e(f"setp.nan.{t}", x, n))
+
+    return lower
+
+
+def floor_divide(t: str) -> Callable[[Emitter, str, str], str]:
+    """(a - mod(a, b)) / b, which is whole; by 0 the plain quotient, by an infinity 0, or -1 where the signs differ."""
+
+    def lower(e: Emitter, a: str, b: str) -> str:
+        rest = modulo(t)(e, a, b)
+        if t in ("s32", "s64"):
+            return e(f"div.{t}", e(f"sub.{t}", a, rest), b)
+        x, y, rest = (a, b, rest) if t == "f64" else (e("cvt.f64.f32", v) for v in (a, b, rest))
+        quotient = e("cvt.rni.f64.f64", e("div.rn.f64", e("sub.rn.f64", x, rest), y))
+        endless = e("and.pred", e("setp.eq.f64", e("abs.f64", y), INF), e("setp.lt.f64", e("abs.f64", x), INF))
+        differ = e("setp.lt.f64", e("mul.rn.f64", x, e("copysign.f64", y, 1.0)), 0.0)
+        quotient = e("selp.f64", e("selp.f64", -1.0, 0.0, differ), quotient, endless)
+        quotient = e("selp.f64", e("div.rn.f64", x, y), quotient, e("setp.eq.f64", y, 0.0))
+        return quotient if t == "f64" else e("cvt.rn.f32.f64", quotient)
 
     return lower

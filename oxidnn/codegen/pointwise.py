@@ -394,6 +394,11 @@ class Function:
     takes_conditions: bool = False  # operands are truth values
     doc: str = ""
 
+    @property
+    def is_of_integers(self) -> bool:
+        """True if it has a meaning for integers alone."""
+        return self.expand is None and "f32" not in self.lower
+
     def gradients(self, g: Expression, node: Expression) -> Sequence[Expression | None]:
         if self.gradient is not None:
             return self.gradient(g, node, *node.operands)
@@ -529,6 +534,120 @@ def _mod(x: Any, y: Any) -> Any:
     return np.mod(x, y)
 
 
+def _zeta_minus_1(k: int) -> float:
+    """Of the first terms, and the integral with two corrections for the rest."""
+    n = 200.0
+    rest = [n ** (1 - k) / (k - 1), n**-k / 2, k * n ** (-k - 1) / 12, -k * (k + 1) * (k + 2) * n ** (-k - 3) / 720]
+    return math.fsum([*(i**-k for i in range(2, 200)), *rest])
+
+
+_EULER = 0.5772156649015329
+_LGAMMA_AT_2 = [1 - _EULER] + [(-1) ** k * _zeta_minus_1(k) / k for k in range(2, 60)]
+
+
+@_vectorised
+def _lgamma(x: float) -> float:
+    """The series at 2 beside the zeros 1 and 2, which math.lgamma does not keep."""
+    if 0.5 <= x <= 2.5:
+        z = x - 1 if x < 1.5 else x - 2
+        value = z * math.fsum(c * z**i for i, c in enumerate(_LGAMMA_AT_2))
+        return value - math.log1p(z) if x < 1.5 else value
+    try:
+        return math.lgamma(x)
+    except (ValueError, OverflowError):
+        return math.inf
+
+
+def _sinc(x: Any) -> Any:
+    x = np.asarray(x, np.float64)
+    turn = x - 2 * np.rint(x / 2)  # exact; sin(pi x) has the period 2
+    part = np.where(np.abs(turn) > 0.5, np.copysign(1 - np.abs(turn), turn), turn)
+    return np.where(x == 0, 1.0, np.where(np.isinf(x), 0.0, np.sin(np.pi * part) / (np.pi * x)))
+
+
+@_vectorised
+def _digamma(x: float) -> float:
+    """Moved up to 24 and beyond, where the asymptotic series of four terms holds; below 0 by reflection."""
+    if x == 0:
+        return -math.copysign(math.inf, x)
+    if not x > -math.inf or x < 0 and x == math.floor(x):
+        return math.nan
+    if x < 0:
+        turn = x - float(np.rint(x))
+        return float(_digamma(1 - x)) - math.pi / math.tan(math.pi * turn)
+    terms = []
+    while x < 24:
+        terms.append(-1 / x)
+        x += 1
+    z = 1 / (x * x)
+    return math.fsum([math.log(x), -0.5 / x, -z * (1 / 12 - z * (1 / 120 - z * (1 / 252 - z * (1 / 240 - z / 132)))), *terms])
+
+
+@_vectorised
+def _trigamma(x: float) -> float:
+    if not x > -math.inf:
+        return math.nan
+    if x <= 0:
+        turn = x - float(np.rint(x))
+        return math.inf if turn == 0 else (r := math.pi / math.sin(math.pi * turn)) * r - float(_trigamma(1 - x))
+    terms = []
+    while x < 24:
+        terms.append(1 / x * (1 / x) if x > 1e-300 else math.inf)
+        x += 1
+    z = 1 / x / x
+    return math.fsum([1 / x, z / 2, z / x * (1 / 6 - z * (1 / 30 - z * (1 / 42 - z * (1 / 30 - z * 5 / 66)))), *terms])
+
+
+def _no_gradient(g: Expression, node: Expression, *operands: Expression) -> tuple[Expression | None, ...]:
+    raise InvalidArgument(f"differentiate: {node.op} has no derivative here.")
+
+
+@_vectorised
+def _erfinv(x: float) -> float:
+    """Newton's steps on erf, beyond 1/2 on erfc, whose argument 1 - x is exact there."""
+    if not math.fabs(x) < 1:
+        return math.copysign(math.inf, x) if math.fabs(x) == 1 else math.nan
+    a = math.fabs(x)
+    w = -math.log((1 - a) * (1 + a))
+    y = math.sqrt(w) if w > 6 else a * (0.8862 + 0.13 * w)
+    for _ in range(60):
+        error = math.erf(y) - a if a < 0.5 else (1 - a) - math.erfc(y)
+        step = error * math.exp(y * y) * math.sqrt(math.pi) / 2
+        y -= step
+        if math.fabs(step) <= 1e-16 * y:
+            break
+    return math.copysign(y, x) if a > 1e-8 else x * math.sqrt(math.pi) / 2
+
+
+def _ldexp(x: Any, n: Any) -> Any:
+    whole = np.clip(np.nan_to_num(np.asarray(n, np.float64)), -5000, 5000).astype(np.int32)
+    return np.where(np.isnan(n), np.nan, np.ldexp(np.asarray(x, np.float64), whole))
+
+
+def _popcount(x: Any) -> Any:
+    return np.vectorize(lambda v: (int(v) & 0xFFFFFFFFFFFFFFFF).bit_count(), otypes=[np.int64])(x)
+
+
+def _bits(name: str) -> dict[str, Lowering]:
+    def form(t: str) -> Lowering:
+        return lambda e, *operands: e(f"{name}.b{t[1:]}", *operands)
+
+    return {t: form(t) for t in ("s32", "s64")}
+
+
+def _shift(instruction: str) -> dict[str, Lowering]:
+    """The amount is taken as 32 bits; PTX clamps it to the width."""
+    def form(t: str) -> Lowering:
+        width = t[1:]
+        return lambda e, a, n: e(f"{instruction}{width}", a, n if t == "s32" else e("cvt.u32.s64", e("min.s64", n, 64)))
+
+    return {t: form(t) for t in ("s32", "s64")}
+
+
+def _count(instruction: str) -> dict[str, Lowering]:
+    return {"s32": lambda e, a: e(f"{instruction}.b32", a), "s64": lambda e, a: e("cvt.s64.s32", e(f"{instruction}.b64", a, to="b32"))}
+
+
 def where(condition: Value, a: Value, b: Value) -> Expression:
     """a where the condition holds (is not 0), else b."""
     return apply("where", condition, a, b)
@@ -646,6 +765,37 @@ _row("step", 2, lambda x, v: np.where(np.greater(x, 0), 1, np.where(np.less(x, 0
      doc="Heaviside; the second operand is its value at 0")
 _row("lerp", 3, lambda a, b, w: a + w * (b - a), expand=lambda a, b, w: a + w * (b - a))
 
+_row("fmod", 2, np.fmod, lower={t: el.fmod(t) for t in COMPUTE_TYPES}, gradient=lambda g, y, a, b: (g, -(g * _f("trunc", a / b))),
+     doc="the sign of the dividend, as C; f64: while |x/y| < 2^100")
+_row("floor_divide", 2, np.floor_divide, lower={t: el.floor_divide(t) for t in COMPUTE_TYPES},
+     doc="the quotient that goes with mod; integers: undefined by 0; f64: while |x/y| < 2^53")
+_row("xlogy", 2, lambda a, b: np.where(np.equal(a, 0) & ~np.isnan(b), 0, a * np.log(b)),
+     expand=lambda a, b: where(_f("eq", a, 0) & ~_f("isnan", b), 0, a * _f("log", b)),
+     gradient=lambda g, y, a, b: (where(_f("eq", a, 0) & (b <= 0), 0, g * _f("log", b)), where(_f("eq", a, 0), 0, g * a / b)))
+_row("nextafter", 2, np.nextafter, lower=_each(el.nextafter), ulp=2, gradient=lambda g, y, a, b: (g, None),
+     doc="the neighbour of the first in the compute type")
+_row("ldexp", 2, _ldexp, lower=_each(el.ldexp), gradient=lambda g, y, x, n: (_f("ldexp", g, n), None), doc="x 2^n, n truncated")
+_row("cbrt", 1, np.cbrt, lower=_each(el.cbrt), ulp=2, ulp64=2, gradient=lambda g, y, x: (g / (3 * (y * y)),))
+_row("sinc", 1, _sinc,
+     expand=lambda x: where(_f("eq", x, 0), 1, where(_f("isinf", x), 0, _f("cos_turn", 0.5 * x - 0.25) / (math.pi * x))),
+     gradient=lambda g, y, x: (where(_f("eq", x, 0), 0, g * (_f("cos_turn", 0.5 * x) - y) / x),), doc="sin(pi x) / (pi x)")
+_row("lgamma", 1, _lgamma, lower=_each(el.lgamma), ulp=2, ulp64=16, gradient=lambda g, y, x: (g * _f("digamma", x),),
+     doc="log|Gamma(x)|; its zeros below 0 keep an absolute error of 2^-50 of the terms that cancel")
+_row("digamma", 1, _digamma, lower=_each(el.digamma), ulp=2, ulp64=64, doc="zeros keep an absolute error, of 2^-50",
+     gradient=lambda g, y, x: (g * _f("trigamma", x),))
+_row("trigamma", 1, _trigamma, lower=_each(el.trigamma), ulp=2, ulp64=64, gradient=_no_gradient, doc="no derivative")
+_row("erfinv", 1, _erfinv, lower=_each(el.erfinv), ulp=4, ulp64=6,
+     gradient=lambda g, y, x: (g * (math.sqrt(math.pi) / 2 * _f("exp", y * y)),))
+
+# Bits of integers. A shift by the width or more leaves nothing, or the sign.
+_row("bitwise_and", 2, np.bitwise_and, lower=_bits("and"))
+_row("bitwise_or", 2, np.bitwise_or, lower=_bits("or"))
+_row("bitwise_xor", 2, np.bitwise_xor, lower=_bits("xor"))
+_row("bitwise_not", 1, np.bitwise_not, lower=_bits("not"))
+_row("left_shift", 2, np.left_shift, lower=_shift("shl.b"))
+_row("right_shift", 2, np.right_shift, lower=_shift("shr.s"), doc="of a signed number: the sign moves in")
+_row("popcount", 1, _popcount, lower=_count("popc"), doc="bits set in 32 or 64; a negative narrow integer counts copies of its sign")
+
 # Activations.
 _row("relu", 1, lambda x: np.maximum(x, 0), expand=lambda x: _f("maximum", x, 0), gradient=lambda g, y, x: (where(x > 0, g, 0),))
 _row("relu6", 1, lambda x: np.minimum(np.maximum(x, 0), 6), expand=lambda x: _f("clamp", x, 0, 6),
@@ -691,14 +841,17 @@ _row("logit", 1, lambda x: np.log(x / (1 - x)), expand=lambda x: _f("log", x / (
 
 (neg, sign, relu, relu6, leaky_relu, elu, celu, selu, clamp, sigmoid, logsigmoid, hard_sigmoid, tanh, hard_tanh, silu, hard_swish, mish,
  softplus, softsign, gelu, gelu_tanh, quick_gelu, swish, hard_shrink, soft_shrink, tanh_shrink, threshold, logit, exp, exp2, expm1, log,
- log2, log10, log1p, sqrt, rsqrt, reciprocal, square, sin, cos, tan, erf, erfc, normcdf, floor, ceil, trunc, maximum, minimum, fmax, fmin,
- add, sub, mul, div, mod, eq, ne, lt, le, gt, ge, logical_and, logical_or, logical_xor, logical_not, isnan, isinf, atan, asin, acos, atan2,
- sinh, cosh, asinh, acosh, atanh, copysign, hypot, cube, frac, step, lerp) = map(_function, (
+ log2, log10, log1p, sqrt, rsqrt, reciprocal, square, sin, cos, tan, erf, erfc, normcdf, floor, ceil, trunc, maximum, minimum, fmax,
+ fmin, add, sub, mul, div, mod, eq, ne, lt, le, gt, ge, logical_and, logical_or, logical_xor, logical_not, isnan, isinf, atan, asin,
+ acos, atan2, sinh, cosh, asinh, acosh, atanh, copysign, hypot, cube, frac, step, lerp, fmod, floor_divide, xlogy, nextafter, ldexp,
+ cbrt, sinc, lgamma, digamma, trigamma, erfinv, bitwise_and, bitwise_or, bitwise_xor,
+ bitwise_not, left_shift, right_shift, popcount) = map(_function, (
     "neg sign relu relu6 leaky_relu elu celu selu clamp sigmoid logsigmoid hard_sigmoid tanh hard_tanh silu hard_swish mish softplus "
-    "softsign gelu gelu_tanh quick_gelu swish hard_shrink soft_shrink tanh_shrink threshold logit exp exp2 expm1 log log2 log10 log1p "
-    "sqrt rsqrt reciprocal square sin cos tan erf erfc normcdf floor ceil trunc maximum minimum fmax fmin add sub mul div mod eq ne lt "
-    "le gt ge logical_and logical_or logical_xor logical_not isnan isinf atan asin acos atan2 sinh cosh asinh acosh atanh copysign "
-    "hypot cube frac step lerp").split())
+    "softsign gelu gelu_tanh quick_gelu swish hard_shrink soft_shrink tanh_shrink threshold logit exp exp2 expm1 log log2 log10 "
+    "log1p sqrt rsqrt reciprocal square sin cos tan erf erfc normcdf floor ceil trunc maximum minimum fmax fmin add sub mul div mod "
+    "eq ne lt le gt ge logical_and logical_or logical_xor logical_not isnan isinf atan asin acos atan2 sinh cosh asinh acosh atanh "
+    "copysign hypot cube frac step lerp fmod floor_divide xlogy nextafter ldexp cbrt sinc lgamma digamma trigamma erfinv bitwise_and "
+    "bitwise_or bitwise_xor bitwise_not left_shift right_shift popcount").split())
 abs, round, pow = map(_function, ("abs", "round", "pow"))  # noqa: A001 - as in NumPy, the names are those of the functions
 
 
@@ -939,8 +1092,9 @@ def _parse(source: str) -> Expression:
     except ValueError as error:  # a null character
         raise InvalidArgument(f"expression: {source!r} does not parse ({error}).") from None
     names = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name)}
-    if isinstance(tree, ast.Name) and tree.id not in ("acc", "x") and difflib.get_close_matches(tree.id, [*TABLE, *COMMON], 1, 0.75):
-        raise InvalidArgument(_unknown(tree.id))
+    word_alone = tree.id if isinstance(tree, ast.Name) and tree.id not in ("acc", "x", "inf", "nan") else ""
+    if difflib.get_close_matches(word_alone, [*TABLE, *COMMON], 1, 0.75):
+        raise InvalidArgument(_unknown(word_alone))
     channel = CHANNEL_NAMES if "acc" in names else ()
     bound: dict[str, Expression] = {}
 

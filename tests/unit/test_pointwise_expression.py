@@ -50,7 +50,7 @@ def random_expression(rng: np.random.Generator, depth: int) -> Expression:
         if choice == 0:
             return const(float(rng.choice([0.0, 1.0, -2.5, 1e-7, 3.0])))
         return scalar("s") if choice == 1 else arg(str(rng.choice(["x", "y", "acc", "bias"])), None)
-    name = str(rng.choice([n for n in TABLE if n != "pow"]))
+    name = str(rng.choice([n for n, f in TABLE.items() if n != "pow" and not f.is_of_integers]))
     return apply(name, *(random_expression(rng, depth - 1) for _ in range(TABLE[name].arity)))
 
 
@@ -150,12 +150,12 @@ POSITIVE = ("log", "log2", "log10", "sqrt", "rsqrt", "pow")
 FLAT = ("floor", "ceil", "round", "trunc", "sign", "step")  # constant between their jumps
 
 
-@pytest.mark.parametrize("name", [n for n, f in TABLE.items() if not f.is_condition and n != "where"])
+@pytest.mark.parametrize("name", [n for n, f in TABLE.items() if not f.is_condition and not f.is_of_integers and n != "where"])
 def test_derivatives_agree_with_finite_differences(name: str) -> None:
     """Every function by every one of its operands, at points away from kinks."""
     row = TABLE[name]
     x = np.abs(POINTS) if name in POSITIVE else np.abs(POINTS) - 0.1 if name == "log1p" else POINTS
-    if name in ("asin", "acos", "atanh"):
+    if name in ("asin", "acos", "atanh", "erfinv"):
         x = POINTS / 6
     elif name == "acosh":
         x = np.abs(POINTS) + 1.2
@@ -171,6 +171,10 @@ def test_derivatives_agree_with_finite_differences(name: str) -> None:
     dy = np.linspace(0.5, 2, len(x))
     for wrt in names:
         if name in FLAT or (name == "threshold" and wrt == "v1") or (name == "hard_shrink" and wrt == "v1"):
+            continue
+        if name == "trigamma":
+            with pytest.raises(InvalidArgument, match="no derivative"):
+                expression.differentiate(wrt)
             continue
         h = 1e-5
         up, down = ({**arrays, wrt: arrays[wrt] + d} for d in (h, -h))

@@ -23,8 +23,9 @@ EXPRESSIONS = (
     "erf(x) + log1p(abs(y))", "a + b + c0 + d + e + f + g + h",
 )
 INTEGER_EXPRESSIONS = ("x + y", "x * y - z", "maximum(x, minimum(y, z))", "where(x > y, x, -y)", "x >= y", "abs(x - y)", "relu(x) + y")
-ACTIVATIONS = tuple(n for n, f in TABLE.items() if f.arity - len(f.defaults) == 1 and not f.is_condition
-                    and n not in ("tan", "logit", "log", "log2", "log10", "sqrt", "rsqrt", "reciprocal", "floor", "ceil", "round", "trunc"))
+ACTIVATIONS = tuple(n for n, f in TABLE.items() if f.arity - len(f.defaults) == 1 and not f.is_condition and not f.is_of_integers
+                    and n not in ("lgamma", "digamma", "trigamma", "tan", "logit", "log", "log2", "log10", "sqrt", "rsqrt",
+                                  "reciprocal", "floor", "ceil", "round", "trunc"))
 SMOOTH = tuple(n for n in ACTIVATIONS if n not in ("sign",))
 
 
