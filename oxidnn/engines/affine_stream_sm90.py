@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
+from math import gcd
 
 from ..codegen.spec import Target as PtxTarget
 from ..device import DeviceInfo
@@ -111,6 +112,11 @@ class StreamConsts:
         return self.rings_at + self.warps * self.warp_bytes
 
 
+def _ways(elements: int) -> int:
+    """How many of eight rows of so many elements, end to end, begin in one bank of shared memory."""
+    return max(1, 8 * gcd(2 * elements, 128) // 128)
+
+
 @lru_cache(maxsize=256)
 def _layout(am: AffineMatmul) -> tuple[tiling.Digits, str] | str:
     """(digits, how B lies), or why the engine does not take the matmul."""
@@ -183,16 +189,16 @@ class StreamSm90Matmul:
         blocks = -(-am.m.size // c.rows)
         if device.is_emulated:  # an instruction costs about 4 us per batch of 16384 threads
             return 4.0 * (60 + 8 * c.steps * c.tiles) * c.rows / SLICE * -(-blocks // (device.num_sms * c.warps)) + 2000
-        # A block: fragments of A and B and results through shared memory (narrow rows lie four to a bank), products at mma.sync's rate.
-        shared = c.rows * (c.k + c.n) * 2 * 4 / 128 + (0 if c.is_resident else c.rows / SLICE * c.k * c.n * 2 / 128)
+        # A block: fragments of A and B and results through shared memory, products at mma.sync's rate.
+        shared = c.rows * (c.k * _ways(c.k) + c.n * _ways(c.n)) * 2 / 128 + (0 if c.is_resident else c.rows / SLICE * c.k * c.n * 2 / 128)
         products = c.rows * c.k * c.n * 2 / 2440
         rounds = -(-blocks // (device.num_sms * c.warps))
         clocks = rounds * (c.warps * max(shared, products) + 900)
-        memory_us = am.m.size * (c.k + c.n) * 2 / (device.bandwidth_gbs * 0.92e3)
+        memory_us = am.m.size * (c.k + c.n) * 2 / (device.bandwidth_gbs * 0.93e3)
         in_flight = c.warps * min(c.stages, rounds) * c.slot_bytes
         starved = max(1.0, 24000 * c.k / (c.k + c.n) / max(1, in_flight)) ** 0.5 if rounds > 1 else 1.0
         compute_us = clocks / 1620
-        return max(compute_us, memory_us * starved) + 0.15 * min(compute_us, memory_us) + 5.5 + c.k * c.n * 2 / 60e3
+        return max(compute_us, memory_us * starved) + 0.15 * min(compute_us, memory_us) + 4.8 + c.k * c.n * 2 / 60e3
 
     def build(self, op: str, am: AffineMatmul, config: EngineConfig, device: DeviceInfo, workspace_offset: int = 0) -> Build:
         layout = _layout(am)
@@ -369,10 +375,10 @@ class StreamGradientSm90Matmul:
         if device.is_emulated:
             return 4.0 * rounds * (40 + 10 * c.slices * c.group_tiles * c.tiles_v) + 3000
         # A block: its lines through shared memory, those of v once a group, some banks twice or more; products at mma.sync's rate.
-        shared = c.rows * (c.u + c.groups * c.v) * 2 * 3 / 128
+        shared = c.rows * (c.u * _ways(c.u) + c.groups * c.v * _ways(c.v)) * 2 / 128
         products = c.rows * c.elements * 2 / (2440 if c.warps > 4 else 2000)
         memory_us = am.k.size * (c.m + c.n) * 2 / (device.bandwidth_gbs * 0.92e3)
-        compute_us = rounds * (max(shared, products) + 250) / 1620
+        compute_us = (rounds * (max(shared, products) + 120) + c.stage_bytes / 30) / 1620
         starved = max(1.0, 28000 / (c.stages * c.stage_bytes)) ** 0.5 if rounds > c.stages else 1.0
         partial_us = 2.0 * min(blocks, device.num_sms) * c.elements * 4 / (device.bandwidth_gbs * 1.22e3)
         return max(compute_us, memory_us * starved) + 0.15 * min(compute_us, memory_us) + 8.0 + partial_us

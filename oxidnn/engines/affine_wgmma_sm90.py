@@ -724,11 +724,17 @@ class WgmmaSm90Matmul:
         is_grouped = first.ragged is not None and first.ragged.side == "m"
         used = min(1.0, first.m.size / first.batch.size) if is_grouped else 1  # groups that may have rows
         elements = sum((1 if is_grouped else m.am.batch.size) * m.am.m.size * m.am.n.size for m in plan.members)
+        # Boxes of 128 bytes part the lines of rows that are no multiple of that: what is read comes slower, and short rows are written so.
+        size = first.a.dtype.num_bytes
+        parted = [1.13 if isinstance(x, Boxes) and x.map.dims[0] * size % SPAN_BYTES else 1.0 for x in plan.members[0].boxes]
         read = first.a.dtype.num_bytes * (
-            max(tiling.source_elements(m.am.a, m.am.m, m.am.k, m.am.batch) for m in plan.members)
-            + sum(tiling.source_elements(m.am.b, m.am.n, m.am.k, m.am.batch) for m in plan.members) * used)
+            parted[0] * max(tiling.source_elements(m.am.a, m.am.m, m.am.k, m.am.batch) for m in plan.members)
+            + parted[1] * sum(tiling.source_elements(m.am.b, m.am.n, m.am.k, m.am.batch) for m in plan.members) * used)
         read += elements * sum(t.dtype.num_bytes for t in first.operands if any(t.m_strides))
-        written = 0 if grid.splits > 1 else elements * first.d.dtype.num_bytes
+        written = 0.0 if grid.splits > 1 else elements * first.d.dtype.num_bytes
+        row_bytes = first.n.size * first.d.dtype.num_bytes
+        if written > 0.25 * device.l2_bytes and row_bytes < 4 * SPAN_BYTES and row_bytes % SPAN_BYTES:
+            written *= 1.6
         # Reads come at less than the speed of a copy, writes partly stay in L2.
         memory_us = (read / 0.96 + written / 1.06) / (device.bandwidth_gbs * 1e3)
         total = max(compute_us, memory_us) + 0.32 * min(compute_us, memory_us) + 4.8 + 1.3 * (c.gathers > 1)
@@ -826,21 +832,6 @@ def _candidates(am: AffineMatmul | MatmulGroup, device: DeviceInfo) -> Iterator[
                     splits.add(grid.splits)
         for split_k in sorted(splits - {1}):
             yield _config(parts[0], schedule, loader, tile_m, tile_n, stages, split_k, promotes)
-        for gathers in (2, 4) if splits and schedule == "coop" and not device.is_emulated else ():
-            split_k = gathered_split(device.num_sms // whole.ctas, whole.k_tiles, gathers)
-            config = _config(parts[0], schedule, loader, tile_m, tile_n, stages, split_k, promotes)
-            config = EngineConfig.of(**dict(config.knobs), gathers=gathers)
-            if gathers * PANEL**2 <= tile_m * tile_n and split_k and not isinstance(_plan(am, config), str):
-                yield config
-
-
-def gathered_split(most: int, k_tiles: int, gathers: int) -> int:
-    """The most parts of k whose sums clusters of `gathers` CTAs gather, so that no CTA goes without a k tile; 0 if none."""
-    for split_k in range(min(most, k_tiles // 2) // gathers, 0, -1):
-        parts = split_k * gathers
-        if -(-k_tiles // -(-k_tiles // parts)) == parts:
-            return split_k
-    return 0
 
 
 def halo_stages(am: AffineMatmul | MatmulGroup, schedule: str, tile_m: int, tile_n: int) -> int:
