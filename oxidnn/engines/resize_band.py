@@ -31,7 +31,7 @@ _MOST_EDGE = 64  # elements at either end of a dimension for which the transpose
 _MOST_NUMBERS = 256  # weights of one dimension that stand in the text
 # The assembler moves loads of unrolled taps together, and keeps what each row of taps loads again, so registers bound what is unrolled.
 _UNROLL = 2400  # instructions of unrolled taps
-_LOADS = {False: 96, True: 144}  # words they load; of halves, without weights of a table
+_LOADS = {False: 96, True: 112}  # words they load; of halves, without weights of a table
 _HELD = 16  # places, or weights, of one dimension in registers
 _TABLE_THREADS = 128
 
@@ -107,7 +107,8 @@ class LoopConsts:
 
 @dataclass(frozen=True, slots=True)
 class BandConsts:
-    """loops: from the outermost on; the first and the last have blocks. packs: outputs of the last loop's block that one store takes."""
+    """loops: from the outermost on; the first and the last have blocks. packs: outputs of the last loop's block that one store takes.
+    has_fences: loads of a row of taps stay behind the row before, or there would be too many at once."""
 
     dtype: str
     compute: str
@@ -115,6 +116,8 @@ class BandConsts:
     digits: DigitConsts
     vector: int
     packs: tuple[tuple[int, ...], ...]
+    has_fences: bool
+
 
 @dataclass(frozen=True, slots=True)
 class Bands:
@@ -363,8 +366,8 @@ class BandEngine(Engine):
         most = {"f32": 64, "f64": 16}[_compute(problem)]  # sums that registers hold
         found = []
         for v in dict.fromkeys(widths):
-            for rows in _blocks(first, problem.is_backward):
-                for across in _blocks(last, problem.is_backward):
+            for rows in _blocks(first, problem):
+                for across in _blocks(last, problem):
                     if rows * across * v <= most and rows * across <= 32:
                         found.append(EngineConfig.of(vec=v, rows=rows, across=across))
         limit = problem.policy.workspace_limit
@@ -477,16 +480,17 @@ class BandEngine(Engine):
                              Arg(f"shift{a}", "u32", shift)]
             for name, loop in (("first", loops[0]), ("last", loops[-1])):
                 args += [Arg(f"outputs_{name}", "s32", counts[loop.axis]), Arg(f"stride_{name}", "s64", target_row[2 + loop.axis])]
-            consts = BandConsts(source.dtype.name, _compute(problem), loops, digits.consts(wide), vector, packs)
-            threads = 128
-            sums = (loops[0].block + 1) * across * vector
             loads = prod(loop.round or loop.span for loop in loops)
-            # the assembler spills sooner than it moves loads apart
-            has_ends = any(loop.has_ends for loop in loops)
-            is_heavy = (size == 8 or (loads >= 56 and (size == 4 or rank > 2 or sums > 64 or has_ends))
-                        or (loads >= 28 and size == 4 and has_ends))
+            has_fences = loads >= 56 and size == 2 and any(loop.has_ends for loop in loops)
+            # words that are live at once: sums, places and weights, half of what is loaded and of the addresses
+            held = loops[-1].span + sum(loop.span * loop.block for loop in loops if loop.holds_weights)
+            loaded = loads * (1 + max(1, vector * size // 4)) // (4 if has_fences else 2)
+            live = (loops[0].block + 1) * across * vector + loaded + held
+            ctas = 2 if size == 8 or live > 140 else 3 if live > 85 else 4
+            consts = BandConsts(source.dtype.name, _compute(problem), loops, digits.consts(wide), vector, packs, has_fences)
+            threads = 128
             steps.append(Step.of("resize/band", problem.op, Target.for_arch(device.arch), threads, args, consts,
-                                 _ceil(digits.size, threads), min_ctas_per_sm=2 if is_heavy else 4 if sums <= 64 else 3,
+                                 _ceil(digits.size, threads), min_ctas_per_sm=ctas,
                                  follows=bool(tables) and can_follow and not steps,
                                  suffix=f"{consts.dtype}_v{vector}_b{loops[0].block}x{across}"))
         return steps
@@ -512,11 +516,14 @@ def _axis_count(problem: ResizeProblem, a: int) -> int:
     return _count(_axis(problem, a), problem.is_backward)[0]
 
 
-def _blocks(axis: Axis, is_transposed: bool) -> tuple[int, ...]:
-    """How many outputs a thread may take along a dimension: powers of two, and multiples of the period of the bands."""
-    count, period = _count(axis, is_transposed)[0], _period(axis, is_transposed) if axis.step else 1
-    found = {1, 2, 4, 8} | {period * n for n in (1, 2, 4, 8) if period * n <= 8}
-    return tuple(sorted(b for b in found if b < 2 * count))
+def _blocks(axis: Axis, problem: ResizeProblem) -> tuple[int, ...]:
+    """How many outputs a thread may take along a dimension: powers of two, and multiples of the period of the bands; where small
+    ones need no table of weights, those that need none."""
+    count = _count(axis, problem.is_backward)[0]
+    period = _period(axis, problem.is_backward) if axis.step else 1
+    found = sorted(b for b in {1, 2, 4, 8} | {period * n for n in (1, 2, 4, 8) if period * n <= 8} if b < 2 * count)
+    known = [b for b in found if not bands_of(axis, b, Filter.of(problem), problem.mode == "nearest").has_weights]
+    return tuple(known if known and known[0] <= 2 else found)
 
 
 def _block_of(order: tuple[int, ...], config: EngineConfig) -> tuple[int, ...]:
