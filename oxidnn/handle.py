@@ -46,7 +46,7 @@ _FRACTIONAL = (("window", None), ("output_size", None), ("output_ratio", None))
 _AVERAGE = (*_POOL, ("count_include_pad", True), ("divisor_override", None))
 _GEMM_ATTRS = (("transpose_a", False), ("transpose_b", False), ("alpha", 1.0), ("beta", 0.0), ("epilogue", None), ("gate", None),
                ("out_dtype", None))
-_LRN = (("size", 5), ("alpha", 1e-4), ("beta", 0.75), ("k", 1.0))
+_LRN = (("size", 5), ("alpha", 1e-4), ("beta", 0.75), ("k", 1.0), ("within", False))
 _RESIZE = (("size", None), ("mode", "nearest"), ("scales", None), ("align_corners", False), ("coordinates", None), ("rounding", "floor"),
            ("antialias", False), ("cubic_coefficient", -0.75), ("exclude_outside", None))
 _SLICE = (("starts", None), ("stops", None), ("steps", None), ("axes", None))
@@ -567,18 +567,19 @@ class DnnHandle(ListOps):
         """As `batch_norm_backward`."""
         return self._session.run(CALLS["instance_norm_backward"], (dy, x, mean, rstd, gamma, mask, y), (return_residual,), out, stream)
 
-    def lrn(self, x: Any, size: int = 5, *, alpha: float = 1e-4, beta: float = 0.75, k: float = 1.0, out: Any = None,
+    def lrn(self, x: Any, size: int = 5, *, alpha: float = 1e-4, beta: float = 0.75, k: float = 1.0, within: bool = False, out: Any = None,
             stream: Any = None) -> Any:
         """Local response normalisation across channels: x[c] / (k + alpha / size * sum of x^2 over `size` channels around c)^beta.
 
         The window reaches from (size - 1) // 2 channels before to size // 2 behind, as ONNX's and cuDNN's. size: at most 33 (f64: 17).
+        within: the window lies within the channel, along each spatial dimension, and alpha is divided by size^dimensions.
         """
-        return self._session.run(CALLS["lrn"], (x,), (size, alpha, beta, k), out, stream)
+        return self._session.run(CALLS["lrn"], (x,), (size, alpha, beta, k, within), out, stream)
 
-    def lrn_backward(self, dy: Any, x: Any, size: int = 5, *, alpha: float = 1e-4, beta: float = 0.75, k: float = 1.0, out: Any = None,
-                     stream: Any = None) -> Any:
+    def lrn_backward(self, dy: Any, x: Any, size: int = 5, *, alpha: float = 1e-4, beta: float = 0.75, k: float = 1.0,
+                     within: bool = False, out: Any = None, stream: Any = None) -> Any:
         """dx of `lrn`."""
-        return self._session.run(CALLS["lrn_backward"], (dy, x), (size, alpha, beta, k), out, stream)
+        return self._session.run(CALLS["lrn_backward"], (dy, x), (size, alpha, beta, k, within), out, stream)
 
     # ---- softmax and losses ------------------------------------------------------------------------------------------------------
 

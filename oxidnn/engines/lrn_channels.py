@@ -1,20 +1,22 @@
 """Local response normalisation: a thread walks over a run of channels, with all channels that its windows reach in registers.
 
-Where the channels lie side by side, the run is moved as a pack; else neighbouring threads have neighbouring positions.
+Where the channels lie side by side, the run is moved as a pack; else neighbouring threads have neighbouring positions. Windows within
+channels: a thread an element; the gradient in two launches, each a walk over windows.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 from ..codegen.pointwise import parse
 from ..codegen.spec import Target
 from ..device import DeviceInfo
+from ..dtypes import dtype
 from ..ops.base import Problem
 from ..ops.lrn import LrnProblem
-from ..tensor import TensorDesc
-from .base import SUPPORTED, Arg, Build, Engine, EngineConfig, Step, Support, TensorArg, refuse
+from ..tensor import TensorDesc, packed_strides
+from .base import SUPPORTED, Arg, Build, Engine, EngineConfig, Scratch, Step, Support, TensorArg, WorkspaceArg, refuse
 from .collapse import collapse
 from .digits import DigitConsts, Digits
 
@@ -55,20 +57,43 @@ class LrnConsts:
         return self.sums_to + self.after
 
     def power(self, result: str, base: str, exponent: str) -> str:
-        """The PTX of base^exponent, base > 0."""
-        if self.compute == "f64":
-            return parse("pow(b, e)").lower({"b": base, "e": exponent}, [result], "f64")
-        return (f"    lg2.approx.f32 {result}, {base};\n    mul.rn.f32 {result}, {result}, {exponent};\n"
-                f"    ex2.approx.f32 {result}, {result};\n")
+        return _power(self.compute, result, base, exponent)
+
+
+@dataclass(frozen=True, slots=True)
+class WithinConsts:
+    """stage: "y", "shares" or "dx": see the template. walked: type of what the windows run over."""
+
+    dtype: str
+    compute: str
+    walked: str
+    stage: str
+    before: int
+    after: int
+    rank: int
+    digits: DigitConsts
+
+    def power(self, result: str, base: str, exponent: str) -> str:
+        return _power(self.compute, result, base, exponent)
+
+
+def _power(compute: str, result: str, base: str, exponent: str) -> str:
+    """The PTX of base^exponent, base > 0."""
+    if compute == "f64":
+        return parse("pow(b, e)").lower({"b": base, "e": exponent}, [result], "f64")
+    return (f"    lg2.approx.f32 {result}, {base};\n    mul.rn.f32 {result}, {result}, {exponent};\n"
+            f"    ex2.approx.f32 {result}, {result};\n")
 
 
 class LrnEngine(Engine):
-    """Both directions, any layout."""
+    """Both directions across channels, any layout."""
 
     id = "lrn.channels"
 
     def check_support(self, problem: Problem, device: DeviceInfo) -> Support:
         assert isinstance(problem, LrnProblem)
+        if problem.within:
+            return refuse("the windows lie within channels")
         x = problem.desc("x")
         most = MAX_SIZE[_compute(problem)]
         if problem.size > most:
@@ -116,7 +141,7 @@ class LrnEngine(Engine):
             args = [Arg(f"ptr_{n}", "u64", TensorArg(n, begin * rows[n][0])) for n in descs]
             args += [Arg("num_threads", "u32", digits.size), *digits.args(wide), Arg("channels", "u32", x.shape[1])]
             args += [Arg(f"channel_{n}", "s64" if wide else "s32", rows[n][1]) for n in descs]
-            factor = problem.alpha / problem.size
+            factor = problem.factor
             numbers = {"factor": factor, "k": problem.k, "exponent": -problem.beta}
             if problem.is_backward:
                 numbers |= {"steeper": -problem.beta - 1, "slope": -2 * factor * problem.beta}
@@ -124,6 +149,71 @@ class LrnEngine(Engine):
             target, grid = Target.for_arch(device.arch), -(-digits.size // THREADS)
             steps.append(Step.of("lrn/channels", problem.op, target, THREADS, args, consts, grid, suffix=f"{consts.dtype}_r{run}"))
         return Build(tuple(steps))
+
+
+class WithinEngine(Engine):
+    """Both directions within channels, any layout."""
+
+    id = "lrn.within"
+
+    def check_support(self, problem: Problem, device: DeviceInfo) -> Support:
+        assert isinstance(problem, LrnProblem)
+        if not problem.within:
+            return refuse("the windows run across channels")
+        x = problem.desc("x")
+        if prod(x.shape[1:]) >= _LIMIT or max(x.shape) + problem.size >= _LIMIT:
+            return refuse(f"one image has {prod(x.shape[1:])} elements (at most {_LIMIT - 1})")
+        return SUPPORTED
+
+    def estimate(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> float:
+        return 3.0 + problem.num_bytes / (device.bandwidth_gbs * 1e3 * 0.5) + problem.flops / (device.fma_tflops * 1e5)
+
+    def build_steps(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> Build:
+        assert isinstance(problem, LrnProblem)
+        if problem.is_empty:
+            return Build(())
+        places: dict[str, tuple[TensorDesc, TensorArg | WorkspaceArg]] = {o.name: (o.desc, TensorArg(o.name)) for o in problem.operands}
+        before, after = problem.before, problem.size - 1 - problem.before
+        powers = {"k": problem.k, "exponent": -problem.beta}
+        if not problem.is_backward:
+            steps = self._steps(problem, device, "y", ("x", "y"), places, (before, after), {"factor": problem.factor} | powers)
+            return Build(tuple(steps))
+        scratch, dx = Scratch(), problem.desc("dx")
+        kind = dtype(_compute(problem))
+        order = tuple(sorted(range(dx.rank), key=lambda i: abs(dx.strides[i]), reverse=True))
+        dense = TensorDesc(kind, dx.shape, packed_strides(dx.shape, order))
+        for name in ("share", "own"):
+            places[name] = dense, scratch.take(dense.num_bytes)
+        steps = self._steps(problem, device, "shares", ("x", "dy", "own", "share"), places, (before, after),
+                            {"factor": problem.factor, "steeper": -problem.beta - 1} | powers)
+        steps += self._steps(problem, device, "dx", ("share", "x", "own", "dx"), places, (after, before),
+                             {"factor": -2 * problem.factor * problem.beta})
+        return Build(tuple(steps), scratch.num_bytes)
+
+    @staticmethod
+    def _steps(problem: LrnProblem, device: DeviceInfo, stage: str, names: tuple[str, ...],
+               places: dict[str, tuple[TensorDesc, TensorArg | WorkspaceArg]], window: tuple[int, int],
+               numbers: dict[str, float]) -> list[Step]:
+        """The launches of a stage over the operands `names`, the walked one first, what is written last."""
+        x, compute = problem.desc("x"), _compute(problem)
+        rows = {n: tuple(s * places[n][0].dtype.num_bytes for s in places[n][0].strides) for n in names}
+        images = max(1, min(x.shape[0], (_LIMIT - 1) // prod(x.shape[1:])))
+        wide = any(abs(s) >= _LIMIT for row in rows.values() for s in row)
+        steps = []
+        for begin in range(0, x.shape[0], images):
+            digits = Digits(("n", "c", *(f"i{a}" for a in range(x.rank - 2))), (min(images, x.shape[0] - begin), *x.shape[1:]), rows)
+            digits = digits.ordered_for(names[-1])
+            consts = WithinConsts(x.dtype.name, compute, places[names[0]][0].dtype.name, stage, *window, x.rank - 2, digits.consts(wide))
+            args = []
+            for name in names:
+                place = places[name][1]
+                args.append(Arg(f"ptr_{name}", "u64", replace(place, byte_offset=place.byte_offset + begin * rows[name][0])))
+            args += [Arg("num_threads", "u32", digits.size), *digits.args(wide)]
+            args += [Arg(f"extent{a}", "u32", extent) for a, extent in enumerate(x.shape[2:])]
+            args += [Arg(name, compute, value) for name, value in numbers.items()]
+            steps.append(Step.of("lrn/within", problem.op, Target.for_arch(device.arch), THREADS, args, consts, -(-digits.size // THREADS),
+                                 suffix=f"{stage}_{consts.dtype}"))
+        return steps
 
 
 def _compute(problem: LrnProblem) -> str:
@@ -141,4 +231,4 @@ def _packs(problem: LrnProblem, run: int) -> bool:
     return (size >= 4 or run * size <= 16) and all(fits(o.desc) for o in problem.operands)
 
 
-ENGINES: dict[str, tuple[Engine, ...]] = {"lrn": (LrnEngine(),), "lrn_backward": (LrnEngine(),)}
+ENGINES: dict[str, tuple[Engine, ...]] = {op: (LrnEngine(), WithinEngine()) for op in ("lrn", "lrn_backward")}

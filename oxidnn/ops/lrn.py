@@ -1,10 +1,11 @@
-"""Local response normalisation across channels, and its gradient: tensors (N, C, spatial) of any rank from 2 on.
+"""Local response normalisation across or within channels, and its gradient: tensors (N, C, spatial) of any rank from 2 on.
 
     lrn x=f32[8,96,55,55] size=5 alpha=0.0001 beta=0.75 k=2.0           y
     lrn_backward dy=... x=... size=5                                    dx
 
 y[c] = x[c] / s[c]^beta, s[c] = k + alpha / size * (sum of x^2 over the channels from c - (size - 1) // 2 to c + size // 2 that there are):
-the window of ONNX and cuDNN. PyTorch's is the same for odd sizes, and one channel lower for even ones.
+the window of ONNX and cuDNN. PyTorch's is the same for odd sizes, and one channel lower for even ones. within: the window lies within the
+channel instead, along each of its 1 to 3 spatial dimensions, and alpha is divided by the `size`^dimensions elements of a whole one.
 """
 
 from __future__ import annotations
@@ -16,10 +17,11 @@ from typing import Any
 from ..errors import expected
 from ..tensor import TensorDesc
 from .base import OpDef, Operand, Policy, Problem
-from .checks import FLOATS, check_integer, check_number, check_reach, operand, output
+from .checks import FLOATS, check_bool, check_integer, check_number, check_reach, operand, output
 from .epilogue import accumulator_of
 
 _NUMBERS = {"alpha": 1e-4, "beta": 0.75, "k": 1.0}
+_ATTRS = (("size", 5), *_NUMBERS.items(), ("within", False))
 
 
 @dataclass(frozen=True)
@@ -28,6 +30,12 @@ class LrnProblem(Problem):
     alpha: float = 1e-4
     beta: float = 0.75
     k: float = 1.0
+    within: bool = False
+
+    @property
+    def factor(self) -> float:
+        """alpha over the elements of a window."""
+        return self.alpha / (self.size ** (self.desc("x").rank - 2) if self.within else self.size)
 
     @property
     def is_backward(self) -> bool:
@@ -35,12 +43,13 @@ class LrnProblem(Problem):
 
     @property
     def before(self) -> int:
-        """Channels of a window before its own."""
+        """Channels (elements) of a window before its own."""
         return (self.size - 1) // 2
 
     @property
     def flops(self) -> int:
-        return self.desc("x").numel * (2 * self.size + 10) * (2 if self.is_backward else 1)
+        taps = self.size ** (self.desc("x").rank - 2) if self.within else self.size
+        return self.desc("x").numel * (2 * taps + 10) * (2 if self.is_backward else 1)
 
 
 def _make(op: str, tensors: Mapping[str, TensorDesc], attrs: Mapping[str, Any], policy: Policy) -> LrnProblem:
@@ -50,7 +59,10 @@ def _make(op: str, tensors: Mapping[str, TensorDesc], attrs: Mapping[str, Any], 
     check_reach(op, "x", x)
     fields: dict[str, Any] = {"size": check_integer(op, "size", attrs.get("size", 5), 1)}
     fields |= {name: check_number(op, name, attrs.get(name, default), accumulator_of(x.dtype)) for name, default in _NUMBERS.items()}
-    normal = tuple((name, value) for name, value in fields.items() if value != ({"size": 5} | _NUMBERS)[name])
+    fields["within"] = check_bool(op, "within", attrs.get("within", False))
+    if fields["within"] and not 3 <= x.rank <= 5:
+        raise expected(op, "rank of x", x.rank, "3 to 5 for windows within channels: (N, C, spatial)")
+    normal = tuple((name, value) for name, value in fields.items() if value != dict(_ATTRS)[name])
     if op == "lrn":
         operands = [Operand("x", x), Operand("y", output(op, "y", tensors, (x.dtype,), x.shape, x), True)]
     else:
@@ -68,7 +80,6 @@ def make_lrn_backward(tensors: Mapping[str, TensorDesc], attrs: Mapping[str, Any
     return _make("lrn_backward", tensors, attrs, policy)
 
 
-_ATTRS = (("size", 5), *_NUMBERS.items())
 DEFINITIONS = (
     OpDef("lrn", ("x",), ("y",), make_lrn, attrs=_ATTRS),
     OpDef("lrn_backward", ("dy", "x"), ("dx",), make_lrn_backward, attrs=_ATTRS),

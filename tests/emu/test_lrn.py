@@ -81,3 +81,25 @@ def test_refusals(h: oxidnn.DnnHandle) -> None:
         h.lrn(x, 34)
     with pytest.raises(InvalidArgument, match="overlaps"):
         h.lrn(x, out=x)
+
+
+@pytest.mark.parametrize("shape", [(2, 3, 9), (2, 4, 6, 7), (1, 2, 5, 6, 5)])
+@pytest.mark.parametrize("size", [1, 3, 5])
+def test_windows_within_channels_are_average_pools_of_squares(h: oxidnn.DnnHandle, shape: tuple[int, ...], size: int) -> None:
+    torch = pytest.importorskip("torch")
+    rng = np.random.default_rng(size)
+    x, dy = (rng.standard_normal(shape).astype(np.float32) for _ in range(2))
+    theirs = torch.tensor(x, dtype=torch.float64, requires_grad=True)
+    pool = {3: torch.nn.functional.avg_pool1d, 4: torch.nn.functional.avg_pool2d, 5: torch.nn.functional.avg_pool3d}[len(shape)]
+    want = theirs / (1.25 + 1.5 * pool(theirs**2, size, 1, size // 2)) ** 0.6
+    want.backward(torch.tensor(dy, dtype=torch.float64))
+    options = {"alpha": 1.5, "beta": 0.6, "k": 1.25, "within": True}
+    for last in (False, True):
+        a, b = (np.moveaxis(np.ascontiguousarray(np.moveaxis(v, 1, -1)), -1, 1) if last else v for v in (x, dy))
+        np.testing.assert_allclose(h.lrn(a, size, **options), want.detach().numpy(), rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(h.lrn_backward(b, a, size, **options), theirs.grad.numpy(), rtol=1e-4, atol=1e-5)
+
+
+def test_windows_within_channels_want_a_spatial_dimension(h: oxidnn.DnnHandle) -> None:
+    with pytest.raises(InvalidArgument, match="rank of x is 2"):
+        h.lrn(np.ones((2, 3), np.float32), within=True)

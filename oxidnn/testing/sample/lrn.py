@@ -35,14 +35,18 @@ def _draw(op: str, rng: np.random.Generator, size: str) -> Problem:
                              "k": float(rng.uniform(0.5, 2.0))}
     if rng.random() < 0.2:
         attrs = {}
+    if 3 <= rank <= 5 and rng.random() < 0.5:
+        attrs |= {"within": True, "size": int(rng.integers(1, {3: 9, 4: 6, 5: 4}[rank]))}
     return OPS[op].make(tensors, attrs, Policy())
 
 
 SAMPLES: dict[str, Sampler] = {op: partial(_draw, op) for op in ("lrn", "lrn_backward")}
 CASES: dict[str, tuple[str, ...]] = {
     "lrn": ("lrn x=f32[2,7,5,5]nchw", "lrn x=bf16[2,16,5,5]nhwc alpha=1.0 k=2.0", "lrn x=f16[1,3,9] size=33 alpha=0.5",
+            "lrn x=f32[2,3,5,7]nchw size=3 alpha=2.0 within=True", "lrn x=bf16[1,8,4,3,3]nhwc size=2 alpha=2.0 within=True",
             "lrn x=f64[2,5,3,3]nchw size=4 alpha=1.0 beta=0.5"),
-    "lrn_backward": ("lrn_backward dy=f32[2,7,5,5]nchw x=f32[2,7,5,5]nchw alpha=1.0",
+    "lrn_backward": ("lrn_backward dy=f32[2,3,5,7]nchw x=f32[2,3,5,7]nhwc size=4 alpha=2.0 within=True",
+                     "lrn_backward dy=f32[2,7,5,5]nchw x=f32[2,7,5,5]nchw alpha=1.0",
                      "lrn_backward dy=bf16[2,16,5,5]nhwc x=bf16[2,16,5,5]nhwc size=3 alpha=1.0",
                      "lrn_backward dy=f32[1,40,3] x=f32[1,40,3] size=20 alpha=1.0",
                      "lrn_backward dy=f64[2,5,9] x=f64[2,5,9] size=6 alpha=1.0"),
