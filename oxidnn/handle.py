@@ -686,9 +686,9 @@ class DnnHandle(ListOps):
 
         x (N, H), w (V, H), bias (V,), target (N,) of class indices; the rest as of `cross_entropy`. return_gradients: (loss, dx, dw), and
         dbias with a bias, for an upstream gradient of 1. Sums are made in f32 (f64 for f64) and rounded once; every output may be given in
-        that type. Workspace: an eighth of the logits, at least 16 and at most 128 MiB, and where dw (or dx, whichever an engine sums over
+        that type. Workspace: an eighth of the logits, at least 64 and at most 128 MiB, and where dw (or dx, whichever an engine sums over
         chunks) has another type than the sums, those, or a quarter of them for a chunk if that is more. Chunks of rows take three matrix
-        products, chunks of columns four, which are chosen where the sums of dw would take half as much as the logits: with dw given in
+        products, chunks of columns four, which are chosen where rows would take 256 MiB and half as much as the logits: with dw given in
         f32, or few rows, it is three.
         """
         attrs = (reduction, label_smoothing, ignore_index, return_gradients)

@@ -42,7 +42,8 @@ from .loss_row import CrossEntropyBackwardEngine, CrossEntropyEngine
 from .reduce_tree import reduction_steps
 from .rows import RowConsts, Rows, power_of_two
 
-CHUNK_BYTES = 16 << 20, 128 << 20
+CHUNK_BYTES = 64 << 20, 128 << 20
+MODEST_BYTES = 256 << 20  # workspaces that no one minds, whatever the logits take
 _LEAST = 128  # rows or columns of a chunk
 _LIMIT = 2**31
 Place = TensorArg | WorkspaceArg
@@ -127,7 +128,7 @@ class LinearLossRows(Engine):
             return refuse(f"{problem.rows} rows of {problem.classes} classes (at most {_LIMIT - 1} of each)")
         if problem.has_gradients and problem.desc("dw").dtype is not problem.accumulator:
             own, other = (e.build_steps(problem, e.configs(problem, device)[0], device).workspace_bytes for e in (self, COLUMNS))
-            if 2 * own > _logits_bytes(problem, problem.rows) > 2 * other:
+            if 2 * own > max(_logits_bytes(problem, problem.rows), 2 * MODEST_BYTES) and other < own:
                 return refuse(f"{own >> 20} MiB of workspace, more than half of the logits: {COLUMNS.id} takes {other >> 20} MiB")
         return SUPPORTED
 
@@ -191,7 +192,8 @@ class LinearLossRows(Engine):
             x_place = TensorArg("x", piece(p.desc("x"), 0, first, count)[1])
             if count:
                 steps += moved(builds["logits"], workspace, a=x_place, b=TensorArg("w"), bias=TensorArg("bias"), d=place)
-                steps += sums.loss_steps(first, count)
+                if p.has("loss"):
+                    steps.append(sums.loss_step(first, count))
                 if p.has_gradients:
                     part = _cross_entropy(p, first, count, "cross_entropy_backward")
                     step = backward.gradient_step(part, backward.configs(part, device)[0], device, sums.given, sums.gradient_reduction)
@@ -222,12 +224,14 @@ class _Sums:
         whole = _cross_entropy(p, 0, p.rows)
         self.parts: list[Arg] = []
         self.loss_reduction, self.gradient_reduction = "", ""
-        self.levels: list[Step] = []
+        self.levels: list[Step] = []  # of a loss
         self.divisor: list[Step] = []
         self.given: list[Arg] = []
         if p.has("loss"):
             loss = (p.desc("loss"), TensorArg("loss"))
             self.parts, self.loss_reduction, self.levels = self.forward.totals(whole, loss, device, scratch)
+        else:  # where losses go that nobody asks for
+            self.parts, self.loss_reduction = [Arg("ptr_losses", "u64", scratch.take(p.rows * p.accumulator.num_bytes))], "plain"
         if p.has_gradients and p.reduction == "mean" and p.rows:
             steps, at = CrossEntropyBackwardEngine().divisor_steps(whole, device, scratch)
             self.divisor = [relocated(step, self.places(0, p.rows)) for step in steps]
@@ -242,14 +246,14 @@ class _Sums:
                 places[name] = TensorArg(name, piece(desc, 0, first, count)[1] if desc.rank else 0)
         return places
 
-    def loss_steps(self, first: int, count: int) -> list[Step]:
-        """The losses of a chunk of rows whose logits are there."""
-        if not self.p.has("loss"):
-            return []
+    def loss_step(self, first: int, count: int, lse: WorkspaceArg | None = None) -> Step:
+        """The losses of a chunk of rows whose logits are there, and the logarithms of the rows' sums."""
         part = _cross_entropy(self.p, first, count)
-        own = [replace(a, value=shifted(a.value, first * self.p.accumulator.num_bytes)) for a in self.parts]
-        step = self.forward.loss_step(part, self.forward.configs(part, self.device)[0], self.device, own, self.loss_reduction)
-        return [relocated(step, self.places(first, count))]
+        size = self.p.accumulator.num_bytes
+        own = [replace(a, value=shifted(a.value, first * size)) for a in self.parts]
+        at = shifted(lse, first * size) if lse is not None else None
+        config = self.forward.configs(part, self.device)[0]
+        return relocated(self.forward.loss_step(part, config, self.device, own, self.loss_reduction, at), self.places(first, count))
 
 
 @dataclass(frozen=True, slots=True)
@@ -341,9 +345,7 @@ class LinearLossColumns(Engine):
         for (first, count), build in zip(row_chunks, first_plans, strict=True):
             x_place = TensorArg("x", piece(p.desc("x"), 0, first, count)[1])
             steps += moved(build, workspace, a=x_place, b=TensorArg("w"), bias=TensorArg("bias"), d=place)
-            steps += sums.loss_steps(first, count)
-            target = (TensorDesc.packed(kind, (count,)), shifted(lse, first * kind.num_bytes))
-            steps += reduction_steps(p.op, (_logits(p, count), place), target, (1,), "logsumexp", device, scratch)
+            steps.append(sums.loss_step(first, count, lse))
         steps += sums.divisor
         extra = [Arg("ignore_index", "s64", p.ignore_index), Arg("num_classes", "s64", p.classes), Arg("ptr_lse", "u64", lse), *sums.given]
         if p.has("weight"):
@@ -352,8 +354,8 @@ class LinearLossColumns(Engine):
             extra += [Arg("ptr_weights", "u64", TensorArg("weight")), Arg("stride_weights", "s64", step)]
             if p.smoothing:
                 mean = scratch.take(kind.num_bytes)
-                source, target = (weight, TensorArg("weight")), (TensorDesc.packed(kind, ()), mean)
-                steps += reduction_steps(p.op, source, target, (0,), "mean", device, scratch)
+                source = (weight, TensorArg("weight"))
+                steps += reduction_steps(p.op, source, (TensorDesc.packed(kind, ()), mean), (0,), "mean", device, scratch)
                 extra.append(Arg("ptr_mean_weight", "u64", mean))
 
         for (first, count), builds in zip(chunks, plans, strict=True):
@@ -425,6 +427,8 @@ def _cross_entropy(p: LinearCrossEntropyProblem, first: int, count: int, op: str
             desc = p.desc(name)
             tensors[name] = piece(desc, 0, first, count)[0] if desc.rank else desc
     attrs = {"reduction": p.reduction, "label_smoothing": p.smoothing, "ignore_index": p.ignore_index}
+    if op == "cross_entropy" and not p.has("loss"):
+        attrs["reduction"] = "sum"
     problem = OPS[op].make(tensors, attrs, p.policy)
     assert isinstance(problem, CrossEntropyProblem)
     return problem

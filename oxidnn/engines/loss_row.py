@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from ..device import DeviceInfo
@@ -70,6 +70,7 @@ class CrossEntropyConsts:
     is_probability: bool
     reduction: str = ""
     is_log: bool = False  # logits hold logarithms of probabilities
+    keeps_lse: bool = False  # the logarithms of the rows' sums go to the workspace, too
 
 
 class _CrossEntropyEngine(RowEngine):
@@ -115,11 +116,12 @@ class CrossEntropyEngine(_CrossEntropyEngine):
         return Build((*steps, *levels), scratch.num_bytes)
 
     def loss_step(self, problem: CrossEntropyProblem, config: EngineConfig, device: DeviceInfo, extra: Sequence[Arg],
-                  reduction: str) -> Step:
-        """The rows' losses; extra, reduction: of `totals`."""
+                  reduction: str, lse: WorkspaceArg | None = None) -> Step:
+        """The rows' losses; extra, reduction: of `totals`. lse: where the logarithms of the rows' sums go."""
         rows = self.rows(problem)
-        consts = self.consts(problem, rows, config, 4, reduction)
-        return self.row_step("rowwise/cross_entropy", consts, problem.op, rows, config, device, [*self.extra(problem), *extra])
+        consts = replace(self.consts(problem, rows, config, 4, reduction), keeps_lse=lse is not None)
+        extra = [*self.extra(problem), *extra, *([Arg("ptr_lse", "u64", lse)] if lse is not None else [])]
+        return self.row_step("rowwise/cross_entropy", consts, problem.op, rows, config, device, extra)
 
     def totals(self, problem: CrossEntropyProblem, loss: Located, device: DeviceInfo,
                scratch: Scratch) -> tuple[list[Arg], str, list[Step]]:
