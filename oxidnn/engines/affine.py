@@ -128,9 +128,16 @@ class AffineMatmul:
         return 2 * batch * self.m.size * self.n.size * self.k.size * (2 if self.up else 1)
 
     @property
-    def is_plain(self) -> bool:
-        """One product, one sum, one output."""
-        return self.scale_a is None and self.scale_b is None and self.up is None and self.aux is None
+    def has_one_result(self) -> bool:
+        """One sum, one output."""
+        return self.up is None and self.aux is None
+
+    @property
+    def extras(self) -> dict[str, str]:
+        """What not every algorithm takes: attribute by which one says so, and its name in words."""
+        found = {"takes_scales": ("block scales", self.scale_a or self.scale_b), "takes_gates": ("gates", self.up),
+                 "takes_aux": ("second outputs", self.aux), "takes_ragged": ("groups of unknown sizes", self.ragged)}
+        return {attribute: words for attribute, (words, value) in found.items() if value is not None}
 
 
 @dataclass(frozen=True, slots=True)

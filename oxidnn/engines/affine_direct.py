@@ -205,6 +205,7 @@ def _consts(am: AffineMatmul, lanes: int) -> DirectConsts:
 
     lanes = 1 if dealt is None else _WARP
     total = am.batch.size * am.m.size * am.n.size * lanes
+    group_space = "" if am.ragged is None else "m" if am.ragged.side == "m" else "b"
     digits = [e for *_, e in spaces] + ([_WARP] if dealt is not None else [])
     return DirectConsts(
         acc=am.acc.name, lanes=lanes, total=total, is_wide=total >= 2**31, digits=tuple(OutputDigit(e, *magic(e)) for e in digits),
@@ -214,8 +215,8 @@ def _consts(am: AffineMatmul, lanes: int) -> DirectConsts:
         scalars=am.epilogue.scalars if am.epilogue is not None else (), bounds=tuple(bounds), epilogue=am.epilogue, compute=_compute(am),
         up=walk_rows(am.up, False), scales=(walk_rows(am.scale_a, True), walk_rows(am.scale_b, False)),
         aux=walk_target(am.aux) if am.aux is not None else None, ragged=None if is_empty else RaggedConsts.of(am),
-        group_digit=next((i for i, (space, *_) in enumerate(spaces) if am.ragged is not None and space == {"m": "m", "k": "b"}[am.ragged.side]),
-                         -1), group_bytes=am.ragged.b_stride * size_b if am.ragged is not None else 0)
+        group_digit=next((i for i, (space, *_) in enumerate(spaces) if space == group_space), -1),
+        group_bytes=am.ragged.b_stride * size_b if am.ragged is not None else 0)
 
 
 def _compute(am: AffineMatmul) -> str:

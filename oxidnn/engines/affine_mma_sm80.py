@@ -176,7 +176,7 @@ def _plan(am: AffineMatmul, config: EngineConfig, capability: tuple[int, int]) -
     epilogue = tiling.plan_epilogue(d, am, tile_m, tile_n, threads, wide, grid.splits > 1)
     rows_m, rows_n = (tile_m // cluster, tile_n) if inner == "n" else (tile_m, tile_n // cluster)
     share = tiling.plan_epilogue(d, am, rows_m, rows_n, threads, wide, grid.splits > 1)
-    flips = inner == "n" and share.vec == 8
+    flips = inner == "n" and share.vec == 8 and am.up is None
     epilogue, share = replace(epilogue, flips=flips), replace(share, flips=flips)
     kind, kind_b = _kind(am.a, am.math), _kind(am.b, am.math)
     lines = 2 if kind == "bf16x3" else 1
@@ -221,6 +221,8 @@ class MmaSm80Matmul:
     name = "mma_sm80"
     is_deterministic = True
     takes_ragged = True
+    takes_gates = True
+    takes_aux = True
 
     def check(self, am: AffineMatmul, device: DeviceInfo) -> Support:
         """Both operands f16, both bf16, both f32 with any math but "ieee", 8-bit floats (sm_89) or 8-bit integers that lie along k in
@@ -330,7 +332,7 @@ def _candidates(am: AffineMatmul, device: DeviceInfo) -> Iterator[tuple[EngineCo
         staging = tile_m * tile_n * 4 + 32 * max(tile_m, tile_n)
         if max(stages * (tile_m + tile_n) * k_bytes, staging) > device.smem_per_cta:
             continue
-        if (tile_m >= 2 * am.m.size and tile_m > 64) or (tile_n >= 2 * am.n.size and tile_n > 32):
+        if (tile_m >= 2 * am.m.size and tile_m > 64) or (tile_n >= 2 * tiling.columns_of(am) and tile_n > 32):
             continue  # more than half of the tile would be empty
         knobs = {"tile_m": tile_m, "tile_n": tile_n, "tile_k": tile[2], "warps_m": warps_m, "warps_n": warps_n, "stages": stages,
                  "sync": sync}
@@ -339,7 +341,7 @@ def _candidates(am: AffineMatmul, device: DeviceInfo) -> Iterator[tuple[EngineCo
         # Sums of integers are not split: the sum of parts is of floats.
         for split_k in tiling.split_choices(am, tile, 32 * warps_m * warps_n, device) if am.acc is F32 else (1,):
             yield EngineConfig.of(**knobs, split_k=split_k), fits
-    if device.is_emulated or not device.at_least(9) or am.acc is not F32 or am.ragged is not None:
+    if device.is_emulated or not device.at_least(9) or am.acc is not F32 or am.ragged is not None or am.up is not None:
         return
     for tile_m, tile_n, k_bytes, warps_m, warps_n, stages, sync in CLUSTER_SHAPES:
         tile = (tile_m, tile_n, k_bytes // size)

@@ -68,7 +68,8 @@ def _plan(am: AffineMatmul, config: EngineConfig, has_cp_async: bool) -> tuple[S
     consts = SimtConsts(
         tile_m, tile_n, tile_k, config["stages"], offset, loaders[0], loaders[1], epilogue, has_slices=grid.slices > 1,
         is_split=grid.splits > 1, has_n_tiles=grid.n_tiles > 1, ragged=tiling.RaggedConsts.of(am),
-        threads_m=threads_m, threads_n=threads_n, reg_m=reg_m, reg_n=reg_n, compute=am.acc.ptx, k_vec=k_vec, width_a=min(reg_m, k_vec), width_b=min(reg_n, k_vec))
+        threads_m=threads_m, threads_n=threads_n, reg_m=reg_m, reg_n=reg_n, compute=am.acc.ptx, k_vec=k_vec,
+        width_a=min(reg_m, k_vec), width_b=min(reg_n, k_vec))
     return consts, d, grid
 
 
@@ -78,6 +79,8 @@ class SimtMatmul:
     name = "simt"
     is_deterministic = True
     takes_ragged = True
+    takes_gates = True
+    takes_aux = True
 
     def check(self, am: AffineMatmul, device: DeviceInfo) -> Support:
         """f32 or f64 operands with an accumulator of their type; D and epilogue operands of any float type."""
@@ -94,6 +97,8 @@ class SimtMatmul:
             # A short ring where shared memory is filled by few large tiles, and where nothing is hidden by a longer one.
             stages = 2 if reg_m == 8 or device.is_emulated else 3
             tile = (threads_m * reg_m, threads_n * reg_n, tile_k)
+            if am.up is not None and tile[1] % (2 * tiling.GATE_COLUMNS):
+                continue  # a tile of one sum alone
             for split_k in tiling.split_choices(am, tile, threads_m * threads_n, device):
                 yield EngineConfig.of(threads_m=threads_m, threads_n=threads_n, reg_m=reg_m, reg_n=reg_n, tile_k=tile_k, stages=stages,
                                       split_k=split_k)

@@ -177,6 +177,7 @@ class SkinnyMmaMatmul:
 
     name = "skinny_mma"
     is_deterministic = True
+    takes_aux = True
 
     def check(self, am: AffineMatmul, device: DeviceInfo) -> Support:
         """Both operands f16 or both bf16; the shorter side at most 64; 16-byte vectors along k of the narrow operand, along either

@@ -138,6 +138,7 @@ class SkinnyWgmmaMatmul:
 
     name = "skinny_wgmma"
     is_deterministic = True
+    takes_aux = True
 
     def check(self, am: AffineMatmul, device: DeviceInfo) -> Support:
         """sm_90a; both operands f16 or both bf16; the shorter side at most 128 and along k; operands that tensor maps can fetch."""

@@ -56,7 +56,7 @@ def merge(extents: Sequence[int], weights: Sequence[Sequence[int]]) -> tuple[tup
 @dataclass(frozen=True, slots=True)
 class Operand:
     """A or B on merged digits: `rows` is m for A and n for B; k and batch digits are common to both. ragged: "row" | "k", along which
-    tiles begin anywhere; group_stride: from the elements of a group to those of the next, of `groups`."""
+    tiles begin anywhere; group_stride: from the elements of a group to those of the next, of `groups`; is_gated: gated_columns."""
 
     source: Source
     rows: tuple[int, ...]
@@ -67,12 +67,13 @@ class Operand:
     ragged: str = ""
     group_stride: int = 0
     groups: int = 0
+    is_gated: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Digits:
-    """An AffineMatmul on merged digits: the operands' spaces, and those of D and the epilogue operands (`targets`, D first).
-    is_ragged: tiles begin anywhere along m."""
+    """An AffineMatmul on merged digits: the operands' spaces, and those of D and the epilogue operands (`targets`, D first, a second
+    output last). is_ragged: tiles begin anywhere along m."""
 
     k: tuple[int, ...]
     batch: tuple[int, ...]
@@ -85,7 +86,7 @@ class Digits:
 
 
 def merged_digits(am: AffineMatmul) -> Digits:
-    all_targets = (am.d, *am.operands)
+    all_targets = (am.d, *am.operands, *((am.aux,) if am.aux is not None else ()))
     # A bound no coordinate can leave costs nothing.
     a_bounds = tuple(b for b in am.a.bounds if not _always_inside(b, am.m.extents, am.k.extents))
     b_bounds = tuple(b for b in am.b.bounds if not _always_inside(b, am.n.extents, am.k.extents))
@@ -100,14 +101,32 @@ def merged_digits(am: AffineMatmul) -> Digits:
         side = am.ragged.side if am.ragged is not None else ""
         ragged = "k" if side == "k" else "row" if side == "m" and not index else ""
         groups = (am.ragged.b_stride, am.ragged.count) if am.ragged is not None and index else (0, 0)
-        return Operand(source, extents, weights[0], k_weights[index], batch_weights[index], merged, ragged, *groups)
+        return Operand(source, extents, weights[0], k_weights[index], batch_weights[index], merged, ragged, *groups,
+                       am.up is not None and index == 1)
 
-    operand_a, operand_b = operand(am.a, am.m, a_bounds, 0), operand(am.b, am.n, b_bounds, 1)
+    b, columns = (am.b, am.n) if am.up is None else gated_columns(am)
+    operand_a, operand_b = operand(am.a, am.m, a_bounds, 0), operand(b, columns, b_bounds, 1)
     out_m, m_weights = merge(am.m.extents, [t.m_strides for t in all_targets])
     out_n, n_weights = merge(am.n.extents, [t.n_strides for t in all_targets])
     targets = tuple(replace(t, m_strides=m, n_strides=n, batch_strides=b)
                     for t, m, n, b in zip(all_targets, m_weights, n_weights, batch_weights[2:], strict=True))
     return Digits(k, batch, operand_a, operand_b, out_m, out_n, targets, am.ragged is not None and am.ragged.side == "m")
+
+
+GATE_COLUMNS = 8  # columns of a gate side by side, then those they gate
+
+
+def gated_columns(am: AffineMatmul) -> tuple[Source, IndexSpace]:
+    """B with the columns of both sums of a gate in turn, 8 by 8: so a tile has both, and the epilogue of one finds the other near it."""
+    assert am.up is not None
+    (step,) = am.b.row_strides
+    digits = (am.n.size // GATE_COLUMNS, 2, GATE_COLUMNS)
+    return replace(am.b, row_strides=(GATE_COLUMNS * step, am.up.base - am.b.base, step)), IndexSpace(digits)
+
+
+def columns_of(am: AffineMatmul) -> int:
+    """Columns that are summed: two for each of D's with a gate."""
+    return am.n.size * (2 if am.up is not None else 1)
 
 
 def _padded(strides: tuple[int, ...], space: IndexSpace) -> tuple[int, ...]:
@@ -318,6 +337,8 @@ class EpilogueConsts:
     scalars: tuple[str, ...]
     wide: bool
     acc: str  # PTX type of the staged accumulators, where it is another than `compute`: s32
+    has_aux: bool = False  # the last target is a second output
+    is_gated: bool = False  # a line holds both sums, 8 by 8: tile_inner counts D's columns, half of them
     # The 16-byte pieces 2i and 2i + 1 of a line change places where i / 4 is odd: a warp then reads 32 bytes a lane without conflicts.
     flips: bool = False
 
@@ -328,6 +349,11 @@ class EpilogueConsts:
     @property
     def outer(self) -> str:
         return "m" if self.inner == "n" else "n"
+
+    @property
+    def operands(self) -> tuple[TargetConsts, ...]:
+        """What the expression reads."""
+        return self.targets[1:-1] if self.has_aux else self.targets[1:]
 
 
 def target_vector(t: Target, d: Digits, inner: str) -> int:
@@ -351,8 +377,12 @@ def inner_direction(d: Digits) -> str:
 
 def plan_epilogue(d: Digits, am: AffineMatmul, tile_m: int, tile_n: int, threads: int, wide: bool, is_split: bool) -> EpilogueConsts:
     """The epilogue of a tile; of a split sum, the one that writes raw partial sums to the workspace."""
-    inner = inner_direction(d)
+    is_gated = am.up is not None
+    inner = "n" if is_gated else inner_direction(d)
     tile_inner, tile_outer = (tile_n, tile_m) if inner == "n" else (tile_m, tile_n)
+    line = tile_inner
+    if is_gated:
+        tile_inner, tile_n = tile_inner // 2, tile_n // 2
     acc_size = am.acc.num_bytes
     vec = 16 // acc_size if is_split else target_vector(d.targets[0], d, inner)
     vec = min(vec, 8, max(1, tile_m * tile_n // threads))
@@ -363,7 +393,7 @@ def plan_epilogue(d: Digits, am: AffineMatmul, tile_m: int, tile_n: int, threads
         inner_threads = min(threads, tile_inner // vec)
         outer_step = threads // inner_threads
     # Word addresses of a warp's fragments must spread over the 32 banks: along n pairs at pitch 8 modulo 32, along m single words at 4.
-    pitch = tile_inner + (8 if inner == "n" else 4)
+    pitch = line + (8 if inner == "n" else 4)
     if is_split:
         targets: tuple[TargetConsts, ...] = (TargetConsts("d", "d", am.acc.name, acc_size, "vector"),)
     else:
@@ -373,7 +403,8 @@ def plan_epilogue(d: Digits, am: AffineMatmul, tile_m: int, tile_n: int, threads
     m_digits, n_digits = (1, 1) if is_split else (len(d.out_m), len(d.out_n))
     return EpilogueConsts(inner, tile_outer, tile_inner, pitch, vec, inner_threads, outer_step, unroll, m_digits, n_digits,
                           1 if is_split else len(d.batch), am.acc.ptx if is_split else epilogue_type(am), acc_size, targets,
-                          None if is_split else am.epilogue, () if is_split else _scalars(am), wide, am.acc.ptx)
+                          None if is_split else am.epilogue, () if is_split else _scalars(am), wide, am.acc.ptx,
+                          am.aux is not None and not is_split, is_gated)
 
 
 def epilogue_type(am: AffineMatmul) -> str:
@@ -519,7 +550,7 @@ def _target_arguments(t: Arguments, am: AffineMatmul, d: Digits, epilogue: Epilo
     t.space("out_n", d.out_n)
     for consts, target in zip(epilogue.targets, d.targets, strict=True):
         p = consts.prefix
-        t.add(f"ptr_{p}", "u64", TensorArg(target.name, target.base * target.dtype.num_bytes))
+        t.add(f"ptr_{p}", "u64", TensorArg(target.tensor or target.name, target.base * target.dtype.num_bytes))
         t.weights(f"{p}_m", target.m_strides)
         t.weights(f"{p}_n", target.n_strides)
         t.weights(f"{p}_b", target.batch_strides)
@@ -594,7 +625,7 @@ def plan_grid(am: AffineMatmul, tile: tuple[int, int, int], split_k: int, inner:
         k_size = -(-k_size // max(1, am.ragged.count)) + tile_k // 2
     k_tiles = max(1, -(-k_size // tile_k))
     per_split = -(-k_tiles // min(split_k, k_tiles))
-    m_tiles, n_tiles = -(-am.m.size // tile_m), -(-am.n.size // tile_n)
+    m_tiles, n_tiles = -(-am.m.size // tile_m), -(-columns_of(am) // tile_n)
     if am.ragged is not None and am.ragged.side == "m":
         m_tiles = ragged_tiles(am.m.size, am.ragged, tile_m)
     sizes = {"m": am.m.size, "n": am.n.size}
@@ -610,7 +641,7 @@ EMULATED_BATCH = 16384  # threads the emulator advances together; below, an inst
 def split_choices(am: AffineMatmul, tile: tuple[int, int, int], threads: int, device: DeviceInfo) -> tuple[int, ...]:
     """1 and, where the tiles do not fill the device, numbers of k splits that bring one to four CTAs per SM (emulated: a full batch)."""
     whole = plan_grid(am, tile, 1)
-    if whole.ctas == 0 or am.ragged is not None:
+    if whole.ctas == 0 or am.ragged is not None or am.up is not None:
         return (1,)
     wanted = [EMULATED_BATCH // threads] if device.is_emulated else [waves * device.num_sms for waves in (1, 2, 3, 4)]
     choices = {1}
@@ -695,8 +726,8 @@ def reduce_step(op: str, am: AffineMatmul, d: Digits, grid: Grid, tile_epilogue:
     per_sharer = -(-grid.splits // sharers)
     targets = tuple(_target_consts(i, t, d, inner, vec) for i, t in enumerate(d.targets))
     epilogue = replace(tile_epilogue, vec=vec, m_digits=len(d.out_m), n_digits=len(d.out_n), batch_digits=len(d.batch), targets=targets,
-                       expression=am.epilogue, scalars=_scalars(am), tile_outer=0, tile_inner=0, pitch=0, inner_threads=0,
-                       outer_step=0, unroll=1)
+                       expression=am.epilogue, scalars=_scalars(am), has_aux=am.aux is not None,
+                       tile_outer=0, tile_inner=0, pitch=0, inner_threads=0, outer_step=0, unroll=1)
     t = Arguments(wide)
     chunks = -(-{"m": am.m.size, "n": am.n.size}[inner] // vec)
     total = chunks * grid.outer_size * grid.batch
@@ -720,7 +751,9 @@ def reduce_step(op: str, am: AffineMatmul, d: Digits, grid: Grid, tile_epilogue:
 
 def check_common(am: AffineMatmul, device: DeviceInfo) -> Support:
     """What every tiled kernel needs: float types outside (sums of integers may stay s32), linear indices and CTA counts below 2^31."""
-    for target in (am.d, *am.operands):
+    if am.up is not None and (len(am.n.extents) != 1 or am.n.size % GATE_COLUMNS or am.up.row_strides != am.b.row_strides):
+        return refuse(f"a gate of {am.n.size} columns; multiples of {GATE_COLUMNS} are supported")
+    for target in (am.d, *am.operands, *((am.aux,) if am.aux is not None else ())):
         if target.dtype not in (F64, F32, F16, BF16) and not (target is am.d and target.dtype is S32 and epilogue_type(am) == "s32"):
             return refuse(f"{target.name} is {target.dtype}; f64, f32, f16 and bf16 are supported")
     for name, space in (("m", am.m), ("n", am.n), ("k", am.k), ("batch", am.batch)):

@@ -322,14 +322,16 @@ def _tiled(x: Operand, d: Digits, walk: Walk, tile_rows: int, major: str) -> Box
         return "its innermost k stride is negative"
     last_row = Sum(0, ((f"row_digit{len(x.rows) - 1}", 1),))
     if major == "k":
-        if len(x.rows) > 1:
+        # Tiles hold all digits of a gate's columns but the first.
+        if len(x.rows) > 1 and (not x.is_gated or tile_rows % prod(x.rows[1:])):
             return "its rows do not collapse to one digit"
         if tile_rows > MAX_BOX:
             return f"{tile_rows} rows exceed a box"
-        if x.row_strides[0] <= 0 < x.rows[0] - 1:
-            return f"its row stride {x.row_strides[0]} is not positive"
         build.add(k_inner[0], 1, tile_k, k_inner[2])
-        build.add(x.rows[0], x.row_strides[0], tile_rows, last_row)
+        for i in range(len(x.rows) - 1, -1, -1):
+            if x.row_strides[i] <= 0 < x.rows[i] - 1:
+                return f"its row stride {x.row_strides[i]} is not positive"
+            build.add(x.rows[i], x.row_strides[i], x.rows[i] if i else tile_rows // prod(x.rows[1:]), Sum(0, ((f"row_digit{i}", 1),)))
     else:
         if len(x.rows) > 1 and x.rows[-1] % CHUNK_ROWS:
             return f"its innermost row extent {x.rows[-1]} is no multiple of {CHUNK_ROWS}"

@@ -17,7 +17,8 @@ def turned(am: AffineMatmul) -> AffineMatmul:
     def flip(t: Target) -> Target:
         return replace(t, m_strides=t.n_strides, n_strides=t.m_strides)
 
-    return replace(am, m=am.n, n=am.m, a=am.b, b=am.a, d=flip(am.d), operands=tuple(flip(t) for t in am.operands))
+    return replace(am, m=am.n, n=am.m, a=am.b, b=am.a, d=flip(am.d), operands=tuple(flip(t) for t in am.operands),
+                   aux=flip(am.aux) if am.aux is not None else None)
 
 
 class TurnedMatmul:

@@ -277,7 +277,7 @@ def plan_epilogue(d: tiling.Digits, am: AffineMatmul, wide: bool, is_split: bool
     is_light = len(am.operands) < 2 and not any(any(t.m_strides) for t in am.operands)
     vec = min(epilogue.vec, 4 if is_light else 2) if spare_registers < 96 else epilogue.vec
     targets = epilogue.targets if is_split else tuple(tiling._target_consts(i, t, d, epilogue.inner, vec) for i, t in enumerate(d.targets))
-    inner_threads = PANEL // vec
+    inner_threads = epilogue.tile_inner // vec
     return replace(epilogue, pitch=PANEL_PITCH, vec=vec, inner_threads=inner_threads, outer_step=128 // inner_threads, unroll=1,
                    targets=targets)
 
@@ -496,7 +496,7 @@ def _plan(am: AffineMatmul | MatmulGroup, config: EngineConfig) -> _Plan | str:
     if len(epilogues) > 1:
         return "its parts are written in different ways"
     epilogue = epilogues.pop()
-    stored = [None if is_split or epilogue_lines(part) * accumulators > MAX_DIRECT_LINES
+    stored = [None if is_split or not part.has_one_result or epilogue_lines(part) * accumulators > MAX_DIRECT_LINES
               else stored_map(part, d, halo is not None)
               for part, d in zip(parts, digits, strict=True)]
     if len({(x.batch_digits, x.has_positions) if x else None for x in stored}) > 1:
@@ -504,7 +504,7 @@ def _plan(am: AffineMatmul | MatmulGroup, config: EngineConfig) -> _Plan | str:
     if accumulators > 64 and not is_split and len(parts) > 1 and parts[0].operands:
         return "the numbers of a group and an epilogue's operands leave too few registers beside 96 accumulators a thread"
     if spare_registers < 64 and not is_split and any(t.dtype is F64 or x is None for part, x in zip(parts, stored, strict=True)
-                                                     for t in part.operands):
+                                                     for t in (*part.operands, *((part.aux,) if part.aux is not None else ()))):
         return "a staged epilogue, or one with f64, leaves too few registers beside the accumulators of this tile"
     if halo is not None and stored[0] is None:
         return "blocks of positions are stored by tensor copies of 16-bit panels only"
@@ -668,6 +668,8 @@ class WgmmaSm90Matmul:
     takes_groups = True
     takes_scales = True
     takes_ragged = True
+    takes_gates = True
+    takes_aux = True
 
     def check(self, am: AffineMatmul | MatmulGroup, device: DeviceInfo) -> Support:
         """sm_90a; operand pairs as of mma_sm80; operands that tensor maps can fetch (affine_tma.plan_boxes); D of any float type.
@@ -715,13 +717,14 @@ class WgmmaSm90Matmul:
         area = c.tile_m * c.tile_n
         multiply_clocks = area * 2 * 64 / 4096 * (1.6 if c.tile_n <= 64 and c.halo is None else 1.0) * (1.08 if c.promotes else 1.0)
         rows_bytes = min(c.tile_m, first.m.size) * SPAN_BYTES if c.halo is None else c.halo.slot_bytes / c.halo.taps
-        load_clocks = (rows_bytes + c.tile_n * SPAN_BYTES) / 66
+        is_grouped = first.ragged is not None and first.ragged.side == "m"
+        # Tiles of several groups share less in L2 (256 experts, 64k rows: 128x128 took up to twice the time of 128x256).
+        load_clocks = (rows_bytes + c.tile_n * SPAN_BYTES) / (50 if is_grouped else 66)
         epilogue_clocks = (240 + area / 29) * (0.9 if c.is_ping_pong else 1.0)
         # Tiles of members come in turn, so only their sum is rounded up: to tiles of the last, lightest member.
         clocks = [m.grid.k_tiles_per_split * max(multiply_clocks, load_clocks, 240) + epilogue_clocks for m in plan.members]
         work = sum(m.grid.ctas * c.gathers * t for m, t in zip(plan.members, clocks, strict=True))
         compute_us = -(-work // (device.num_sms * clocks[-1])) * clocks[-1] / 1620
-        is_grouped = first.ragged is not None and first.ragged.side == "m"
         used = min(1.0, first.m.size / first.batch.size) if is_grouped else 1  # groups that may have rows
         elements = sum((1 if is_grouped else m.am.batch.size) * m.am.m.size * m.am.n.size for m in plan.members)
         # Boxes of 128 bytes part the lines of rows that are no multiple of that: what is read comes slower, and short rows are written so.
@@ -823,7 +826,7 @@ def _candidates(am: AffineMatmul | MatmulGroup, device: DeviceInfo) -> Iterator[
             yield config
         splits = set()
         # Partial sums are added as floats.
-        may_split = len(parts) == 1 and parts[0].ragged is None and loader == "boxes" and parts[0].acc.is_float
+        may_split = len(parts) == 1 and parts[0].ragged is None and parts[0].up is None and loader == "boxes" and parts[0].acc.is_float
         for waves in (1, 2, 3) if may_split and (schedule == "coop" or is_low) else ():
             split = min(waves * device.num_sms // whole.ctas, whole.k_tiles // 4)
             if split > 1:

@@ -500,11 +500,10 @@ class MatmulEngine(Engine):
         if not problem.is_empty and all(algorithm is not self.algorithm for _, algorithm in split):
             return refuse("there are no products to sum: the direct engine writes the epilogue of 0")
         for am, algorithm in split:
-            takes_scales = getattr(algorithm, "takes_scales", False) and isinstance(am, AffineMatmul) and am.up is None and am.aux is None
-            if algorithm is not DIRECT and isinstance(am, AffineMatmul) and not (am.is_plain or takes_scales):
-                return refuse("block scales, gates and second outputs are for the direct engine")
-            if isinstance(am, AffineMatmul) and am.ragged is not None and not getattr(algorithm, "takes_ragged", False):
-                return refuse("groups of rows or terms are for other engines")
+            if algorithm is not DIRECT and isinstance(am, AffineMatmul):
+                foreign = [words for attribute, words in am.extras.items() if not getattr(algorithm, attribute, False)]
+                if foreign:
+                    return refuse(f"{algorithm.name} takes no {' and no '.join(foreign)}")
             support = algorithm.check(am, device)
             if not support:
                 return support

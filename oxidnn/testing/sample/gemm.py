@@ -127,4 +127,7 @@ CASES = {"gemm": (
     "gemm a=bf16[9,40] b=bf16[40,14] gate=silu bias=f32[14]",
     "gemm a=s8[3,9,40] b=s8[3,40,14] gate=identity scale_a=f32[1] scale_b=f32[3,1,14] alpha=0.5",
     "gemm a=f16[9,40] b=f16[40,14] bias=f32[14] epilogue='relu(t := acc + bias), t' aux=f32[9,14]",
+    "gemm a=bf16[9,40] b=bf16[48,40] transpose_b=True gate=gelu bias=f32[48] d=f32[9,24](1,9)",
+    "gemm a=f32[33,300] b=f32[300,80] gate=sigmoid alpha=-1.0",
+    "gemm a=f32[33,300] b=f32[300,24] epilogue='gelu(t := acc), t' d=f16[33,24] aux=f32[33,24](1,40)",
 )}
