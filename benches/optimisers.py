@@ -1,6 +1,6 @@
 """Optimiser steps over the parameters of ResNet-50 against torch's foreach and fused forms: verified against torch, then timed interleaved.
 
-    python benches/optimisers.py [--repeats 20] [--quick]
+    python benches/optimisers.py [--repeats 20] [--quick] [--json out.json]
 
 Needs a CUDA device and torch. A row a case: GPU microseconds of a step (events around it, the queue filled ahead), TB/s by the bytes that
 must move, host microseconds of a warm call, and the same of torch: its foreach and its fused optimiser. The lists exceed L2.
@@ -9,6 +9,7 @@ must move, host microseconds of a warm call, and the same of torch: its foreach 
 from __future__ import annotations
 
 import argparse
+import json
 import statistics
 import sys
 import time
@@ -70,6 +71,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--repeats", type=int, default=20)
     parser.add_argument("--quick", action="store_true", help="Adam and the norm in f32 only")
+    parser.add_argument("--json", default="")
     options = parser.parse_args()
     h, shapes = oxidnn.DnnHandle(), resnet50_shapes()
     count = sum(torch.Size(s).numel() for s in shapes)
@@ -141,16 +143,23 @@ def main() -> None:
         rows.append(("unscale_grads f32", 8, lambda: h.unscale_grads(grads, scale, found),
                      {"foreach": lambda: torch._amp_foreach_non_finite_check_and_unscale_(other, found, scale)}))
     print(f"{'case':24} {'us':>8} {'TB/s':>6} {'host us':>8}   torch: us (x of ours), host us")
+    results: list[dict[str, Any]] = []
     for name, bytes_each, run, others in rows:
         for call in (run, *others.values()):
             for _ in range(3):
                 call()
         ours = gpu_us(run, options.repeats)
-        line = f"{name:24} {ours:8.1f} {bytes_each * count / ours * 1e-6:6.2f} {host_us(run, options.repeats):8.1f}  "
+        result: dict[str, Any] = {"case": name, "bytes": bytes_each * count, "us": ours, "host_us": host_us(run, options.repeats)}
+        line = f"{name:24} {ours:8.1f} {bytes_each * count / ours * 1e-6:6.2f} {result['host_us']:8.1f}  "
         for label, call in others.items():
-            us = gpu_us(call, options.repeats)
-            line += f" {label} {us:.1f} ({us / ours:.2f}x), {host_us(call, options.repeats):.1f};"
+            us, host = gpu_us(call, options.repeats), host_us(call, options.repeats)
+            result |= {f"{label}_us": us, f"{label}_host_us": host}
+            line += f" {label} {us:.1f} ({us / ours:.2f}x), {host:.1f};"
         print(line, flush=True)
+        results.append(result)
+    if options.json:
+        record = {"stamp": stamp(), "tensors": len(shapes), "elements": count, "results": results}
+        Path(options.json).write_text(json.dumps(record, indent=1))
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ from ..dtypes import F32, F64
 from ..errors import expected
 from ..tensor import TensorDesc
 from .base import OpDef, Operand, Policy, Problem, Scalar
-from .checks import canonical, check_bool, check_dtype, check_expression, check_number, check_output, check_shape
+from .checks import canonical, check_bool, check_dtype, check_expression, check_number, check_shape
 from .pointwise import like
 
 MAX_LISTS = 8  # that an expression reads
@@ -353,7 +353,7 @@ def _problem(op: str, listed: Mapping[str, Mapping[int, TensorDesc]], shared: Ma
             name = f"{role}_{i}"
             model = models[role][i]
             desc = left.pop(name) if name in left else canonical(like(model, model.dtype))
-            check_output(op, name, desc, listed[read[0]][i].shape, {name: desc})
+            _check_target(op, name, desc, listed[read[0]][i].shape)
             operands.append(Operand(name, desc, True))
     for name in ("norm", "new_found_inf"):
         if name in formula.results:
@@ -367,6 +367,14 @@ def _problem(op: str, listed: Mapping[str, Mapping[int, TensorDesc]], shared: Ma
     return ForeachProblem(op, tuple(operands), attrs, tuple(Scalar(name, compute.name) for name in whole.scalars), policy=policy,
                           count=count, updates=updates, reduced=reduced, results=results, per_tensor=formula.per_tensor,
                           compute=compute.name)
+
+
+def _check_target(op: str, name: str, desc: TensorDesc, shape: tuple[int, ...]) -> None:
+    """The output has the shape asked for, a type we write, and no two elements in one place; extents may be of any size."""
+    check_shape(op, name, desc, shape, {name: desc})
+    check_dtype(op, name, desc, {name: desc})
+    if not desc.is_injective:
+        raise expected(op, f"strides of {name}", list(desc.strides), "an output whose elements do not overlap")
 
 
 def _make_rule(op: str, tensors: Mapping[str, TensorDesc], attrs: Mapping[str, Any], policy: Policy) -> ForeachProblem:
