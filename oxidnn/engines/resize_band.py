@@ -378,19 +378,27 @@ class BandEngine(Engine):
         return tuple(sorted(found, key=lambda c: self.estimate(problem, c, device))[:16])
 
     def estimate(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> float:
-        """Microseconds: the launches, and the slower of the bytes and of what the threads execute."""
+        """Microseconds: the launches, the bytes, and the slower of what is executed and what L1 delivers. Fitted to an H100."""
         assert isinstance(problem, ResizeProblem)
-        target = problem.outputs[0].desc
-        loops = _loops(problem, config)
-        blocks = prod(_ceil(_axis_count(problem, loop.axis), loop.block) for loop in loops)
-        threads = target.shape[0] * (target.shape[1] // config["vec"]) * blocks
-        sums = loops[0].block * loops[-1].block * config["vec"] * (2 if _compute(problem) == "f64" else 1)
-        instructions = 80 + _instructions(loops, config["vec"]) + loops[0].block * loops[-1].block * (6 + 0.5 * config["vec"])
-        # warps under way hide latencies; a turn of a loop waits for its loads
-        warps = min(48, 2048 // (40 + sums), max(threads, 1) / (32 * device.num_sms))
-        rate = device.num_sms * 128 * 1.75e3 * (0.35 + 0.012 * warps) * (0.65 if any(loop.round for loop in loops) else 1)
-        launches = 2.0 + 2.0 * any(loop.places == "table" for loop in loops)
-        return launches + float(np.hypot(problem.num_bytes / (device.bandwidth_gbs * 1e3 * 0.85), threads * instructions / rate))
+        source, target, vector = problem.inputs[0].desc, problem.outputs[0].desc, config["vec"]
+        loops, size = _loops(problem, config), problem.outputs[0].desc.dtype.num_bytes
+        rows, across = loops[0].block, loops[-1].block
+        threads = target.shape[0] * (target.shape[1] // vector) * prod(_ceil(_axis_count(problem, loop.axis), loop.block) for loop in loops)
+        warps = min(48, 4 * (512 // max(32, 30 + int(0.8 * _live_words(loops, vector, size)))), max(threads, 1) / (32 * device.num_sms))
+        # lines of 128 bytes that a warp's accesses touch: neighbours take packs of channels, or else blocks
+        count, taps = _count(_axis(problem, loops[-1].axis), problem.is_backward)
+        is_dense = source.strides[1] == 1 and source.shape[1] > 1
+        stores = rows if not is_dense else rows * across
+        step, width = (vector, vector) if is_dense else (across * taps / count, across)
+        lines = prod(loop.span for loop in loops) * min(32.0, max(1.0, step * size / 4)) + stores * max(1.0, width * size / 4)
+        instructions = 60 + _instructions(loops, vector) + 4 * stores + rows * across * vector / 2
+        clock = device.num_sms * 1.75e3  # clocks of all SMs in a microsecond
+        executed = threads * instructions / (clock * 128 * min(1.0, 0.6 + 0.015 * warps))
+        # a turn of a loop waits for its loads
+        executed *= (1.3 if any(loop.round for loop in loops[:-1]) else 1) * (4 if loops[-1].round else 1)
+        moved = problem.num_bytes / (device.bandwidth_gbs * 1e3 * 0.8) * (1 + 2 / max(warps, 1))
+        return 1.0 + 1.5 * any(loop.places == "table" for loop in loops) + float(
+            (moved**3 + max(executed, 3 * threads / 32 * lines / clock) ** 3) ** (1 / 3))
 
     def _scratch(self, problem: ResizeProblem, config: EngineConfig) -> tuple[dict[int, tuple[WorkspaceArg, WorkspaceArg]], int]:
         """Where each dimension's table of places and of weights lies, and the bytes of all."""
@@ -480,14 +488,9 @@ class BandEngine(Engine):
                              Arg(f"shift{a}", "u32", shift)]
             for name, loop in (("first", loops[0]), ("last", loops[-1])):
                 args += [Arg(f"outputs_{name}", "s32", counts[loop.axis]), Arg(f"stride_{name}", "s64", target_row[2 + loop.axis])]
-            loads = prod(loop.round or loop.span for loop in loops)
-            has_fences = loads >= 56 and size == 2 and any(loop.has_ends for loop in loops)
-            # words that are live at once: sums, places and weights, half of what is loaded and of the addresses
-            held = loops[-1].span + sum(loop.span * loop.block for loop in loops if loop.holds_weights)
-            loaded = loads * (1 + max(1, vector * size // 4)) // (4 if has_fences else 2)
-            live = (loops[0].block + 1) * across * vector + loaded + held
+            live = _live_words(loops, vector, size)
             ctas = 2 if size == 8 or live > 140 else 3 if live > 85 else 4
-            consts = BandConsts(source.dtype.name, _compute(problem), loops, digits.consts(wide), vector, packs, has_fences)
+            consts = BandConsts(source.dtype.name, _compute(problem), loops, digits.consts(wide), vector, packs, _has_fences(loops, size))
             threads = 128
             steps.append(Step.of("resize/band", problem.op, Target.for_arch(device.arch), threads, args, consts,
                                  _ceil(digits.size, threads), min_ctas_per_sm=ctas,
@@ -547,6 +550,21 @@ def _instructions(loops: tuple[LoopConsts, ...], vector: int) -> float:
         total = used * (body + (0 if loop.holds_places else 3) + (2 if loop.has_weights and not loop.holds_weights else 0))
         total += readers * width if d in (0, len(loops) - 1) else 0
     return total
+
+
+def _unrolled_loads(loops: tuple[LoopConsts, ...]) -> int:
+    return prod(loop.round or loop.span for loop in loops)
+
+
+def _has_fences(loops: tuple[LoopConsts, ...], size: int) -> bool:
+    return size == 2 and _unrolled_loads(loops) >= 56 and any(loop.has_ends for loop in loops)
+
+
+def _live_words(loops: tuple[LoopConsts, ...], vector: int, size: int) -> int:
+    """What registers hold at once: sums, places and weights, half of what is loaded and of the addresses."""
+    held = loops[-1].span + sum(loop.span * loop.block for loop in loops if loop.holds_weights)
+    loaded = _unrolled_loads(loops) * (1 + max(1, vector * size // 4)) // (4 if _has_fences(loops, size) else 2)
+    return (loops[0].block + 1) * loops[-1].block * vector * (2 if size == 8 else 1) + loaded + held
 
 
 @lru_cache(maxsize=4096)
