@@ -74,6 +74,8 @@ class ListOps:
         """One step of torch.optim.Adagrad: the rate is lr / (1 + (step - 1) lr_decay)."""
         op = "adagrad_step"
         scalars = {"eps": _number(op, "eps", eps), "lr_decay": _number(op, "lr_decay", lr_decay)}
+        if lr_decay and _is_number(step) and not _is_number(lr):
+            raise expected(op, "step", repr(step), "an array too, where lr is one and lr_decay is not 0")
         if _is_number(step):
             divisor = 1.0 + (_at_least(op, "step", step, 1) - 1.0) * lr_decay
             step, lr = None, lr / divisor if lr_decay else lr
@@ -122,10 +124,13 @@ class ListOps:
                          {"new_grad": "grad"}, _norm_attrs(norm_type), scalars, stream)
 
     def unscale_grads(self, grads: Arrays, inv_scale: Any, found_inf: Any = None, *, stream: Any = None) -> Any:
-        """Multiplies all gradients by inv_scale (one element) and says whether any was infinite or NaN: one f32 element, 1 or 0.
-        found_inf: one element of an earlier call, set to 1 where any was, else left as it is; then nothing is returned."""
-        return run_lists(self._session, "unscale_grads", {"grad": grads}, {"inv_scale": inv_scale, "found_inf": found_inf},
-                         {"new_grad": "grad", "new_found_inf": "found_inf"}, (), {}, stream)
+        """Multiplies all gradients by inv_scale (a number or one element) and says whether any was infinite or NaN: one f32 element, 1 or
+        0. found_inf: one element of an earlier call, set to 1 where any was, else left as it is; then nothing is returned."""
+        is_number = _is_number(inv_scale)
+        scalars = {"inv_scale": _number("unscale_grads", "inv_scale", inv_scale)} if is_number else {}
+        shared = {"inv_scale": None if is_number else inv_scale, "found_inf": found_inf}
+        return run_lists(self._session, "unscale_grads", {"grad": grads}, shared, {"new_grad": "grad", "new_found_inf": "found_inf"}, (),
+                         scalars, stream)
 
     def foreach(self, expression: Any, lists: Mapping[str, Arrays], out: Arrays | tuple[Arrays, ...], *,
                 shared: Mapping[str, Any] | None = None, stream: Any = None, **scalars: float) -> None:

@@ -223,7 +223,7 @@ def _clip_grad_norm(g: Given) -> Formula:
 
 def _unscale_grads(g: Given) -> Formula:
     found = "maximum(found_inf, strange)" if "found_inf" in g.shared else "strange"
-    return Formula({"new_grad": "grad * inv_scale"}, {"strange": ("max", "where(isnan(grad) | isinf(grad), 1, 0)")},
+    return Formula({"new_grad": f"grad * {g.number('inv_scale')}"}, {"strange": ("max", "where(isnan(grad) | isinf(grad), 1, 0)")},
                    {"new_found_inf": found})
 
 
@@ -231,7 +231,7 @@ def _unscale_grads(g: Given) -> Formula:
 class Rule:
     """An op: its lists (those that must be there, those that may), shared operands, attributes with defaults, and formula.
 
-    state: lists whose type must be that of the arithmetic. needed: shared operands that must be there.
+    state: lists whose type must be that of the arithmetic.
     """
 
     write: Callable[[Given], Formula]
@@ -240,7 +240,6 @@ class Rule:
     shared: tuple[str, ...] = ()
     attrs: tuple[tuple[str, Any], ...] = ()
     state: tuple[str, ...] = ()
-    needed: tuple[str, ...] = ()
 
 
 _SCALING = ("grad_scale", "found_inf")
@@ -258,7 +257,7 @@ RULES: dict[str, Rule] = {
                       ("exp_avg", "exp_avg_sq")),
     "grad_norm": Rule(_grad_norm, ("grad",), attrs=(("norm_type", 2.0),)),
     "clip_grad_norm": Rule(_clip_grad_norm, ("grad",), shared=("max_norm",), attrs=(("norm_type", 2.0),)),
-    "unscale_grads": Rule(_unscale_grads, ("grad",), shared=("inv_scale", "found_inf"), needed=("inv_scale",)),
+    "unscale_grads": Rule(_unscale_grads, ("grad",), shared=("inv_scale", "found_inf")),
 }
 
 
@@ -386,9 +385,6 @@ def _make_rule(op: str, tensors: Mapping[str, TensorDesc], attrs: Mapping[str, A
     for role in rule.lists:
         if role not in listed and not (role == "param" and "master" in listed):
             raise expected(op, role, "missing", "a list of tensors")
-    for name in rule.needed:
-        if name not in shared:
-            raise expected(op, name, "missing", "an operand of one element")
     order = {role: listed[role] for role in (*rule.lists, *rule.optional) if role in listed}
     formula = rule.write(Given(op, order, shared, flags))
     models = {role: listed.get(role.removeprefix(WRITTEN), listed["grad"]) for role in formula.updates}

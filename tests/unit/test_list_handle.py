@@ -139,7 +139,7 @@ def test_unscaling_multiplies_and_remembers(h: oxidnn.DnnHandle) -> None:
     for got, want in zip(grads, before, strict=True):
         np.testing.assert_array_equal(got, want * np.float32(0.25))
     grads[0][4] = np.nan
-    h.unscale_grads(grads, np.float32([1.0]), found)
+    h.unscale_grads(grads, 1.0, found)
     assert found == 1
     grads[0][4] = 0
     h.unscale_grads(grads, np.float32([1.0]), found)
@@ -226,6 +226,9 @@ def test_what_is_refused_is_named_and_nothing_is_written(h: oxidnn.DnnHandle) ->
         ("momentum_buffers is missing", lambda: h.sgd_step(params, grads, lr=0.1, momentum=0.9)),
         ("nesterov", lambda: h.sgd_step(params, grads, lr=0.1, nesterov=True)), ("norm_type is 0", lambda: h.grad_norm(grads, 0)),
         ("type of exp_avg_0", lambda: h.lamb_step(params, grads, [s.astype(np.float16) for s in state[0]], state[1], step=1)),
+        ("step is 3", lambda: h.adagrad_step(params, grads, state[0], step=3, lr=np.float32([0.1]), lr_decay=0.1)),
+        ("inv_scale is 'x'", lambda: h.unscale_grads(grads, "x")), ("inv_scale is inf", lambda: h.unscale_grads(grads, np.inf)),
+        ("max_norm is None", lambda: h.clip_grad_norm(grads, None)), ("step is None", lambda: step(step=None)),
         ("out is 1 lists", lambda: h.foreach("a, a * 2", {"a": params}, (params,))),
         ("scalars", lambda: h.foreach("a * scalar(s)", {"a": params}, params)),
     ]

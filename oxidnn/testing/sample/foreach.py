@@ -71,7 +71,7 @@ def _draw(op: str, rng: np.random.Generator, size: str) -> Problem:
                 if role != "grad" or op in ("clip_grad_norm", "unscale_grads"):
                     tensors[f"{written}_{i}"] = _view(rng, kind, shape)
     for name in rule.shared:
-        if name in rule.needed or rng.random() < 0.4:
+        if rng.random() < 0.4:
             tensors[name] = _one(rng)
     return OPS[op].make(tensors, attrs, Policy())
 
@@ -120,13 +120,15 @@ def _log(rng: np.random.Generator, problem: Problem) -> float:
     return math.log(rng.uniform(0.8, 0.999))
 
 
-def _element(values: tuple[float, ...], name: str, rng: np.random.Generator, problem: Problem) -> np.ndarray:
-    return np.full(_shape(problem, name), rng.choice(values))
+def _element(values: tuple[float, ...], name: str, rng: np.random.Generator, problem: Problem) -> Any:
+    """One of the values: of an operand of one element, or of a number given with a call."""
+    value = float(rng.choice(values))
+    return np.full(_shape(problem, name), value) if problem.has(name) else value
 
 
 _RANGES = {"lr": (1e-3, 0.5), "eps": (1e-4, 1e-2), "weight_decay": (1e-3, 0.2), "rest1": (0.01, 0.3), "rest2": (0.001, 0.3),
            "beta1": (0.7, 0.99), "beta2": (0.8, 0.999), "alpha": (0.8, 0.99), "rest": (0.01, 0.2), "momentum": (0.5, 0.99),
-           "undamped": (0.5, 1.0), "bias1": (0.1, 1.0), "bias2": (0.01, 1.0), "max_norm": (0.1, 20.0), "lr_decay": (0.0, 0.1)}
+           "undamped": (0.5, 1.0), "bias1": (0.1, 1.0), "bias2": (0.01, 1.0), "lr_decay": (0.0, 0.1)}
 FILLS: dict[tuple[str, str], Fill] = {(op, name): partial(_number, *ends) for op in RULES for name, ends in _RANGES.items() if name != "lr"}
 FILLS |= {(op, name): _log for op in RULES for name in ("log_beta1", "log_beta2")}
 for _op in RULES:
@@ -138,7 +140,7 @@ for _op in RULES:
             FILLS[_op, f"grad_{_i}"] = partial(_overflowed, f"grad_{_i}")
     for _name, _values in (("step", (1.0, 2.0, 7.0, 100.0)), ("grad_scale", (1.0, 64.0, 0.3)), ("found_inf", (0.0, 1.0)),
                            ("inv_scale", (1.0, 0.25, 0.7)), ("max_norm", (0.5, 3.0, 1e4))):
-        FILLS[_op, _name] = partial(_element, _values, _name) if _name != "max_norm" else FILLS[_op, _name]
+        FILLS[_op, _name] = partial(_element, _values, _name)
 
 
 CASES: dict[str, tuple[str, ...]] = {
