@@ -23,6 +23,7 @@ _MAX_PACKS = 8  # of 16 bytes that a thread holds
 _CLUSTERS = (1, 2, 4, 8)
 _MAX_THREADS = 640
 _MAX_LANES = 64
+_LARGE = 30 << 20  # bytes from where on shared memory wins, which holds all in fewer waves
 _MAX_SHARED = 32  # packs of a thread in shared memory
 
 
@@ -99,12 +100,12 @@ class ChannelNormResident(ChannelNormEngine):
                         break
 
     def _shared_shapes(self, problem: ChannelNormProblem, vector: int, device: DeviceInfo) -> list[dict[str, int]]:
-        """The same for x in shared memory: few waves, then long runs of memory; two CTAs an SM, or one."""
+        """The same for x in shared memory, as measured: few waves, then long runs of memory, then many threads."""
         least = lcm(problem.width, vector)
         found = []
         for tiles in range(1, problem.channels // least + 1):
             lanes = tiles * least // vector
-            if problem.channels % (tiles * least) or lanes > _MAX_LANES:
+            if problem.channels % (tiles * least) or not min(10, problem.channels // vector) <= lanes <= _MAX_LANES:
                 continue
             for slots in (1 << i for i in range(10)):
                 if not 256 <= lanes * slots <= _MAX_THREADS or lanes * slots % 32:
@@ -119,7 +120,7 @@ class ChannelNormResident(ChannelNormEngine):
                         continue
                     clusters = device.num_sms * (10 if cluster > 4 else 11) // 11 * together // cluster
                     units = problem.batches * problem.channels // (lanes * vector)
-                    found.append((-(-units // clusters), -min(lanes, 16), -min(together, 2), cluster, -lanes * slots,
+                    found.append((-(-units // clusters), -min(lanes, 16), -lanes * slots, cluster,
                                   {"lanes": lanes, "slots": slots, "packs": packs, "cluster": cluster}))
         return [shape for *_, shape in sorted(found, key=lambda f: f[:-1])]
 
@@ -142,10 +143,10 @@ class ChannelNormResident(ChannelNormEngine):
         held = [EngineConfig.of(along="column", vec=vector, unroll=1, **s) for s in shapes[:6]]
         shared = [EngineConfig.of(along="column", vec=vector, unroll=1, home="shared", **s)
                   for s in self._shared_shapes(problem, vector, device)[:4]]
-        return (*held, *shared)
+        return (*shared, *held) if problem.num_bytes > _LARGE else (*held, *shared)
 
     def estimate(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> float:
-        return 4.0 + problem.num_bytes / (device.bandwidth_gbs * 1e3 * 0.64)
+        return 4.0 + problem.num_bytes / (device.bandwidth_gbs * 1e3 * (0.7 if dict(config.knobs).get("home") == "shared" else 0.64))
 
     def build_steps(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> Build:
         assert isinstance(problem, ChannelNormProblem)

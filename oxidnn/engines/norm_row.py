@@ -12,7 +12,7 @@ from ..ops.base import Problem
 from ..ops.epilogue import align_shape, align_strides
 from ..ops.norm import NormProblem
 from ..tensor import TensorDesc
-from .base import Arg, Build, Engine, EngineConfig, ScalarArg, Scratch, Step, Support, TensorArg, WorkspaceArg, refuse
+from .base import Arg, Build, Engine, EngineConfig, Scratch, Step, Support, TensorArg, WorkspaceArg, refuse
 from .reduce_tree import reduction_steps
 from .rows import LIMIT, RowConsts, RowEngine, Rows, power_of_two
 
@@ -27,22 +27,6 @@ class NormConsts:
     rows: RowConsts
     is_rms: bool
     is_split: bool = False
-
-
-def ring_stages(rows: Rows, config: EngineConfig, device: DeviceInfo, operands: int, most: int) -> int:
-    """Of a ring that leaves room for 512 threads on an SM."""
-    lanes, threads, vector = config["lanes"] * config["cluster"], config["threads"], config["vec"]
-    stage = -(-rows.column_digits.size // (lanes * vector)) * threads * vector * rows.dtype.num_bytes * operands
-    return min(most, (device.smem_per_cta - 8192) * threads // 512 // stage)
-
-
-def ring_groups(rows: Rows, config: EngineConfig, device: DeviceInfo) -> tuple[int, int]:
-    """How many CTAs (or clusters) walk the rows, and how many rows each has in hand."""
-    threads, cluster = config["threads"], config["cluster"]
-    together = max(1, threads // config["lanes"])
-    # One CTA of 512 threads on an SM, or two of 256; clusters of more than two do not fill every SM.
-    sms = device.num_sms if cluster <= 2 else device.num_sms * 10 // 11
-    return max(1, min(sms * (512 // threads) // cluster, -(-rows.row_digits.size // (4 * together)))), together  # few rows each are dear
 
 
 class NormEngine(RowEngine):
@@ -69,57 +53,18 @@ class NormEngine(RowEngine):
         if problem.is_empty:
             return Build(())
         rows = self.rows(problem)
-        if dict(config.knobs).get("home") == "ring":
-            return Build((self._ring_step(problem, rows, config, device),))
         consts = NormConsts(self.row_consts(rows, config, 1 if problem.is_rms else 3, problem.epilogue, ("y",)), problem.is_rms)
         eps = Arg("eps", consts.rows.compute, problem.eps)
         return Build((self.row_step("rowwise/norm", consts, problem.op, rows, config, device, [eps]),))
 
-    def configs(self, problem: Problem, device: DeviceInfo) -> tuple[EngineConfig, ...]:
-        assert isinstance(problem, NormProblem)
-        return (*super().configs(problem, device), *self._ring_configs(problem, device))
-
-    def _ring_configs(self, problem: NormProblem, device: DeviceInfo) -> list[EngineConfig]:
-        """CTAs that stay, for rows long enough that reading gamma and beta for each counts."""
-        rows = self.rows(problem)
-        vector = rows.vector()
-        packs = -(-rows.column_digits.size // vector)
-        x, pack = rows.operands[0], rows.dtype.num_bytes * vector
-        if problem.has("residual") or packs < 1024 or not device.at_least(8) or pack not in (4, 8, 16) or not rows.moves_packs(x, vector):
-            return []
-        found = []
-        for threads in (512, 256):
-            for cluster in (1, 2, 4, 8) if device.at_least(9, 0) and rows.row_digits.size * 8 < LIMIT else (1,):
-                if -(-packs // (threads * cluster)) <= _RING_PACKS:
-                    found.append(EngineConfig.of(home="ring", lanes=threads, vec=vector, threads=threads, cluster=cluster))
-                    break
-        return [c for c in found if ring_stages(rows, c, device, 1, 4) >= 2]
-
-    def _ring_step(self, problem: NormProblem, rows: Rows, config: EngineConfig, device: DeviceInfo) -> Step:
-        threads, cluster, stages = config["threads"], config["cluster"], ring_stages(rows, config, device, 1, 4)
-        held = EngineConfig.of(**{**dict(config.knobs), "home": "shared"})
-        consts = RingConsts(self.row_consts(rows, held, 1 if problem.is_rms else 3, problem.epilogue, ("y",)), problem.is_rms, stages,
-                            1 if problem.is_rms else 2)
-        r, digits, columns = consts.rows, rows.row_digits, rows.column_digits
-        groups, together = ring_groups(rows, config, device)
-        args = [Arg(f"ptr_{o.name}", "u64", o.value) for o in rows.operands]
-        args += [Arg("num_rows", "u32", digits.size), Arg("num_columns", "u32", columns.size), Arg("row_step", "u32", groups * together)]
-        args += [*digits.args(r.digits.wide), *columns.args(r.digits.wide)]
-        args += [Arg(f"scalar_{name}", r.compute, ScalarArg(name)) for name in r.epilogue_scalars]
-        args.append(Arg("eps", r.compute, problem.eps))
-        return Step.of("rowwise/norm_ring", problem.op, r.target(device), threads, args, consts, groups * cluster,
-                       min_ctas_per_sm=512 // threads, dynamic_smem=stages * r.shared * threads * r.pack_bytes, cluster=cluster,
-                       suffix=f"{rows.dtype.name}_l{r.lanes}_v{r.vector}_s{r.shared}")
-
 
 @dataclass(frozen=True, slots=True)
 class RingConsts:
-    """stages: of the ring, at least 2. exchanges: of a row, between its threads."""
+    """stages: of the ring, at least 2."""
 
     rows: RowConsts
     is_rms: bool
     stages: int
-    exchanges: int = 1
 
 
 class NormBackwardEngine(RowEngine):
@@ -174,7 +119,14 @@ class NormBackwardEngine(RowEngine):
                         break
             # Measured on an H100: one CTA, then two, then eight, and four last; of one CTA the 512 threads, if each has several packs.
             found += sorted(wide, key=lambda c: ((1, 2, 8, 4).index(c["cluster"]), packs >= 1024 and c["threads"] == 256))
-        return [c for c in found if ring_stages(rows, c, device, 2, 3) >= 2]
+        return [c for c in found if self._stages(rows, c, device) >= 2]
+
+    @staticmethod
+    def _stages(rows: Rows, config: EngineConfig, device: DeviceInfo) -> int:
+        """Of a ring that leaves room for 512 threads on an SM."""
+        lanes, threads, vector = config["lanes"] * config["cluster"], config["threads"], config["vec"]
+        stage = -(-rows.column_digits.size // (lanes * vector)) * threads * vector * rows.dtype.num_bytes * 2
+        return min(3, (device.smem_per_cta - 8192) * threads // 512 // stage)
 
     def build_steps(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> Build:
         assert isinstance(problem, NormProblem)
@@ -197,11 +149,14 @@ class NormBackwardEngine(RowEngine):
         return Build(tuple(steps), scratch.num_bytes)
 
     def _ring_steps(self, problem: NormProblem, rows: Rows, config: EngineConfig, device: DeviceInfo, scratch: Scratch) -> list[Step]:
-        threads, cluster, stages = config["threads"], config["cluster"], ring_stages(rows, config, device, 2, 3)
+        threads, cluster, stages = config["threads"], config["cluster"], self._stages(rows, config, device)
         held = EngineConfig.of(**{**dict(config.knobs), "home": "shared"})
         consts = RingConsts(self.row_consts(rows, held, 2), problem.is_rms, stages)
         r, digits, columns = consts.rows, rows.row_digits, rows.column_digits
-        groups, together = ring_groups(rows, config, device)
+        together = max(1, threads // config["lanes"])  # rows a CTA has in hand
+        # One CTA of 512 threads on an SM, or two of 256; clusters of more than two do not fill every SM.
+        sms = device.num_sms if cluster <= 2 else device.num_sms * 10 // 11
+        groups = max(1, min(sms * (512 // threads) // cluster, -(-digits.size // (4 * together))))  # few rows each would make the sums dear
         kind = F64 if r.compute == "f64" else F32
         sums = {o.name: scratch.take(groups * columns.size * kind.num_bytes) for o in problem.outputs if o.name != "dx"}
         args = [Arg(f"ptr_{o.name}", "u64", o.value) for o in rows.operands]

@@ -303,6 +303,8 @@ class RowEngine(Engine):
             wide = 8 if clusters and packs > 512 * 8 else 1
             memory = [EngineConfig.of(home="memory", lanes=512, vec=vector, threads=512, cluster=k) for k in dict.fromkeys((wide, 1))]
             found = [*memory[::-1], *found] if self.reads_once(problem) else [*found, *memory]
+            if self.held == 2 and 512 * 8 < packs <= 512 * 16 and clusters:
+                found.insert(0, memory[0])  # L1 holds two operands of 32 KB a CTA
         return tuple(dict.fromkeys(found)) or (warp,)
 
     def _shared_configs(self, rows: Rows, vector: int, packs: int, device: DeviceInfo) -> list[EngineConfig]:
@@ -341,7 +343,7 @@ class RowEngine(Engine):
         chunks = per_thread if knobs["home"] == "registers" and per_thread * vector <= self.resident(rows.dtype) else 0
         shared = per_thread if knobs["home"] == "shared" else 0
         names = tuple(o.name for o in rows.operands if o.name in self.held_operands)
-        live = chunks or (knobs.get("live", 1) if shared else 0) or max(1, min(8, self.live_elements // (vector * max(1, len(names)))))
+        live = chunks or min(shared, 1) or max(1, min(8, self.live_elements // (vector * max(1, len(names)))))
         operands = tuple(OperandConsts(o.name, o.dtype.name, o.has_rows, o.has_columns, rows.moves_packs(o, vector)) for o in rows.operands)
         wide = digits.consts().wide or columns.consts().wide
         together = max(1, knobs["threads"] // lanes) if "threads" in knobs else 0  # rows of a CTA

@@ -85,9 +85,14 @@ LOSSES: dict[str, Loss] = {
 
 @dataclass(frozen=True)
 class LossProblem(PointwiseProblem):
-    """reduction: one of REDUCTIONS. The gradient is a plain pointwise problem."""
+    """reduction: one of REDUCTIONS. The gradient is a plain pointwise problem. brief: of elements whose sum is rounded to 16 bits."""
 
     reduction: str = "mean"
+    brief: bool = False
+
+    @property
+    def is_brief(self) -> bool:
+        return self.brief or super().is_brief
 
     @property
     def divisor(self) -> float:
@@ -103,7 +108,7 @@ class LossProblem(PointwiseProblem):
     def elements(self) -> PointwiseProblem:
         """The problem of a reduced loss before it is reduced: every element's loss, in the compute type."""
         losses = canonical(like(self.desc("x"), dtypes.dtype(self.compute)))
-        return replace(self, operands=(*self.inputs, Operand("loss", losses, True)), reduction="none")
+        return replace(self, operands=(*self.inputs, Operand("loss", losses, True)), reduction="none", brief=self.is_brief)
 
 
 def _row(op: str, attrs: Mapping[str, Any]) -> tuple[Loss, Expression, dict[str, float], list[tuple[str, Any]]]:
