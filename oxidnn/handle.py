@@ -30,6 +30,7 @@ from .dispatch.session import POLICY, BoundPlan, Call, Session, hashable, signed
 from .dispatch.tuning_db import TuningDb
 from .dtypes import dtype as dtype_of
 from .errors import InvalidArgument, expected
+from .ops import OPS
 from .ops.base import MATH, Policy, Problem
 from .ops.case import near, parse_case
 from .ops.checks import check_integer
@@ -936,6 +937,8 @@ def _signature(op: str, arrays: tuple[Any, ...], attrs: Mapping[str, Any]) -> tu
         arrays = arrays[1:]
     elif op in CALLS:
         call = CALLS[op]
+    elif op in OPS:
+        raise InvalidArgument(f"{op} takes lists of arrays (expected a call of h.{op}, which keeps its plans itself).")
     else:
         raise InvalidArgument(f"{op!r} is no op{near(op, (*CALLS, 'pointwise'))}.")
     if len(arrays) > len(call.tensors):

@@ -215,6 +215,7 @@ def test_what_is_refused_is_named_and_nothing_is_written(h: oxidnn.DnnHandle) ->
         h.adam_step(params if p is None else p, grads if g is None else g, *state, **({"step": 1} | options))
 
     wrong: list[tuple[str, Any]] = [
+        ("takes lists", lambda: h.plan("adam_step", params)), ("takes lists", lambda: h.explain("foreach", params)),
         ("grads is 4 arrays", lambda: step(g=grads[:4])), ("params is 0 arrays", lambda: step(p=[])),
         ("params is ndarray", lambda: step(p=params[0])), ("shape of grad_1", lambda: step(g=[grads[0], grads[0], *grads[2:]])),
         ("grad_2: .*NoneType", lambda: step(g=[*grads[:2], None, *grads[3:]])), ("type of grad_0", lambda: step(
