@@ -241,7 +241,7 @@ def _estimate_us(am: AffineMatmul, plan: _Plan, ctas: int, device: DeviceInfo) -
     # Lines of 128 bytes of each k want 64 rows, if they make tiles enough; lines along k want more CTAs of fewer rows.
     best_rows = (32,) if c.major == "k" else (64,) if ctas * c.rows >= 128 * device.num_sms * c.splits else (32, 64)
     unfit = 0.0 if c.rows in best_rows else 0.03 if c.major == "k" and c.rows == 16 else 0.1 if c.rows > 16 else 0.2
-    return (2.5 + max(memory_us * starved, l2_us) + 0.1 * min(memory_us, l2_us) + unfit * memory_us
+    return (4.4 + max(memory_us * starved, l2_us) + 0.1 * min(memory_us, l2_us) + unfit * memory_us
             + 1.5 * (c.splits.bit_length() - 1) + 0.03 * c.warps)
 
 
