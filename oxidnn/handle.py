@@ -33,9 +33,10 @@ from .errors import InvalidArgument, expected
 from .ops import OPS
 from .ops.base import MATH, Policy, Problem
 from .ops.case import near, parse_case
-from .ops.checks import check_integer
+from .ops.checks import check_choice, check_integer
 from .ops.layout import CONCAT_INPUTS, MAX_PARTS, TEXTS
 from .ops.pointwise import output_names_of
+from .ops.reduce import normalize_axes
 from .runtime.backend import Backend
 from .tensor import TensorDesc
 
@@ -52,6 +53,16 @@ _RESIZE = (("size", None), ("mode", "nearest"), ("scales", None), ("align_corner
            ("antialias", False), ("cubic_coefficient", -0.75), ("exclude_outside", None))
 _SLICE = (("starts", None), ("stops", None), ("steps", None), ("axes", None))
 _SCAN = (("axis", -1), ("reverse", False))
+# dx by the kind of reduction, and what the expression needs beside dy and x: y, what another reduction finds, how many elements attain y
+# or are 0. `count` stands for the number of elements less the correction.
+_REDUCTION_GRADIENTS = {
+    "sum": ("",), "mean": ("",), "norm1": ("dy * sign(x)",), "norm2": ("where(y == 0, 0, dy * x / y)", "y"),
+    "logsumexp": ("dy * exp(x - y)", "y"),
+    "max": ("where(x == y, dy / ties, 0)", "y", "ties"), "min": ("where(x == y, dy / ties, 0)", "y", "ties"),
+    "amax": ("where(abs(x) == y, dy * sign(x) / ties, 0)", "y", "ties"), "mul_no_zeros": ("where(x == 0, 0, dy * y / x)", "y"),
+    "prod": ("dy * where(zeros == 0, mul_no_zeros / x, where(logical_and(zeros == 1, x == 0), mul_no_zeros, 0))", "mul_no_zeros", "zeros"),
+    "var": ("2 * dy * (x - mean) / count", "mean"), "std": ("where(y == 0, 0, dy * (x - mean) / (count * y))", "mean", "y"),
+}  # fmt: skip
 _EXCLUSIVE_SCAN = (*_SCAN, ("exclusive", False))
 _NORM = (("eps", 1e-5), ("axes", -1), ("epilogue", None), ("return_stats", False), ("return_sum", False))
 _CHANNEL_NORM = (("eps", 1e-5), ("epilogue", None), ("return_stats", False), ("return_mask", False))
@@ -735,6 +746,44 @@ class DnnHandle(ListOps):
         correction: of var and std, which divide by the number of elements less it.
         """
         return self._session.run(CALLS["reduce"], (x,), (op, axes, keepdims, correction), out, stream)
+
+    def reduce_backward(self, dy: Any, x: Any, op: str = "sum", axes: Any = None, *, y: Any = None, correction: int = 0, out: Any = None,
+                        stream: Any = None) -> Any:
+        """dx, in the shape and type of x, of y = reduce(x, op, axes), y and dy with or without the reduced dimensions.
+
+        Sums and means are one launch; the others need what the reduction found: y where it is given (var: not), else it is found again.
+        Ties of max, min and amax share dy evenly; the one zero of a product gets the product of the others. any, all, argmax, argmin and
+        count_nonzero have no gradient.
+        """
+        text, *parts = _REDUCTION_GRADIENTS[check_choice("reduce_backward", "op", op, tuple(_REDUCTION_GRADIENTS))]
+        shape = _shape(x.shape)
+        axes = normalize_axes("reduce_backward", axes, len(shape))
+        kept = tuple(1 if a in axes else n for a, n in enumerate(shape))
+        number = prod(shape[a] for a in axes)
+
+        def with_kept(name: str, given: Any) -> Any:
+            if _shape(given.shape) not in (kept, tuple(n for a, n in enumerate(shape) if a not in axes)):
+                raise expected("reduce_backward", f"shape of {name}", list(given.shape), f"{list(kept)}, also without those of 1")
+            return given.reshape(kept)
+
+        dy = with_kept("dy", dy)
+        if not text:
+            if op == "mean" or dy.dtype != x.dtype:
+                dy = self.pointwise("dy" if op == "sum" else f"dy / {max(number, 1)}", dy, dtype=x.dtype, stream=stream)
+            return self.broadcast_to(dy, shape, out=out, stream=stream)
+        found = {"dy": dy, "x": x}
+        for name in parts:
+            if name == "y" and y is not None:
+                found[name] = with_kept("y", y)
+            elif name in ("ties", "zeros"):
+                hits = {"zeros": "x == 0", "ties": "abs(x) == y" if op == "amax" else "x == y"}[name]
+                hit = self.pointwise(hits, *(found[n] for n in parse(hits).args), stream=stream)
+                found[name] = self.reduce(hit, "count_nonzero", axes, True, stream=stream)
+            else:
+                kind = op if name == "y" else name
+                found[name] = self.reduce(x, kind, axes, True, correction=correction if kind == "std" else 0, stream=stream)
+        text = text.replace("count", str(number - correction))
+        return self.pointwise(text, *(found[n] for n in parse(text).args), dtype=x.dtype, out=out, stream=stream)
 
     # ---- layout and shape ----------------------------------------------------------------------------------------------------------
 
