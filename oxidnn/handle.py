@@ -111,6 +111,9 @@ CALLS: dict[str, Call] = {
         Call("resize", ("x",), _RESIZE),
         Call("resize_backward", ("dy",), (*_RESIZE, ("x_shape", None))),
         Call("permute", ("x",), (("dims", None),)),
+        Call("pixel_shuffle", ("x",), (("factor", None), ("order", "crd"))),
+        Call("pixel_unshuffle", ("x",), (("factor", None), ("order", "crd"))),
+        Call("channel_shuffle", ("x",), (("groups", None),)),
         Call("transform", ("x", "c"), (("dtype", None), ("layout", None), ("alpha", 1.0), ("beta", 0.0))),
         Call("cast", ("x",), (("dtype", None),)),
         Call("broadcast_to", ("x",), (("shape", None),)),
@@ -790,6 +793,20 @@ class DnnHandle(ListOps):
     def permute(self, x: Any, dims: Sequence[int] | None = None, *, out: Any = None, stream: Any = None) -> Any:
         """y with x's dimensions in the order `dims` (None: reversed), dense in its own order; of any type."""
         return self._session.run(CALLS["permute"], (x,), (dims if dims is None else _shape(dims),), out, stream)
+
+    def pixel_shuffle(self, x: Any, factor: int, *, order: str = "crd", out: Any = None, stream: Any = None) -> Any:
+        """y (N, C, H factor, W factor) of x (N, C factor^2, H, W), of any type: y[n, c, h factor + i, w factor + j] is x's channel
+        (c factor + i) factor + j at (h, w); with order "dcr" (ONNX DepthToSpace's default) channel (i factor + j) C + c."""
+        return self._session.run(CALLS["pixel_shuffle"], (x,), (factor, order), out, stream)
+
+    def pixel_unshuffle(self, x: Any, factor: int, *, order: str = "crd", out: Any = None, stream: Any = None) -> Any:
+        """The inverse of `pixel_shuffle`, and its gradient (as that is this one's)."""
+        return self._session.run(CALLS["pixel_unshuffle"], (x,), (factor, order), out, stream)
+
+    def channel_shuffle(self, x: Any, groups: int, *, out: Any = None, stream: Any = None) -> Any:
+        """x (N, C, ...) with its channels dealt out: y's channel c groups + k is x's k C / groups + c. Its inverse and gradient is that of
+        C / groups groups."""
+        return self._session.run(CALLS["channel_shuffle"], (x,), (groups,), out, stream)
 
     def transform(self, x: Any, c: Any = None, *, dtype: Any = None, layout: str | None = None, alpha: float = 1.0, beta: float = 0.0,
                   out: Any = None, stream: Any = None) -> Any:
