@@ -17,6 +17,7 @@ import argparse
 import gc
 import json
 import math
+import os
 import statistics
 import subprocess
 import sys
@@ -370,7 +371,8 @@ def fill_cache(options: argparse.Namespace, problems: list[tuple[str, Problem]])
         return
     begin = time.monotonic()
     command = [sys.executable, __file__, *sys.argv[1:], "--share"]
-    shares = [subprocess.Popen([*command, f"{i}/{options.workers}"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    alone = os.environ | {"TORCHINDUCTOR_COMPILE_THREADS": "1"}  # no pool of processes below each
+    shares = [subprocess.Popen([*command, f"{i}/{options.workers}"], env=alone, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
               for i in range(options.workers)]
     for share in shares:
         share.wait()
