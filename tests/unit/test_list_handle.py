@@ -265,3 +265,13 @@ def test_parameters_of_torch_are_stepped_in_place_and_recognised(h: oxidnn.DnnHa
         h.adam_step(mine, [grads[0][:4], *grads[1:]], *state, step=4)
     norm = h.grad_norm(grads)
     assert isinstance(norm, torch.Tensor) and norm.shape == () and norm.dtype == torch.float32
+
+
+def test_parameters_may_be_slices_of_one_array(h: oxidnn.DnnHandle) -> None:
+    whole = np.ones((6, 8), np.float32)
+    parts = [whole[:, :3], whole[:, 3:7]]
+    h.sgd_step(parts, [np.full(p.shape, 2.0, np.float32) for p in parts], lr=0.25)
+    np.testing.assert_array_equal(whole[:, :7], 0.5)
+    np.testing.assert_array_equal(whole[:, 7], 1)
+    with pytest.raises(InvalidArgument, match="overlaps"):
+        h.sgd_step([whole[:, :3], whole[:, 2:7]], [np.ones((6, 3), np.float32), np.ones((6, 5), np.float32)], lr=0.25)
