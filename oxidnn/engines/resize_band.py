@@ -196,6 +196,8 @@ def _even(axis: Axis, block: int, f: Filter) -> Bands | None:
     """The bands of all blocks, if they are the same, at least between the first and the last."""
     if axis.step == 0 or block % _period(axis, f.is_transposed) or axis.step > _LIMIT or axis.denominator > _LIMIT:
         return None
+    if (axis.high - axis.low) // axis.denominator > _MOST_NUMBERS:
+        return None
     count, taps = _count(axis, f.is_transposed)
     bounds = [_bounds(axis, r, f.is_transposed) for r in range(block)]
     origin = bounds[0][0]
