@@ -57,6 +57,7 @@ class ForeachConsts:
     vec: int
     capacity: int
     slots: int
+    leads: bool = False  # the next launch may get ready meanwhile
 
     @property
     def lists(self) -> tuple[Stored, ...]:
@@ -106,6 +107,7 @@ class CombineConsts:
     singles: tuple[Stored, ...]
     scalars: tuple[str, ...]
     slots: int
+    leads: bool = False
 
     def body(self) -> str:
         named = {name: f"%scalar{i}" for i, name in enumerate(self.scalars)}
@@ -204,6 +206,7 @@ class _Builder:
     def __init__(self, problem: ForeachProblem, vec: int, ctas_per_sm: int, device: DeviceInfo) -> None:
         self.problem, self.vec, self.ctas_per_sm, self.device = problem, vec, ctas_per_sm, device
         self.scratch = Scratch()
+        self.overlaps = device.at_least(9)  # launches may get ready while the one before ends
         self.steps: list[Step] = []
         self.after: list[Step] = []
         self.inputs = problem.input_roles
@@ -235,8 +238,8 @@ class _Builder:
             updates = [(role, replaced(e, known)) for role, e in problem.updates if role in late]
             read = {name for _, e in updates for name in e.args}
             assert not read & {role.removeprefix(WRITTEN) for role, _ in early}
-            for batch in batches:
-                self._launch(batch, updates, None, 0, made)
+            for i, batch in enumerate(batches):
+                self._launch(batch, updates, None, 0, made, follows=self.overlaps and i == 0)
         return Build((*self.steps, *self.after), self.scratch.num_bytes)
 
     def _place(self, i: int) -> None:
@@ -318,7 +321,7 @@ class _Builder:
         return [Arg(f"scalar{i}", self.problem.compute, ScalarArg(name)) for i, name in enumerate(names)]
 
     def _launch(self, batch: _Batch, updates: list[tuple[str, Expression]], partials: WorkspaceArg | None, ctas: int,
-                made: Mapping[str, Place]) -> None:
+                made: Mapping[str, Place], follows: bool = False) -> None:
         problem = self.problem
         reduced = problem.reduced if partials is not None else ()
         whole = outputs(*(e for _, e in updates), *(e for _, _, e in reduced))
@@ -328,7 +331,7 @@ class _Builder:
         body, uniform = hoisted(whole, set(read))
         inputs, written = (tuple(Stored(r, problem.descs[f"{r}_{first}"].dtype) for r in roles) for roles in (read, writes))
         consts = ForeachConsts(problem.compute, body, uniform, inputs, written, singles, whole.scalars, tuple(how for _, how, _ in reduced),
-                               self.vec, batch.capacity, batch.slots)
+                               self.vec, batch.capacity, batch.slots, self.overlaps and bool(reduced))
         unused = batch.capacity - len(batch.tensors)
         table: list[Place | int] = []
         for role in (*read, *writes):
@@ -342,7 +345,8 @@ class _Builder:
             args += [Arg("partials", "u64", replace(partials, byte_offset=partials.byte_offset + offset)), Arg("num_partials", "u32", ctas)]
         is_large = 8 * len(table) + 4 * batch.slots + 16 * len(args) > _OLD_PARAM_BYTES
         target = Target.for_arch(self.device.arch, (8, 1) if is_large else (7, 0))
-        self.steps.append(Step.of("foreach/map", problem.op, target, THREADS, args, consts, batch.ctas, suffix="" if updates else "reduce"))
+        self.steps.append(Step.of("foreach/map", problem.op, target, THREADS, args, consts, batch.ctas, suffix="" if updates else "reduce",
+                                  follows=follows))
 
     def _combine(self, batches: list[_Batch], partials: WorkspaceArg, ctas: int) -> dict[str, Place]:
         """One launch (of tensors each: one a batch) from the CTAs' numbers to the results. Where these lie."""
@@ -362,9 +366,9 @@ class _Builder:
                       for b in batches]
         else:
             bounds = [((0, ctas), 1, 0, 1)]
-        for row, tensors, before, slots in bounds:
+        for i, (row, tensors, before, slots) in enumerate(bounds):
             consts = CombineConsts(problem.compute, whole, names, tuple(how for _, how, _ in problem.reduced), tuple(kinds), singles,
-                                   whole.scalars, slots)
+                                   whole.scalars, slots, self.overlaps and i == len(bounds) - 1)
             row = (*row, *(ctas,) * (slots + 1 - len(row)))
             args = [Arg("bounds", f"u32[{len(row)}]", TableArg(row)), Arg("partials", "u64", partials), Arg("num_partials", "u32", ctas)]
             args += [Arg(f"result{i}", "u64", replace(p, byte_offset=p.byte_offset + before * kind.num_bytes)
@@ -372,7 +376,8 @@ class _Builder:
             args += [*single_args, *self._scalars(whole.scalars)]
             target = Target.for_arch(self.device.arch, (8, 1) if 4 * len(row) + 16 * len(args) > _OLD_PARAM_BYTES else (7, 0))
             threads = THREADS if problem.per_tensor else COMBINE_THREADS
-            self.steps.append(Step.of("foreach/combine", problem.op, target, threads, args, consts, tensors))
+            self.steps.append(Step.of("foreach/combine", problem.op, target, threads, args, consts, tensors,
+                                      follows=self.overlaps and bool(batches) and i == 0))
         return made
 
 
