@@ -281,7 +281,8 @@ def _cost(problem: LayoutProblem, shape: Geometry, vec: int, load: str, form: st
     size = problem.desc(shape.target).dtype.num_bytes
     if shape.source is None:
         return _BY_WIDTH[vec * size]
-    cost = _BY_WIDTH[min(32, vec * max(size, problem.desc(shape.source).dtype.num_bytes))] + 0.03 * (load == "each") + 0.1 * (form == "ragged")
+    cost = _BY_WIDTH[min(32, vec * max(size, problem.desc(shape.source).dtype.num_bytes))]
+    cost += 0.03 * (load == "each") + 0.1 * (form == "ragged")
     return cost + 2.0 * (abs(shape.dims[-1].x) > 32)  # neighbours lie lines apart
 
 
@@ -353,10 +354,10 @@ class LayoutCopy(Engine):
         if third:
             is_pack = _loads_packs(problem, "c", shape.c_offset, shape.dims, [d.c for d in shape.dims], vec)
             third_load = "pack" if is_pack and load == "pack" else "each"
-        count = prod(d.extent for d in shape.dims)
-        return CopyConsts(source, moved, move, value, arithmetic(kinds), vec, load, tuple(_axis_consts(d) for d in shape.dims), 1, form,
-                          form == "ragged" or form == "linear" and count % vec != 0, any(abs(s) >= WIDE for s in strides), third, loaded_as(third) if third else "",
-                          third_load)
+        has_tail = form == "ragged" or (form == "linear" and prod(d.extent for d in shape.dims) % vec != 0)
+        axes = tuple(_axis_consts(d) for d in shape.dims)
+        return CopyConsts(source, moved, move, value, arithmetic(kinds), vec, load, axes, 1, form, has_tail,
+                          any(abs(s) >= WIDE for s in strides), third, loaded_as(third) if third else "", third_load)
 
     def _step(self, problem: LayoutProblem, consts: CopyConsts, shapes: Sequence[Geometry], device: DeviceInfo) -> Step:
         args: list[Arg] = []
