@@ -49,6 +49,11 @@ class CtcConsts:
     gradient_of: str = ""
 
     @property
+    def moves_offset(self) -> bool:
+        """Whether numbers are counted from an offset that moves: f64 has digits enough."""
+        return self.compute == "f32"
+
+    @property
     def size(self) -> int:
         return 8 if self.compute == "f64" else 4
 
@@ -148,7 +153,7 @@ class CtcLattice(Engine):
         has_lattice = wants_gradient and p.desc("d_logits").numel > 0
         pitch, sequences, frames = p.most_labels + 1, p.sequences, p.frames
         cells = [scratch.take(sequences * frames * pitch * kind.num_bytes) for _ in range(4)] if has_lattice else []
-        chains = [scratch.take(sequences * pitch * 8), scratch.take(sequences * kind.num_bytes)] if has_lattice else []
+        chains = [scratch.take(sequences * n * 8) for n in (pitch, 1, frames, frames)] if has_lattice else []
         levels: list[Step] = []
         loss: ArgValue = TensorArg("loss")
         if wants_loss and p.reduction != "none":
@@ -172,7 +177,7 @@ class CtcLattice(Engine):
                   *(Arg(name, "s64", value) for name, value in strides.items()),
                   Arg("num_frames", "u32", frames), Arg("num_labels", "u32", targets.shape[-1]), Arg("num_classes", "u32", p.classes),
                   Arg("blank", "u32", p.blank), Arg("pitch", "u32", pitch)]
-        names = ("blanks_before", "labels_before", "blanks_after", "labels_after", "chains", "totals")
+        names = ("blanks_before", "labels_before", "blanks_after", "labels_after", "chains", "totals", "offsets_before", "offsets_after")
         lattice = [Arg(f"ptr_{n}", "u64", piece) for n, piece in zip(names, [*cells, *chains], strict=False)]
         steps = []
         if wants_loss or has_lattice:

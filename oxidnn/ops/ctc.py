@@ -9,7 +9,7 @@ PyTorch's CTCLoss: "mean" divides each loss by its target's length (at least 1),
 
 A target that no alignment of its frames spells has the loss inf, and a gradient of NaN; under zero_infinity both are 0. So has a target of
 an empty sequence, unless it is empty, too: then the loss is 0. Lengths outside [0, T] and [0, S], and labels that are no class or are the
-blank, read no memory: that sequence's loss and gradient are NaN (inf, where the rest of it cannot be aligned either).
+blank, read no memory: that sequence's loss and gradient are NaN (labels are not looked at where there are more than T, or no frames).
 
 d_logits is the gradient by logits of which log_probs are the log-softmax: e^log_probs minus what alignments expect of each class. The
 log-softmax's own gradient maps it to itself, so it may be passed on as the gradient by log_probs, as PyTorch does. It is 0 beyond a

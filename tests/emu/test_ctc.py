@@ -199,3 +199,14 @@ def test_longer_targets_than_threads_are_refused(h: oxidnn.DnnHandle) -> None:
     lengths = np.array([5000])
     with pytest.raises(Unsupported, match="at most 2047"):
         h.ctc_loss(np.zeros((5000, 1, 3), np.float32), np.ones((1, 4500), np.int64), lengths, lengths)
+
+
+def test_long_sequences_keep_their_digits(h: oxidnn.DnnHandle) -> None:
+    """A loss of thousands, whose f32 neighbours lie 5e-4 apart: gradients, made of such numbers' differences, err far less."""
+    rng = np.random.default_rng(9)
+    log_probs = log_softmax(2 * rng.standard_normal((900, 1, 40))).astype(np.float32)
+    given = (rng.integers(1, 40, (1, 28)), np.array([900]), np.array([28]))
+    want = h.ctc_loss_backward(log_probs.astype(np.float64), *given, reduction="sum")
+    loss, got = h.ctc_loss(log_probs, *given, reduction="sum", return_gradient=True)
+    assert loss > 2000
+    assert np.abs(got - want).max() < 5e-5
