@@ -183,7 +183,7 @@ class SkinnyWgmmaMatmul:
         suffix = f"{c.kind}_{c.a.major}_{c.tile_m}x{c.tile_n}"
         return Build((Step.of("matmul/skinny_wgmma_sm90", op, PtxTarget.for_arch(device.arch, (8, 0)), 128 * c.warpgroups + 32,
                               _arguments(plan), c, plan.m_tiles * am.batch.size * c.splits, dynamic_smem=c.smem_bytes, cluster=c.cluster,
-                              suffix=suffix),), workspace_offset)
+                              follows=dict(config.knobs).get("overlaps", False), suffix=suffix),), workspace_offset)
 
 
 def _estimate_us(plan: _Plan, ctas: int, device: DeviceInfo) -> float:

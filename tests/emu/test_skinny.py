@@ -114,6 +114,16 @@ def test_wgmma(line: str, rows: int, stages: int, splits: int, shares: int, sche
                 aliases=True)
 
 
+@pytest.mark.parametrize("line", ["gemm a=bf16[9,456] b=bf16[72,456] transpose_b=True bias=f32[72] epilogue=bias_relu",
+                                  "gemm a=f16[33,264] b=f16[264,136] residual=f16[33,136] epilogue='relu(acc + residual)'"])
+@pytest.mark.parametrize(("splits", "shares"), [(1, 1), (2, 1), (1, 2)])
+def test_wgmma_waits_for_the_launch_before(line: str, splits: int, shares: int) -> None:
+    if shares > 1 and "[9," in line:
+        pytest.skip("too few columns to share")
+    config = EngineConfig.of(rows=64, stages=3, splits=splits, shares=shares, overlaps=True)
+    run_problem(EmulatedBackend("sm_90a", checkers="all", schedule=("random", 5)), parse_case(line), WGMMA, config, seed=4)
+
+
 @pytest.mark.parametrize(("line", "reason"), [
     ("gemm a=bf16[129,64] b=bf16[256,64] transpose_b=True", "at most 128 columns"),
     ("gemm a=f32[5,64] b=f32[72,64] transpose_b=True", "f32"),
