@@ -272,7 +272,9 @@ KERNELS = {
     "layout_tile": Kernel("layout/tile", "layout.tile", ("permute x=f16[70,90]nchw", "permute x=f16[130,62]nchw"),
                           {"q": 1, "p": 1, "first": "p"}),
     "layout_sum": Kernel("layout/sum", "layout.sum", ("pad_backward dy=f32[20,41]nchw padding=((2,3),(2,2)) mode=reflect",
-                                                     "pad_backward dy=f32[10,41]nchw padding=((3,3),(2,2)) mode=reflect")),
+                                                     "pad_backward dy=f32[10,41]nchw padding=((3,3),(2,2)) mode=reflect",
+                                                     "pad_backward dy=f32[12,41]nchw padding=((3,-1),(2,2)) mode=reflect"), {}, (
+        ("other comparison", "%p_single, %next", "the loops give the same"),)),
     "scan_row": Kernel("scan/block", "scan.block", tuple(f"cumsum x=f32[3,{n}]nchw" for n in (1501, 1499, 2047)),
                        {"path": "row", "threads": 128, "splits": 1}, (
         ("no choice", "%s_", "what lies behind the end counts for nothing that is stored"),)),
