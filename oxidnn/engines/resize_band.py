@@ -108,7 +108,8 @@ class LoopConsts:
 @dataclass(frozen=True, slots=True)
 class BandConsts:
     """loops: from the outermost on; the first and the last have blocks. packs: outputs of the last loop's block that one store takes.
-    has_fences: loads of a row of taps stay behind the row before, or there would be too many at once."""
+    has_fences: loads of a row of taps stay behind the row before, or there would be too many at once. prefetches: a row is loaded while
+    the one before is summed."""
 
     dtype: str
     compute: str
@@ -117,6 +118,7 @@ class BandConsts:
     vector: int
     packs: tuple[tuple[int, ...], ...]
     has_fences: bool
+    prefetches: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -492,7 +494,8 @@ class BandEngine(Engine):
                 args += [Arg(f"outputs_{name}", "s32", counts[loop.axis]), Arg(f"stride_{name}", "s64", target_row[2 + loop.axis])]
             live = _live_words(loops, vector, size)
             ctas = 2 if size == 8 or live > 140 else 3 if live > 85 else 4
-            consts = BandConsts(source.dtype.name, _compute(problem), loops, digits.consts(wide), vector, packs, _has_fences(loops, size))
+            consts = BandConsts(source.dtype.name, _compute(problem), loops, digits.consts(wide), vector, packs,
+                                _has_fences(loops, size), _prefetches(loops, size))
             threads = 128
             steps.append(Step.of("resize/band", problem.op, Target.for_arch(device.arch), threads, args, consts,
                                  _ceil(digits.size, threads), min_ctas_per_sm=ctas,
@@ -562,10 +565,20 @@ def _has_fences(loops: tuple[LoopConsts, ...], size: int) -> bool:
     return size == 2 and _unrolled_loads(loops) >= 56 and any(loop.has_ends for loop in loops)
 
 
+def _prefetches(loops: tuple[LoopConsts, ...], size: int) -> bool:
+    return len(loops) == 2 and size < 8 and loops[0].round == 1 and not loops[1].round
+
+
 def _live_words(loops: tuple[LoopConsts, ...], vector: int, size: int) -> int:
     """What registers hold at once: sums, places and weights, half of what is loaded and of the addresses."""
     held = loops[-1].span + sum(loop.span * loop.block for loop in loops if loop.holds_weights)
-    loaded = _unrolled_loads(loops) * (1 + max(1, vector * size // 4)) // (4 if _has_fences(loops, size) else 2)
+    words = max(1, vector * size // 4)
+    if _prefetches(loops, size):
+        loaded = loops[-1].span * (words + 2)
+    elif _has_fences(loops, size):
+        loaded = _unrolled_loads(loops) * (words + 1) // 6 + 2 * loops[0].block - 5
+    else:
+        loaded = _unrolled_loads(loops) * (words + 1) // 2
     return (loops[0].block + 1) * loops[-1].block * vector * (2 if size == 8 else 1) + loaded + held
 
 
@@ -587,6 +600,8 @@ def _loops_of(axes: tuple[tuple[int, Axis, int], ...], f: Filter, is_nearest: bo
                 or any(inner.has_weights and not inner.holds_weights and not inner.round for inner in loops)):
             bands = bands_of(axis, block, own, is_nearest, False)
             turn = max(1, min(4, bands.span, int(300 / max(1.0, _instructions(loops, vector))), _LOADS[False] // loads))
+            if loops and d == 0 and len(axes) == 2 and not loops[0].round and size < 8:
+                turn = 1
             span = _ceil(bands.span, turn) * turn
             taps = (tuple((r, None, False) for r in range(block)),) * turn
             loop = LoopConsts(a, block, span, "table", 0, 0, taps, turn, True, False, False, False, is_ragged)

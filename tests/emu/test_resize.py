@@ -98,6 +98,11 @@ def test_infinities_reach_whatever_has_a_weight(op: str) -> None:
     "resize_backward dy=f32[1,1,200]nchw mode=linear x_shape=(1,1,1)",
     "resize x=f32[1,1,1]nchw size=70 mode=linear align_corners=True",
     "resize x=f32[1,1,9]nchw size=30 scales=(1.5,) mode=cubic",
+    "resize x=bf16[1,8,41,40]nhwc size=(13,12) mode=cubic antialias=True",
+    "resize x=f16[1,4,40,41]nhwc size=(11,12) mode=cubic antialias=True",
+    f"resize x=f32[1,4,30,31]({2**31},1,124,4) size=(7,9) mode=cubic antialias=True",
+    "resize_backward dy=bf16[1,2,40,38]nchw mode=cubic x_shape=(1,2,11,13)",
+    "resize_backward dy=f32[1,8,30,30]nhwc mode=cubic x_shape=(1,8,10,10)",
 ])
 def test_strides_and_ratios_at_their_ends(line: str) -> None:
     problem, backend = parse_case(line), EmulatedBackend("sm_80", checkers="all")
