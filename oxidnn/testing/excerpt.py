@@ -1,7 +1,8 @@
 """Excerpts: a small problem whose outputs are a part of a large one's, so that a large result can be held against the reference.
 
-Convolution and GEMM only: an output element there is a sum over one row and one column, so a few filters of one image, or a few rows and
-columns, need a small part of the work. Other ops cost little more than their bytes and are computed whole.
+Convolution and GEMMs only: an output element there is a sum over one row and one column, so a few filters of one image, or a few rows and
+columns, need a small part of the work; of grouped GEMM a few columns and all rows. Other ops cost little more than their bytes and are
+computed whole.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from ..ops import OPS
 from ..ops.base import Problem
 from ..ops.conv import ConvProblem
 from ..ops.gemm import SCALES, GemmProblem
+from ..ops.grouped_gemm import GroupedGemmProblem
 from ..tensor import TensorDesc
 
 Indices = tuple[np.ndarray, ...]  # per axis, the positions taken
@@ -35,7 +37,7 @@ class Excerpt:
 def has_excerpts(problem: Problem) -> bool:
     if isinstance(problem, GemmProblem):
         return problem.gate is None and not any(problem.has(name) for name in SCALES)
-    return isinstance(problem, ConvProblem)
+    return isinstance(problem, (ConvProblem, GroupedGemmProblem))
 
 
 def excerpts(problem: Problem, rng: np.random.Generator, max_flops: float, count: int = 3) -> Iterator[Excerpt]:
@@ -52,7 +54,7 @@ def excerpt_at(problem: Problem, place: Sequence[int], max_flops: float) -> Exce
     """An excerpt of at most about max_flops that holds the output element at `place`."""
     width = 16
     while True:
-        made = _conv(problem, place, width) if isinstance(problem, ConvProblem) else _gemm(problem, place, width)
+        made = _PARTS[type(problem)](problem, place, width)
         if made.problem.flops <= max_flops or width == 1:
             return made
         width //= 2
@@ -98,6 +100,19 @@ def _gemm(problem: Problem, place: Sequence[int], width: int) -> Excerpt:
     return _made(problem, taken, -1)
 
 
+def _grouped(problem: Problem, place: Sequence[int], width: int) -> Excerpt:
+    assert isinstance(problem, GroupedGemmProblem)
+    rows, k, groups = np.arange(problem.rows), np.arange(problem.k), np.arange(problem.groups)
+    n = _window(problem.n, 4 * width, place[-1])
+    taken: dict[str, Indices] = {"group_sizes": (groups,)}
+    if problem.is_wgrad:
+        m = _window(problem.m, 4 * width, place[-2])
+        taken |= {"a": (rows, m), "b": (rows, n), "d": (groups, m, n)}
+    else:
+        taken |= {"a": (rows, k), "b": (groups, n, k) if problem.transpose_b else (groups, k, n), "d": (rows, n)}
+    return _made(problem, taken, -1)
+
+
 def _broadcast(shape: Sequence[int], positions: Sequence[np.ndarray]) -> Indices:
     """The positions over the trailing axes of `shape`: 0 where an extent of 1 is repeated."""
     return tuple(np.zeros(1, np.intp) if n == 1 else p for n, p in zip(shape, positions[len(positions) - len(shape):], strict=True))
@@ -116,3 +131,6 @@ def _made(problem: Problem, taken: dict[str, Indices], channel_axis: int, droppe
         tensors[operand.name] = TensorDesc.packed(operand.desc.dtype, tuple(len(p) for p in taken[operand.name]))
     attrs = {name: value for name, value in problem.attrs if name not in dropped}
     return Excerpt(OPS[problem.op].make(tensors, attrs, problem.policy), taken)
+
+
+_PARTS = {ConvProblem: _conv, GemmProblem: _gemm, GroupedGemmProblem: _grouped}

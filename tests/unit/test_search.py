@@ -177,6 +177,8 @@ LARGE = (
     "conv_transpose x=f32[2,8,4,3]nchw w=f32[8,3,3,3]nchw stride=2 padding=1 output_padding=1 groups=2",
     "gemm a=f32[70,33]nchw b=f32[90,33]nchw transpose_b=True bias=f32[90]nchw alpha=0.5",
     "gemm a=f32[3,1,17,5]nchw b=f32[2,17,90]nchw transpose_a=True c=f32[3,1,1,90]nchw beta=2.0",
+    "grouped_gemm a=f32[30,7]nchw b=f32[4,90,7]nchw group_sizes=s32[4]nchw transpose_b=True",
+    "grouped_gemm_wgrad a=f32[30,70]nchw b=f32[30,90]nchw group_sizes=s32[4]nchw cumulative=True",
 )
 
 
