@@ -400,15 +400,18 @@ def _lower_grouped(p: GroupedGemmProblem) -> tuple[AffineMatmul, ...]:
 
     ragged = Ragged("k" if p.is_wgrad else "m", "group_sizes", sizes.dtype, p.groups, sizes.strides[0], p.is_cumulative,
                     0 if p.is_wgrad else b.strides[0])
+    up = None
     if p.is_wgrad:
         sources = source("a", a.strides[1], a.strides[0], (0,)), source("b", b.strides[1], b.strides[0], (0,))
         target = Target("d", d.dtype, (d.strides[1],), (d.strides[2],), (d.strides[0],), 0, d.align)
     else:
         b_n, b_k = b.strides[1:] if p.transpose_b else b.strides[:0:-1]
         sources = source("a", a.strides[0], a.strides[1], ()), source("b", b_n, b_k, ())
+        up = replace(sources[1], base=p.n // 2 * b_n) if p.gate else None
         target = Target("d", d.dtype, (d.strides[0],), (d.strides[1],), (), 0, d.align)
-    return (AffineMatmul(IndexSpace((p.m,)), IndexSpace((p.n,)), IndexSpace((p.k,)), *sources, target, p.accumulator,
-                         IndexSpace((p.groups,) if p.is_wgrad else ()), math=p.policy.math, ragged=ragged),)
+    return (AffineMatmul(IndexSpace((p.m,)), IndexSpace((p.n // 2 if p.gate else p.n,)), IndexSpace((p.k,)), *sources, target,
+                         p.accumulator, IndexSpace((p.groups,) if p.is_wgrad else ()), p.epilogue, math=p.policy.math, up=up,
+                         ragged=ragged),)
 
 
 # --- Engines -------------------------------------------------------------------------------------------------------------------

@@ -6,18 +6,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ..codegen import pointwise as expr
+from ..codegen.pointwise import Expression
 from ..dtypes import F32, F64, S32, S64, DType
 from ..errors import expected
 from ..tensor import TensorDesc
 from .base import OpDef, Operand, Policy, Problem
-from .checks import FLOATS, check_bool, check_dtype, check_reach, check_shape, describe
-from .gemm import FP8, INT8, made_output, out_types
+from .checks import FLOATS, check_bool, check_choice, check_dtype, check_reach, check_shape, describe
+from .gemm import FP8, GATES, INT8, made_output, out_types
 
 
 @dataclass(frozen=True, kw_only=True)
 class GroupedGemmProblem(Problem):
     """grouped_gemm: d[r] = a[r] @ b[g] for the rows r of group g. a: (rows, k); b: (groups, k, n), or (groups, n, k) if transpose_b;
-    d: (rows, n). grouped_gemm_wgrad: d[g] = a[rows of g]^T @ b[rows of g]. a: (rows, m); b: (rows, n); d: (groups, m, n).
+    d: (rows, n), with a gate (rows, n / 2): gate(z[:, :n/2]) * z[:, n/2:] of z = a[r] @ b[g]. grouped_gemm_wgrad: d[g] = a[rows of g]^T @ b[rows of g]. a: (rows, m); b: (rows, n); d: (groups, m, n).
 
     group_sizes: (groups,) of s32 or s64, rows of each group, groups in turn from row 0 on; with is_cumulative the row where each ends.
     Whatever it holds, groups take the rows there are: a size below 0 counts as 0. Rows of no group give zeros, and enter no sum.
@@ -30,10 +32,18 @@ class GroupedGemmProblem(Problem):
     k: int  # of wgrad `rows`
     transpose_b: bool
     is_cumulative: bool
+    gate: str | None = None
 
     @property
     def is_wgrad(self) -> bool:
         return self.op.endswith("_wgrad")
+
+    @property
+    def epilogue(self) -> Expression | None:
+        """What is written, over "acc" and, with a gate, "up"."""
+        if self.gate is None:
+            return None
+        return (expr.acc if self.gate == "identity" else expr.apply(self.gate, expr.acc)) * expr.arg("up")
 
     @property
     def flops(self) -> int:
@@ -70,11 +80,17 @@ def _make(op: str, tensors: Mapping[str, TensorDesc], attrs: Mapping[str, Any], 
         n = b.shape[1 if flags["transpose_b"] else 2]
         check_shape(op, "b", b, (groups, n, k) if flags["transpose_b"] else (groups, k, n), tensors)
         shape = (rows, n)
-    d = made_output(op, "d", "out_dtype", tensors, attrs.get("out_dtype"), out_types(a.dtype, False), shape)
-    kept = tuple((name, True) for name, value in flags.items() if value)
+    gate = check_choice(op, "gate", attrs["gate"], GATES) if attrs.get("gate") is not None else None
+    if gate is not None:
+        if n % 2:
+            raise expected(op, "columns of b", n, "an even number with a gate: its columns, then those it is multiplied with", context)
+        shape = (rows, n // 2)
+    d = made_output(op, "d", "out_dtype", tensors, attrs.get("out_dtype"), out_types(a.dtype, gate is not None), shape)
+    kept: list[tuple[str, Any]] = [(name, True) for name, value in flags.items() if value]
+    kept += [("gate", gate)] if gate is not None else []
     operands = (Operand("a", a), Operand("b", b), Operand("group_sizes", sizes), Operand("d", d, True))
-    return GroupedGemmProblem(op, operands, kept, policy=policy, groups=groups, rows=rows, m=m, n=n, k=k, transpose_b=flags["transpose_b"],
-                              is_cumulative=flags["cumulative"])
+    return GroupedGemmProblem(op, operands, tuple(kept), policy=policy, groups=groups, rows=rows, m=m, n=n, k=k, transpose_b=flags["transpose_b"],
+                              is_cumulative=flags["cumulative"], gate=gate)
 
 
 def _forward(tensors: Mapping[str, TensorDesc], attrs: Mapping[str, Any], policy: Policy) -> GroupedGemmProblem:
@@ -87,6 +103,6 @@ def _wgrad(tensors: Mapping[str, TensorDesc], attrs: Mapping[str, Any], policy: 
 
 DEFINITIONS = (
     OpDef("grouped_gemm", ("a", "b", "group_sizes"), ("d",), _forward, (),
-          (("transpose_b", False), ("cumulative", False), ("out_dtype", None))),
+          (("transpose_b", False), ("cumulative", False), ("gate", None), ("out_dtype", None))),
     OpDef("grouped_gemm_wgrad", ("a", "b", "group_sizes"), ("d",), _wgrad, (), (("cumulative", False), ("out_dtype", None))),
 )

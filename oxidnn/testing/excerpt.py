@@ -37,7 +37,7 @@ class Excerpt:
 def has_excerpts(problem: Problem) -> bool:
     if isinstance(problem, GemmProblem):
         return problem.gate is None and not any(problem.has(name) for name in SCALES)
-    return isinstance(problem, (ConvProblem, GroupedGemmProblem))
+    return isinstance(problem, ConvProblem) or isinstance(problem, GroupedGemmProblem) and problem.gate is None
 
 
 def excerpts(problem: Problem, rng: np.random.Generator, max_flops: float, count: int = 3) -> Iterator[Excerpt]:

@@ -97,6 +97,8 @@ TENSOR_CORES = (
     "grouped_gemm a=e4m3[450,272] b=e5m2[5,136,272] group_sizes=s32[5] transpose_b=True",
     "grouped_gemm a=s8[450,272] b=u8[5,136,272] group_sizes=s32[5] transpose_b=True",
     "grouped_gemm a=f32[450,40] b=f32[5,136,40] group_sizes=s32[5] transpose_b=True math=tf32",
+    "grouped_gemm a=bf16[450,136] b=bf16[5,144,136] group_sizes=s32[5] transpose_b=True gate=silu",
+    "grouped_gemm a=e4m3[450,272] b=e4m3[5,272,272] group_sizes=s32[5] transpose_b=True gate=gelu",
     "grouped_gemm_wgrad a=bf16[450,136] b=bf16[450,264] group_sizes=s32[5]",
     "grouped_gemm_wgrad a=f16[450,200] b=f16[450,72] group_sizes=s64[5] cumulative=True d=f32[5,200,72]",
 )
@@ -153,6 +155,7 @@ LARGE = ("grouped_gemm a=bf16[9000,1024] b=bf16[64,1024,2048] group_sizes=s32[64
          "grouped_gemm a=f16[9000,1024] b=f16[64,2048,1024] group_sizes=s32[64] transpose_b=True",
          "grouped_gemm_wgrad a=bf16[9000,1024] b=bf16[9000,2048] group_sizes=s64[64] cumulative=True",
          "grouped_gemm a=f32[9000,1024] b=f32[64,1024,2048] group_sizes=s32[64]",
+         "grouped_gemm a=bf16[9000,1024] b=bf16[64,4096,1024] group_sizes=s32[64] transpose_b=True gate=silu",
          "grouped_gemm_wgrad a=f32[9000,1024] b=f32[9000,2048] group_sizes=s32[64]")
 
 

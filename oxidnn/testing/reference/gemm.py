@@ -47,7 +47,7 @@ def reference(problem: Problem, inputs: Mapping[str, np.ndarray], scalars: Mappi
     def expect(relative: float) -> dict[str, Expected]:
         slack = relative * products
         if p.gate is not None:
-            return {"d": _gated(p, inputs, acc, magnitude, slack, terms)}
+            return {"d": gated(p, p.gate, inputs, acc, magnitude, slack, terms)}
         return {o.name: finish(p, p.epilogue, acc, magnitude, slack, terms, inputs, scalars, -1, i) for i, o in enumerate(p.outputs)}
 
     expected = expect(error)
@@ -75,17 +75,16 @@ def _scale(p: GemmProblem, inputs: Mapping[str, np.ndarray], name: str, blocks: 
     return scale.repeat(BLOCK, k_axis).take(np.arange(p.k), k_axis) if blocks.k else scale
 
 
-def _gated(p: GemmProblem, inputs: Mapping[str, np.ndarray], acc: np.ndarray, magnitude: np.ndarray, slack: np.ndarray,
-           terms: int) -> Expected:
+def gated(p: Problem, name: str, inputs: Mapping[str, np.ndarray], acc: np.ndarray, magnitude: np.ndarray, slack: np.ndarray,
+          terms: int) -> Expected:
     """gate(z[:n/2]) * z[n/2:]. Its slack: what becomes of both halves of z at the ends of their tolerance, and the gate's own bound."""
-    assert p.gate is not None
     if p.has("bias"):
         acc, magnitude = acc + inputs["bias"], magnitude + np.abs(inputs["bias"])
     reach = accumulated_error(F32, max(terms, 1)) * magnitude + slack
     z, up = np.split(acc, 2, -1)
     reach_z, reach_up = np.split(reach, 2, -1)
     inner = expr.arg("z")
-    gate = (inner if p.gate == "identity" else expr.apply(p.gate, inner)) * expr.arg("up")
+    gate = (inner if name == "identity" else expr.apply(name, inner)) * expr.arg("up")
 
     def apply(x: np.ndarray, y: np.ndarray) -> np.ndarray:
         return np.asarray(gate.evaluate({"z": x, "up": y}, {})[0])

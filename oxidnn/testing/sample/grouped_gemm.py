@@ -6,6 +6,7 @@ import numpy as np
 
 from ...dtypes import BF16, E4M3, E5M2, F16, F32, F64, S8, S32, S64, U8
 from ...ops import OPS, Policy, Problem
+from ...ops.gemm import GATES
 from ...ops.grouped_gemm import GroupedGemmProblem
 from ...tensor import TensorDesc
 from .tensors import random_desc
@@ -46,6 +47,10 @@ def draw(op: str, rng: np.random.Generator, size: str) -> Problem:
         attrs["transpose_b"] = bool(rng.random() < 0.5)
         tensors = {"a": tensor((rows, k)), "b": tensor((groups, n, k) if attrs["transpose_b"] else (groups, k, n))}
         shape = (rows, n)
+        if rng.random() < 0.3:
+            n *= 2
+            attrs["gate"] = GATES[int(rng.integers(len(GATES)))]
+            tensors["b"] = tensor((groups, n, k) if attrs["transpose_b"] else (groups, k, n))
     tensors["group_sizes"] = TensorDesc.packed(sizes.dtype, sizes.shape) if groups and sizes.strides == (0,) else sizes
     problem = OPS[op].make(tensors, attrs, Policy())
     out = problem.desc("d").dtype if rng.random() < 0.7 else (F32, F16, BF16)[int(rng.integers(3))]
@@ -64,6 +69,8 @@ CASES = {
         "grouped_gemm a=e4m3[9,40] b=e5m2[3,7,40] group_sizes=s32[3] transpose_b=True",
         "grouped_gemm a=u8[9,40] b=s8[3,7,40] group_sizes=s32[3] transpose_b=True",
         "grouped_gemm a=s8[9,5] b=s8[3,5,7] group_sizes=s32[3] out_dtype=f16",
+        "grouped_gemm a=bf16[33,40] b=bf16[3,48,40] group_sizes=s32[3] transpose_b=True gate=silu",
+        "grouped_gemm a=s8[9,5] b=s8[3,5,14] group_sizes=s32[3] gate=relu",
         "grouped_gemm a=f32[5,4] b=f32[0,4,3] group_sizes=s32[0]",
         "grouped_gemm a=f32[0,4] b=f32[2,4,3] group_sizes=s32[2]",
         "grouped_gemm a=f32[5,0] b=f32[2,0,3] group_sizes=s32[2]",
