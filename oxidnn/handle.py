@@ -88,7 +88,8 @@ CALLS: dict[str, Call] = {
         Call("conv_transpose_dgrad", ("dy", "w"), (("x_shape", None), *_WINDOW, ("output_padding", 0))),
         Call("conv_transpose_wgrad", ("x", "dy"), (("w_shape", None), *_WINDOW, ("output_padding", 0))),
         Call("gemm", ("a", "b", "bias", "c", "scale_a", "scale_b"), _GEMM_ATTRS),
-        Call("grouped_gemm", ("a", "b", "group_sizes"), (("transpose_b", False), ("cumulative", False), ("out_dtype", None))),
+        Call("grouped_gemm", ("a", "b", "group_sizes"),
+             (("transpose_b", False), ("cumulative", False), ("gate", None), ("out_dtype", None))),
         Call("grouped_gemm_wgrad", ("a", "b", "group_sizes"), (("cumulative", False), ("out_dtype", None))),
         Call("max_pool", ("x",), (*_POOL, ("return_indices", False))),
         Call("max_pool_backward", ("dy", "indices", "x"), (("x_shape", None), *_POOL)),
@@ -343,15 +344,15 @@ class DnnHandle(ListOps):
         attrs = (transpose_a, transpose_b, alpha, beta, epilogue, gate, out_dtype)
         return self._session.run(_GEMM, (a, b, bias, c, scale_a, scale_b), attrs, out, stream, scalars, operands)
 
-    def grouped_gemm(self, a: Any, b: Any, group_sizes: Any, *, transpose_b: bool = False, cumulative: bool = False, out_dtype: Any = None,
-                     out: Any = None, stream: Any = None) -> Any:
+    def grouped_gemm(self, a: Any, b: Any, group_sizes: Any, *, transpose_b: bool = False, cumulative: bool = False,
+                     gate: str | None = None, out_dtype: Any = None, out: Any = None, stream: Any = None) -> Any:
         """a[r] @ b[g] for each row r of group g: a (T, K), its rows sorted by group; b (G, K, N), or (G, N, K) with transpose_b. (T, N).
 
         group_sizes (G,), int32 or int64, stays on the device: rows of each group, 0 allowed; with cumulative=True the row where each group
-        ends. Sizes below 0 count as 0, groups end with the rows of a, and rows of no group give zeros. Types as of gemm. The gradient of a
-        is grouped_gemm(dy, b, group_sizes, transpose_b=not transpose_b), that of b is grouped_gemm_wgrad.
+        ends. Sizes below 0 count as 0, groups end with the rows of a, and rows of no group give zeros. Types and gates as of gemm. The
+        gradient of a (without a gate) is grouped_gemm(dy, b, group_sizes, transpose_b=not transpose_b), that of b is grouped_gemm_wgrad.
         """
-        return self._session.run(CALLS["grouped_gemm"], (a, b, group_sizes), (transpose_b, cumulative, out_dtype), out, stream)
+        return self._session.run(CALLS["grouped_gemm"], (a, b, group_sizes), (transpose_b, cumulative, gate, out_dtype), out, stream)
 
     def grouped_gemm_wgrad(self, a: Any, b: Any, group_sizes: Any, *, cumulative: bool = False, out_dtype: Any = None, out: Any = None,
                            stream: Any = None) -> Any:
