@@ -89,8 +89,8 @@ def _make(op: str, tensors: Mapping[str, TensorDesc], attrs: Mapping[str, Any], 
     kept: list[tuple[str, Any]] = [(name, True) for name, value in flags.items() if value]
     kept += [("gate", gate)] if gate is not None else []
     operands = (Operand("a", a), Operand("b", b), Operand("group_sizes", sizes), Operand("d", d, True))
-    return GroupedGemmProblem(op, operands, tuple(kept), policy=policy, groups=groups, rows=rows, m=m, n=n, k=k, transpose_b=flags["transpose_b"],
-                              is_cumulative=flags["cumulative"], gate=gate)
+    return GroupedGemmProblem(op, operands, tuple(kept), policy=policy, groups=groups, rows=rows, m=m, n=n, k=k,
+                              transpose_b=flags["transpose_b"], is_cumulative=flags["cumulative"], gate=gate)
 
 
 def _forward(tensors: Mapping[str, TensorDesc], attrs: Mapping[str, Any], policy: Policy) -> GroupedGemmProblem:
