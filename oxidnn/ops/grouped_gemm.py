@@ -19,7 +19,8 @@ from .gemm import FP8, GATES, INT8, made_output, out_types
 @dataclass(frozen=True, kw_only=True)
 class GroupedGemmProblem(Problem):
     """grouped_gemm: d[r] = a[r] @ b[g] for the rows r of group g. a: (rows, k); b: (groups, k, n), or (groups, n, k) if transpose_b;
-    d: (rows, n), with a gate (rows, n / 2): gate(z[:, :n/2]) * z[:, n/2:] of z = a[r] @ b[g]. grouped_gemm_wgrad: d[g] = a[rows of g]^T @ b[rows of g]. a: (rows, m); b: (rows, n); d: (groups, m, n).
+    d: (rows, n), with a gate (rows, n / 2): gate(z[:, :n/2]) * z[:, n/2:] of z = a[r] @ b[g].
+    grouped_gemm_wgrad: d[g] = a[rows of g]^T @ b[rows of g]. a: (rows, m); b: (rows, n); d: (groups, m, n).
 
     group_sizes: (groups,) of s32 or s64, rows of each group, groups in turn from row 0 on; with is_cumulative the row where each ends.
     Whatever it holds, groups take the rows there are: a size below 0 counts as 0. Rows of no group give zeros, and enter no sum.
