@@ -238,13 +238,14 @@ class MmaSm80Matmul:
         needed = (8, 9) if kinds <= set(FP8) else (7, 5) if kinds == {"f16"} else (8, 0)
         if not device.at_least(*needed):
             return refuse(f"mma_sm80 of {am.a.dtype} needs sm_{needed[0]}{needed[1]}, the device is {device.arch}")
-        if is_8_bit:
+        common = tiling.check_common(am, device)
+        if common and is_8_bit:
             d = tiling.merged_digits(am)
             for x in (d.a, d.b):
                 vector = tiling.widest_vector(x, d.k, d.batch, "k")
                 if vector.width < 4:
                     return refuse(f"mma_sm80 takes 8-bit operands that lie along k in fours; {x.source.name}: {vector.reason}")
-        return tiling.check_common(am, device)
+        return common
 
     def configs(self, am: AffineMatmul, device: DeviceInfo) -> tuple[EngineConfig, ...]:
         """Legal configs, the fastest by estimate first."""
@@ -322,7 +323,7 @@ def _candidates(am: AffineMatmul, device: DeviceInfo) -> Iterator[tuple[EngineCo
     """Configs that the device's shared memory takes, and whether their registers fit too."""
     size = am.a.dtype.num_bytes
     # Largest needs that assemble without spills; rounding to tf32 takes temporaries, more where NaN has to be kept by hand.
-    limit = 260 if size == 2 or am.math == "bf16x3" else 250 if device.at_least(9) else 232
+    limit = 230 if size == 4 and am.math == "bf16x3" else 260 if size == 2 else 250 if device.at_least(9) else 232
     for tile_m, tile_n, k_bytes, warps_m, warps_n, stages, sync in SHAPES:
         if am.math == "bf16x3" and size == 4 and k_bytes == 64:
             continue  # a single k step, and fragments take turns between two buffers

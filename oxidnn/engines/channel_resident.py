@@ -146,7 +146,9 @@ class ChannelNormResident(ChannelNormEngine):
         return (*shared, *held) if problem.num_bytes > _LARGE else (*held, *shared)
 
     def estimate(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> float:
-        return 4.0 + problem.num_bytes / (device.bandwidth_gbs * 1e3 * (0.7 if dict(config.knobs).get("home") == "shared" else 0.64))
+        shared = 0.7 if problem.num_bytes > _LARGE else 0.6  # of the device's bandwidth; in registers 0.64
+        reached = shared if dict(config.knobs).get("home") == "shared" else 0.64
+        return 4.0 + problem.num_bytes / (device.bandwidth_gbs * 1e3 * reached)
 
     def build_steps(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> Build:
         assert isinstance(problem, ChannelNormProblem)

@@ -107,7 +107,8 @@ def parse_case(line: str) -> Problem:
 def near(name: str, known: Iterable[str]) -> str:
     """" (did you mean ...?)", or all that is known where nothing is alike."""
     names = sorted(known)
-    alike = difflib.get_close_matches(name, names, 3, 0.6) or [n for n in names if name and n.startswith(name)][:3]
+    begun = [n for n in names if name and n.startswith(name)][:3]
+    alike = list(dict.fromkeys(begun + difflib.get_close_matches(name, names, 3, 0.6)))
     return f" (did you mean {', '.join(alike)}?)" if alike else f" (known: {', '.join(names)})"
 
 
