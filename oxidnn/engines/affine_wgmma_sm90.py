@@ -383,9 +383,10 @@ def streamed(am: AffineMatmul, grid: tiling.Grid, walk: Walk, boxes: Sequence[Bo
                  and size * tiling.source_elements(x, rows, am.k, am.batch) >= MIN_STREAMED_BYTES)
 
 
-def plan_grid(am: AffineMatmul, tile: tuple[int, int, int], split_k: int, inner: str, k_tiles: int, group: int = 8) -> tiling.Grid:
+def plan_grid(am: AffineMatmul, tile: tuple[int, int, int], split_k: int, inner: str, k_tiles: int, group: int = 0) -> tiling.Grid:
+    """group: m tiles that the raster goes through before the next n tile; by default as measured to be the fastest."""
     grid = tiling.plan_grid(am, tile, 1, inner)
-    grid = replace(grid, group_m=min(group, grid.m_tiles))
+    grid = replace(grid, group_m=min(group or grid.group_m, grid.m_tiles))
     per_split = -(-k_tiles // min(split_k, k_tiles))
     return replace(grid, k_tiles=k_tiles, k_tiles_per_split=per_split, splits=-(-k_tiles // per_split))
 
@@ -448,7 +449,7 @@ def _plan(am: AffineMatmul | MatmulGroup, config: EngineConfig) -> _Plan | str:
         b_consts = replace(b_consts, shared_rows=rows_n if shares == "b" else 0)
     inner = tiling.inner_direction(digits[0])
     pair = (tile_m * (2 if shares == "b" else 1), tile_n * (2 if shares == "a" else 1), tile_k)  # tiles of CTAs that share, side by side
-    grids = [plan_grid(part, pair, config["split_k"], inner, walk.k_tiles, dict(config.knobs).get("group", 8))
+    grids = [plan_grid(part, pair, config["split_k"], inner, walk.k_tiles, dict(config.knobs).get("group", 0))
              for part, walk in zip(parts, walks, strict=True)]
     if halo is not None and isinstance(a[0], Halo):
         m_tiles = -(-a[0].num_blocks // halo.blocks)
@@ -723,7 +724,7 @@ class WgmmaSm90Matmul:
         epilogue_clocks = (240 + area / 29) * (0.9 if c.is_ping_pong else 1.0)
         # Tiles of members come in turn, so only their sum is rounded up: to tiles of the last, lightest member.
         clocks = [m.grid.k_tiles_per_split * max(multiply_clocks, load_clocks, 240) + epilogue_clocks for m in plan.members]
-        work = sum(m.grid.ctas * c.gathers * t for m, t in zip(plan.members, clocks, strict=True))
+        work = sum(m.grid.ctas * c.cluster * t for m, t in zip(plan.members, clocks, strict=True))
         compute_us = -(-work // (device.num_sms * clocks[-1])) * clocks[-1] / 1620
         used = min(1.0, first.m.size / first.batch.size) if is_grouped else 1  # groups that may have rows
         elements = sum((1 if is_grouped else m.am.batch.size) * m.am.m.size * m.am.n.size for m in plan.members)
@@ -824,6 +825,7 @@ def _candidates(am: AffineMatmul | MatmulGroup, device: DeviceInfo) -> Iterator[
         is_low = (tile_m, tile_n) in SMALL_TILES or tile_m == 64 and parts[0].m.size <= 64  # two would multiply nothing but padding
         if schedule == "coop" or is_low or plan.num_tiles > device.num_sms:  # else there is no next tile to multiply under an epilogue
             yield config
+        yield from _forms(am, config, plan, device)
         splits = set()
         # Partial sums are added as floats.
         may_split = len(parts) == 1 and parts[0].ragged is None and parts[0].up is None and loader == "boxes" and parts[0].acc.is_float
@@ -835,6 +837,15 @@ def _candidates(am: AffineMatmul | MatmulGroup, device: DeviceInfo) -> Iterator[
                     splits.add(grid.splits)
         for split_k in sorted(splits - {1}):
             yield _config(parts[0], schedule, loader, tile_m, tile_n, stages, split_k, promotes)
+
+
+def _forms(am: AffineMatmul | MatmulGroup, config: EngineConfig, plan: _Plan, device: DeviceInfo) -> Iterator[EngineConfig]:
+    """The config whose stores are put off, where there is a next tile to multiply meanwhile."""
+    if config["loader"] != "boxes" or plan.num_tiles <= device.num_sms:
+        return
+    form = EngineConfig.of(**dict(config.knobs), merged=True, defers=True)
+    if not isinstance(_plan(am, form), str):
+        yield form
 
 
 def halo_stages(am: AffineMatmul | MatmulGroup, schedule: str, tile_m: int, tile_n: int) -> int:
