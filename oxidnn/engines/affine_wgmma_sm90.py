@@ -118,17 +118,12 @@ class WgmmaConsts:
     scales: tuple[ScaleConsts, ...]
     halo: HaloConsts | None  # A comes in patches, a slot for all taps of 64 channels; stages hold B alone
     defers: bool  # a tile is rounded and stays in registers; its panels are stored while the next is multiplied
-    gathers: int  # CTAs of a cluster that deal out k and add their sums; each writes a share of the panels
     lead: int  # k tiles that the first of two cooperating warpgroups multiplies before the second begins; 0: they begin together
     # (name, type) of parameters that differ between members: those that find a tile, fetch operands, and write D.
     tile_params: tuple[tuple[str, str], ...] = ()
     load_params: tuple[tuple[str, str], ...] = ()
     target_params: tuple[tuple[str, str], ...] = ()
     ragged: tiling.RaggedConsts | None = None
-
-    @property
-    def cluster(self) -> int:
-        return max(self.ring.ctas, self.gathers)
 
     @property
     def table_at(self) -> int:
@@ -333,11 +328,6 @@ def min_k_tiles(grid: tiling.Grid) -> int:
     return grid.k_tiles - (grid.splits - 1) * grid.k_tiles_per_split
 
 
-def gathers_of(config: EngineConfig) -> int:
-    """CTAs of a cluster that deal out k."""
-    return dict(config.knobs).get("gathers", 1)
-
-
 def promotes_of(config: EngineConfig) -> bool:
     """Whether sums of a k tile are added up outside the tensor cores: a knob of 8-bit types alone."""
     return dict(config.knobs).get("promotes", False)
@@ -454,10 +444,9 @@ def _plan(am: AffineMatmul | MatmulGroup, config: EngineConfig) -> _Plan | str:
     if halo is not None and isinstance(a[0], Halo):
         m_tiles = -(-a[0].num_blocks // halo.blocks)
         grids = [replace(grids[0], m_tiles=m_tiles, group_m=min(8, m_tiles))]
-    gathers = gathers_of(config)
     ragged = first.ragged
     if ragged is not None:
-        plain = not (shares or gathers > 1 or {"lead", "defers", "merged"} & set(dict(config.knobs)))
+        plain = not (shares or {"lead", "defers", "merged"} & set(dict(config.knobs)))
         if halo is not None or not plain or ragged.count == 0:
             return "groups are of plain boxes, and at least one"
         if (a_consts.major, b_consts.major if ragged.side == "k" else "row") != (("k", "row") if ragged.side == "m" else ("row", "row")):
@@ -467,16 +456,6 @@ def _plan(am: AffineMatmul | MatmulGroup, config: EngineConfig) -> _Plan | str:
         else:
             k_tiles = -(-first.k.size // ragged.count // tile_k) + 1  # of a group, about
             grids = [replace(grids[0], k_tiles=k_tiles, k_tiles_per_split=k_tiles)]
-    if gathers > 1:
-        k_parts = config["split_k"] * gathers
-        per_cta = -(-grids[0].k_tiles // k_parts)
-        if shares or is_ping_pong or halo is not None or len(parts) > 1 or not first.acc.is_float:
-            return "sums are gathered of cooperating warpgroups and floats, without other ways to share"
-        if per_cta * (k_parts - 1) >= grids[0].k_tiles:
-            return f"{grids[0].k_tiles} tiles of k are too few for {k_parts} CTAs"
-        if tile_m * tile_n * 4 > config["stages"] * (tile_m + tile_n) * SPAN_BYTES:
-            return "the ring does not hold the sums"
-        grids = [replace(grids[0], splits=config["split_k"], k_tiles_per_split=per_cta)]
     is_split = grids[0].splits > 1
     wide = any(tiling.needs_wide(d) or grid.partial_elements > tiling.INT32_MAX for d, grid in zip(digits, grids, strict=True))
     accumulators = tile_m * tile_n // (consumers * 128)
@@ -488,8 +467,9 @@ def _plan(am: AffineMatmul | MatmulGroup, config: EngineConfig) -> _Plan | str:
     scales = plan_scales(first, digits[0], tile_n)
     if isinstance(scales, str):
         return scales
-    if gathers > 2 and spare_registers < 104:
-        return f"the addresses of {gathers} CTAs' sums leave too few registers beside {accumulators} accumulators"
+    lead = dict(config.knobs).get("lead", 0)
+    if lead and (promotes or is_merged or is_ping_pong or warpgroups != 2 or lead > min_k_tiles(grids[0])):
+        return "one of two warpgroups that cooperate leads, by no more than a sum has"
     promoted = min(tile_n, 128) // 2 if promotes else 0
     if promotes and (promoted + PROMOTING_REGISTERS > spare_registers or tile_n % min(tile_n, 128)):
         return f"{accumulators} accumulators and {promoted} sums of a k tile leave too few registers"
@@ -511,8 +491,8 @@ def _plan(am: AffineMatmul | MatmulGroup, config: EngineConfig) -> _Plan | str:
         return "blocks of positions are stored by tensor copies of 16-bit panels only"
     defers = defers_of(config)
     if defers:
-        if is_ping_pong or gathers > 1 or len(parts) > 1 or stored[0] is None or first.d.dtype.num_bytes != 2:
-            return "stores are put off of cooperating warpgroups that store 16-bit panels by tensor copies, without gathered sums"
+        if is_ping_pong or len(parts) > 1 or stored[0] is None or first.d.dtype.num_bytes != 2:
+            return "stores are put off of cooperating warpgroups that store 16-bit panels by tensor copies"
         if promoted + accumulators // 2 > spare_registers - 48:
             return f"{accumulators} accumulators and a rounded tile leave too few registers"
         if min_k_tiles(grids[0]) < accumulators // 32:
@@ -529,10 +509,9 @@ def _plan(am: AffineMatmul | MatmulGroup, config: EngineConfig) -> _Plan | str:
                          stored[0] is not None, bool(stored[0] and stored[0].has_positions),
                          stored[0].batch_digits if stored[0] else (), staging_at, staging_bytes, grids[0].slices > 1, is_split,
                          grids[0].n_tiles > 1, len(parts),
-                         not (shares or is_merged or gathers > 1) and prefetches(grids[0], walks[0], stages),
-                         tuple(dict(config.knobs)["streams"]) if "streams" in dict(config.knobs) else
-                         streamed(first, grids[0], walks[0], (a[0], b[0])) if halo is None else (), scales, halo, defers, gathers,
-                         dict(config.knobs).get("lead", 0))
+                         not (shares or is_merged) and prefetches(grids[0], walks[0], stages),
+                         streamed(first, grids[0], walks[0], (a[0], b[0])) if halo is None else (), scales, halo, defers,
+                         lead)
     consts = replace(consts, ragged=tiling.RaggedConsts.of(first), streamed=() if ragged is not None else consts.streamed,
                      prefetches=consts.prefetches and ragged is None)
     if consts.table_at + _table_bytes(first) > SMEM_BYTES:
@@ -724,7 +703,7 @@ class WgmmaSm90Matmul:
         epilogue_clocks = (240 + area / 29) * (0.9 if c.is_ping_pong else 1.0)
         # Tiles of members come in turn, so only their sum is rounded up: to tiles of the last, lightest member.
         clocks = [m.grid.k_tiles_per_split * max(multiply_clocks, load_clocks, 240) + epilogue_clocks for m in plan.members]
-        work = sum(m.grid.ctas * c.cluster * t for m, t in zip(plan.members, clocks, strict=True))
+        work = sum(m.grid.ctas * c.ring.ctas * t for m, t in zip(plan.members, clocks, strict=True))
         compute_us = -(-work // (device.num_sms * clocks[-1])) * clocks[-1] / 1620
         used = min(1.0, first.m.size / first.batch.size) if is_grouped else 1  # groups that may have rows
         elements = sum((1 if is_grouped else m.am.batch.size) * m.am.m.size * m.am.n.size for m in plan.members)
@@ -741,7 +720,7 @@ class WgmmaSm90Matmul:
             written *= 1.6
         # Reads come at less than the speed of a copy, writes partly stay in L2.
         memory_us = (read / 0.96 + written / 1.06) / (device.bandwidth_gbs * 1e3)
-        total = max(compute_us, memory_us) + 0.32 * min(compute_us, memory_us) + 4.8 + 1.3 * (c.gathers > 1)
+        total = max(compute_us, memory_us) + 0.32 * min(compute_us, memory_us) + 4.8
         if grid.splits > 1:
             total += 2.4 + 2.0 * grid.partial_elements * first.acc.num_bytes / (device.bandwidth_gbs * 1.22e3)
         if device.is_emulated:  # there a warpgroup's multiplication has no speed of its own: a tile costs what its threads cost
@@ -758,18 +737,16 @@ class WgmmaSm90Matmul:
         assert not isinstance(plan, str), plan
         c, m = plan.consts, plan.members[0]
         target = PtxTarget.for_arch(device.arch, (8, 4) if c.product == "s32" and c.kind != c.kind_b else (8, 0))
-        # The sums of a tile are gathered in the ring: another tile has none left.
-        tile_step = plan.num_tiles if c.gathers > 1 else min(plan.num_tiles, max(1, device.num_sms // c.cluster))
-        num_ctas = tile_step * c.cluster
+        tile_step = min(plan.num_tiles, max(1, device.num_sms // c.ring.ctas))
+        num_ctas = tile_step * c.ring.ctas
         smem = c.ring.barriers_at + 2 * BARRIER_BYTES * (c.ring.stages + (c.halo.slots if c.halo is not None else 0))
         smem += _table_bytes(m.am)
         kinds = (c.kind if c.kind_b == c.kind else f"{c.kind}_{c.kind_b}") + ("_promoted" if c.promotes else "")
         suffix = f"{kinds}_{c.tile_m}x{c.tile_n}x{c.tile_k}{'_pingpong' if c.is_ping_pong else ''}{'_halo' if c.halo is not None else ''}"
         suffix += f"_shares_{'a' if c.a.shared_rows else 'b'}" if c.ring.ctas > 1 else ""
-        suffix += f"_gathers_{c.gathers}" if c.gathers > 1 else ""
         args = _arguments(plan, tile_step, workspace_offset)
         step = Step.of("matmul/wgmma_sm90", op, target, 128 * (c.warpgroups + (not c.ring.is_merged)), args, c, num_ctas, dynamic_smem=smem,
-                       cluster=c.cluster, suffix=suffix)
+                       cluster=c.ring.ctas, suffix=suffix)
         if not c.is_split:
             return Build((step,))
         reduce = tiling.reduce_step(op, m.am, m.d, m.grid, c.epilogue, target, c.epilogue.wide, workspace_offset)

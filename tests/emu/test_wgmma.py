@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from oxidnn.codegen.render import render
-from oxidnn.engines.affine_wgmma_sm90 import WGMMA_SM90, _plan, promotes_of, stages_of
+from oxidnn.engines.affine_wgmma_sm90 import WGMMA_SM90, _plan, promotes_of
 from oxidnn.engines.base import EngineConfig
 from oxidnn.engines.matmul import MatmulEngine, lower
 from oxidnn.ops.case import parse_case
@@ -73,22 +73,6 @@ def test_against_the_reference(line: str) -> None:
             tried.add(kind)
             run_problem(backend, problem, engine, config, seed=len(line))
     assert tried
-
-
-@pytest.mark.parametrize(("line", "tile", "split_k", "gathers"), (
-    ("conv_wgrad x=bf16[5,24,19,21]nhwc dy=bf16[5,40,19,21]nhwc dw=bf16[40,24,1,1]nhwc", (128, 64), 8, 2),
-    ("conv_wgrad x=bf16[5,24,19,21]nhwc dy=bf16[5,40,19,21]nhwc dw=bf16[40,24,1,1]nhwc", (128, 128), 2, 4),
-    ("conv_fprop x=f16[1,136,7,7]nhwc w=f16[104,136,3,3]nhwc bias=f16[104] padding=1 epilogue=relu(acc+bias)", (192, 128), 1, 2),
-    ("gemm a=bf16[3,70,520] b=bf16[3,520,104] d=f32[3,70,104]", (128, 64), 1, 2),
-))
-def test_gathered_parts_of_k(line: str, tile: tuple[int, int], split_k: int, gathers: int) -> None:
-    problem, backend = parse_case(line), EmulatedBackend("sm_90a", checkers="all", schedule=("random", 3))
-    engine = MatmulEngine(problem.op, WGMMA_SM90)
-    config = EngineConfig.of(schedule="coop", loader="boxes", tile_m=tile[0], tile_n=tile[1], stages=stages_of("coop", *tile),
-                             split_k=split_k, gathers=gathers)
-    build = engine.build_steps(problem, config, backend.info)
-    assert build.steps[0].spec.cluster == gathers and len(build.steps) == 1 + (split_k > 1)
-    run_problem(backend, problem, engine, config, seed=len(line))
 
 
 def test_prefetched_k_tiles() -> None:
