@@ -119,7 +119,7 @@ GATE_COLUMNS = 8  # columns of a gate side by side, then those they gate
 def gated_columns(am: AffineMatmul) -> tuple[Source, IndexSpace]:
     """B with the columns of both sums of a gate in turn, 8 by 8: so a tile has both, and the epilogue of one finds the other near it."""
     assert am.up is not None
-    (step,) = am.b.row_strides
+    step = am.b.row_strides[0] if am.b.row_strides else 0  # of a single column nothing is left to step over
     digits = (am.n.size // GATE_COLUMNS, 2, GATE_COLUMNS)
     return replace(am.b, row_strides=(GATE_COLUMNS * step, am.up.base - am.b.base, step)), IndexSpace(digits)
 
