@@ -47,7 +47,7 @@ def test_every_tile_shape_assembles(line: str, kind: str, algorithm, math: str, 
                 assert sum(8 if p.type in ("u64", "s64") else 4 for p in step.spec.params) < 4096
                 if len(seen) == 1 and arch != "sm_75":  # which the instruction table does not know
                     ptx.validate(ptx.parse(text))
-    assert len(seen) >= 3, f"{len(seen)} tile shapes are left"
+    assert len(seen) >= (2 if math == " math=bf16x3" else 3), f"{len(seen)} tile shapes are left"
 
 
 @pytest.mark.parametrize(("kinds", "arch"), [(("s8", "u8"), "sm_80"), (("s8", "s8"), "sm_90a"), (("e4m3", "e5m2"), "sm_89"),
