@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import Any
 
 from ..codegen.spec import Target as PtxTarget
 from ..codegen.spec import TensorMapSpec
@@ -702,9 +703,8 @@ class WgmmaSm90Matmul:
         is_grouped = first.ragged is not None and first.ragged.side == "m"
         # Tiles of several groups share less in L2 (256 experts, 64k rows: 128x128 took up to twice the time of 128x256).
         # Where tiles of both operands are many, L2 brings less, but in long runs, which slow the SMs down and not L2.
-        is_wide = c.halo is None and len(plan.members[0].walk.extents) == 1 and min(first.m.size, first.n.size) >= 2048
         is_short = grid.ctas * grid.k_tiles_per_split * multiply_clocks < 1e6 * device.num_sms
-        load_clocks = (rows_bytes + c.tile_n * SPAN_BYTES) / (50 if is_grouped else 57 if is_wide and is_short else 66)
+        load_clocks = (rows_bytes + c.tile_n * SPAN_BYTES) / (50 if is_grouped else 57 if is_wide(plan) and is_short else 66)
         epilogue_clocks = (240 + area / 29) * (0.9 if c.is_ping_pong else 1.0)
         # Tiles of members come in turn, so only their sum is rounded up: to tiles of the last, lightest member.
         clocks = [m.grid.k_tiles_per_split * max(multiply_clocks, load_clocks, 240) + epilogue_clocks for m in plan.members]
@@ -822,12 +822,23 @@ def _candidates(am: AffineMatmul | MatmulGroup, device: DeviceInfo) -> Iterator[
 
 
 def _forms(am: AffineMatmul | MatmulGroup, config: EngineConfig, plan: _Plan, device: DeviceInfo) -> Iterator[EngineConfig]:
-    """The config whose stores are put off, where there is a next tile to multiply meanwhile."""
-    if config["loader"] != "boxes" or plan.num_tiles <= device.num_sms:
+    """The config in other forms. Stores put off, where there is a next tile to multiply meanwhile; of wide matrices, B shared by two CTAs,
+    or one warpgroup a k tile ahead of the other."""
+    if config["loader"] != "boxes":
         return
-    form = EngineConfig.of(**dict(config.knobs), merged=True, defers=True)
-    if not isinstance(_plan(am, form), str):
-        yield form
+    forms: list[dict[str, Any]] = [{"merged": True, "defers": True}] if plan.num_tiles > device.num_sms else []
+    if is_wide(plan) and config["schedule"] == "coop" and plan.consts.tile_m * plan.consts.tile_n >= 128 * 128:
+        forms += [{"shares": "b"}, {"lead": 1}]
+    for knobs in forms:
+        form = EngineConfig.of(**dict(config.knobs), **knobs)
+        if not isinstance(_plan(am, form), str):
+            yield form
+
+
+def is_wide(plan: _Plan) -> bool:
+    """Whether both operands are plain and of many tiles."""
+    first = plan.members[0]
+    return plan.consts.halo is None and len(first.walk.extents) == 1 and min(first.am.m.size, first.am.n.size) >= 2048
 
 
 def halo_stages(am: AffineMatmul | MatmulGroup, schedule: str, tile_m: int, tile_n: int) -> int:
