@@ -297,12 +297,15 @@ class RowEngine(Engine):
             found += [*held, *shared] if threads <= self.most_threads else [*shared, *held]
         clusters = (2, 4, 8) if device.at_least(9, 0) and count * 8 < LIMIT else ()
         if packs > 512 * chunks:
-            if found == []:  # packs that cp.async cannot move
+            is_apart = found == []  # packs that cp.async cannot move
+            if is_apart:
                 found += [EngineConfig.of(home="registers", lanes=512, vec=vector, threads=512, cluster=k) for k in clusters
                           if packs <= 512 * chunks * k][:1]
             wide = 8 if clusters and packs > 512 * 8 else 1
             memory = [EngineConfig.of(home="memory", lanes=512, vec=vector, threads=512, cluster=k) for k in dict.fromkeys((wide, 1))]
             found = [*memory[::-1], *found] if self.reads_once(problem) else [*found, *memory]
+            if is_apart and self.held == 1 and count >= 4 * device.num_sms:
+                found = [memory[-1], *(c for c in found if c != memory[-1])]  # many small loads under way count for more than a second read
             if self.held == 2 and 512 * 8 < packs <= 512 * 16 and clusters:
                 found.insert(0, memory[0])  # L1 holds two operands of 32 KB a CTA
         return tuple(dict.fromkeys(found)) or (warp,)
