@@ -80,7 +80,7 @@ CASES: tuple[tuple[str, str, Peer], ...] = (
 )
 
 
-def matches(got: list[torch.Tensor], want: Any, is_copy: bool) -> float:
+def matches(got: list[torch.Tensor], want: Any, is_copy: bool, terms: int) -> float:
     """Error over tolerance, the largest; of copies 0 or infinite."""
     wanted = list(want) if isinstance(want, (tuple, list)) else [want]
     worst = 0.0
@@ -90,7 +90,7 @@ def matches(got: list[torch.Tensor], want: Any, is_copy: bool) -> float:
             worst = max(worst, 0.0 if torch.equal(g, w) else math.inf)
             continue
         unit = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-10, torch.float32: 2.0**-20}[g.dtype]
-        error = ((g.double() - w).abs() / (unit * w.abs() + 2.0**-20 * w.abs().amax())).max()
+        error = ((g.double() - w).abs() / (unit * w.abs() + 2.0**-22 * terms**0.5 * w.abs().amax())).max()
         worst = max(worst, float(error) if bool(torch.isfinite(error)) else math.inf)
     return worst
 
@@ -136,7 +136,7 @@ def measure(backend: CudaBackend, label: str, line: str, peer: Peer, options: ar
 
             call()
             backend.synchronize(stream)
-            row["error"] = matches(outputs, want, is_copy)
+            row["error"] = matches(outputs, want, is_copy, max(problem.operands[0].desc.shape, default=1))
             row["index"] = len(calls)
             calls.append(call)
         except Exception as error:  # a config that cannot be launched is reported, not fatal
