@@ -759,6 +759,12 @@ class DnnHandle(ListOps):
         Ties of max, min and amax share dy evenly; the one zero of a product gets the product of the others. any, all, argmax, argmin and
         count_nonzero have no gradient.
         """
+        for name, given in (("dy", dy), ("x", x)):
+            if not hasattr(given, "shape"):
+                raise expected("reduce_backward", name, type(given).__name__, "an array")
+        correction = check_integer("reduce_backward", "correction", correction, 0)
+        if correction and op not in ("var", "std"):
+            raise expected("reduce_backward", "correction", correction, f"none for {op}")
         text, *parts = _REDUCTION_GRADIENTS[check_choice("reduce_backward", "op", op, tuple(_REDUCTION_GRADIENTS))]
         shape = _shape(x.shape)
         axes = normalize_axes("reduce_backward", axes, len(shape))
@@ -786,7 +792,7 @@ class DnnHandle(ListOps):
             else:
                 kind = op if name == "y" else name
                 found[name] = self.reduce(x, kind, axes, True, correction=correction if kind == "std" else 0, stream=stream)
-        text = text.replace("count", str(number - correction))
+        text = text.replace("count", str(max(number - correction, 0)))
         return self.pointwise(text, *(found[n] for n in parse(text).args), dtype=x.dtype, out=out, stream=stream)
 
     # ---- layout and shape ----------------------------------------------------------------------------------------------------------

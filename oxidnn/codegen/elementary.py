@@ -816,12 +816,15 @@ def ldexp(t: str) -> Callable[[Emitter, str, str], str]:
 
 
 def floor_divide(t: str) -> Callable[[Emitter, str, str], str]:
-    """(a - mod(a, b)) / b, which is whole; by 0 the plain quotient, by an infinity 0, or -1 where the signs differ."""
+    """(a - mod(a, b)) / b, which is whole; by 0 the plain quotient, by an infinity 0, or -1 where the signs differ. Integers: the quotient
+    towards 0, less 1 where something is left and the signs differ."""
 
     def lower(e: Emitter, a: str, b: str) -> str:
-        rest = modulo(t)(e, a, b)
         if t in ("s32", "s64"):
-            return e(f"div.{t}", e(f"sub.{t}", a, rest), b)
+            untyped = "b" + t[1:]
+            left = e("and.pred", e(f"setp.ne.{t}", e(f"rem.{t}", a, b), 0), e(f"setp.lt.{t}", e(f"xor.{untyped}", a, b), 0))
+            return e(f"add.{t}", e(f"div.{t}", a, b), e(f"selp.{untyped}", -1, 0, left))
+        rest = modulo(t)(e, a, b)
         x, y, rest = (a, b, rest) if t == "f64" else (e("cvt.f64.f32", v) for v in (a, b, rest))
         quotient = e("cvt.rni.f64.f64", e("div.rn.f64", e("sub.rn.f64", x, rest), y))
         endless = e("and.pred", e("setp.eq.f64", e("abs.f64", y), INF), e("setp.lt.f64", e("abs.f64", x), INF))

@@ -212,7 +212,7 @@ class StreamSm90Matmul:
                 Arg("b_line_bytes", "u32", line * 2)]
         for consts, t in zip(c.epilogue.targets[1:], d.targets[1:], strict=True):
             args += [Arg(f"ptr_{consts.prefix}", "u64", TensorArg(t.name, t.base * t.dtype.num_bytes)),
-                     Arg(f"{consts.prefix}_step", "u64", t.n_strides[0])]
+                     Arg(f"{consts.prefix}_step", "u64", t.n_strides[0] % (1 << 64))]
         args += [Arg(f"scalar_{name}", "f32", ScalarArg(name)) for name in c.epilogue.scalars]
         num_ctas = min(-(-blocks // c.warps), device.num_sms)
         return Build((Step.of("matmul/stream_sm90", op, PtxTarget.for_arch(device.arch, (8, 0)), 32 * c.warps, args, c, num_ctas,

@@ -377,6 +377,8 @@ class ChannelNormEngine(Engine):
             if lanes < min(8, packs):
                 lanes = min(32, _power_of_two(packs))
             unroll = max(1, min(8, _HELD_BYTES // compute_of(problem).num_bytes // vector))
+            if along == "row" and problem.has("mask"):  # words of bits, one for each row that is held
+                unroll = min(unroll, 2)
             usual = {"along": along, "vec": vector, "lanes": lanes, "unroll": unroll, "ctas": _CTAS, "depth": _DEPTH,
                      "streams": problem.desc("x").num_bytes > device.l2_bytes}
             found.append(EngineConfig.of(**usual))

@@ -257,7 +257,7 @@ def arrangements(problem: LayoutProblem, shape: Geometry) -> list[tuple[int, str
     for d in reversed(dims):
         dense, step = dense and d.y == step, step * d.extent
     found = []
-    vec = min(16 // min(sizes), 32 // max(sizes))
+    vec = 16 // max(sizes)
     while vec:
         is_aligned = vec == 1 or (inner.y == size and _aligned(target.dtype, target.align, shape.y_offset, [d.y for d in dims[:-1]], vec))
         if vec == 1 or (is_aligned and inner.extent % vec == 0):

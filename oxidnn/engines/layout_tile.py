@@ -148,7 +148,8 @@ class LayoutTile(Engine):
         v = 16 // size
         rest = [d for i, d in enumerate(shape.dims) if i not in planes]
         piece_x = _piece(v, size, x.align, shape.x_offset, p.extent, [d.x for d in (q, *rest)])
-        piece_y = _piece(v, y.dtype.num_bytes, y.align, shape.y_offset, q.extent, [d.y for d in (p, *rest)])
+        widest = 16 // max(size, y.dtype.num_bytes)
+        piece_y = _piece(widest, y.dtype.num_bytes, y.align, shape.y_offset, q.extent, [d.y for d in (p, *rest)])
         tiles = {"p": (p, config["p"] * 8 * v), "q": (q, config["q"] * 8 * v)}
         order = ("q", "p") if config["first"] == "p" else ("p", "q")
         digits = _tile_digits(rest, [(name, *tiles[name]) for name in order], c is not None)

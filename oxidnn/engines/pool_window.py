@@ -23,6 +23,7 @@ _LIMIT = 2**31
 _PLACED_IN_F32 = 2**19  # elements: a window's place, rounded, is less than 1/8 off
 # The assembler hoists all loads of unrolled taps, so registers bound how many elements those may load (forward, backward).
 _UNROLL = {False: 80, True: 32}
+_SEARCHED = 24  # words of a window that is searched in registers
 _ROUND = {False: 16, True: 8}  # the same for the taps one round of a loop takes
 
 
@@ -321,7 +322,8 @@ class CellEngine(_PoolEngine):
         stride = prod(a.stride for a in problem.axes[self._first_walked(problem):])
         if stride > 64:
             return refuse(f"cells of {stride} elements (at most 64 a thread)")
-        if prod(a.max_sharing for a in problem.axes) > 16 or self._held(problem) > _UNROLL[False] or (
+        most = _UNROLL[False] if self._overlaps(problem) or problem.mode != "max" else _SEARCHED
+        if prod(a.max_sharing for a in problem.axes) > 16 or self._held(problem) > most or (
                 problem.mode == "max" and self._overlaps(problem) and not _counts_taps(problem)):
             return refuse(f"windows of {' x '.join(str(a.window) for a in problem.axes)} elements")
         return super().check_support(problem, device)
@@ -331,7 +333,8 @@ class CellEngine(_PoolEngine):
         found_again = problem.mode == "max" and self._overlaps(problem)
         described = [o.desc for o in problem.operands if o.name != "x" or not found_again]
         vector = vector_limit([*described, _found_again(problem)] if found_again else described)
-        while vector > 1 and vector * self._held(problem) > (_UNROLL[True] if self._overlaps(problem) else _UNROLL[False]):
+        most = _UNROLL[True] if self._overlaps(problem) else _UNROLL[False] if problem.mode != "max" else _SEARCHED
+        while vector > 1 and vector * self._held(problem) > most:
             vector //= 2
         return tuple(EngineConfig.of(vec=v, threads=t) for v in dict.fromkeys((vector, 1)) for t in (128, 256))
 

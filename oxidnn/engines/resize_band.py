@@ -493,7 +493,8 @@ class BandEngine(Engine):
             for name, loop in (("first", loops[0]), ("last", loops[-1])):
                 args += [Arg(f"outputs_{name}", "s32", counts[loop.axis]), Arg(f"stride_{name}", "s64", target_row[2 + loop.axis])]
             live = _live_words(loops, vector, size)
-            ctas = 2 if size == 8 or live > 140 else 3 if live > 85 else 4
+            many = _unrolled_loads(loops) >= 56 and not _has_fences(loops, size)
+            ctas = 2 if size == 8 or live > 140 else 3 if live > 85 or many else 4
             consts = BandConsts(source.dtype.name, _compute(problem), loops, digits.consts(wide), vector, packs,
                                 _has_fences(loops, size), _prefetches(loops, size))
             threads = 128

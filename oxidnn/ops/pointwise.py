@@ -160,6 +160,10 @@ def _make(op: str, expression: Expression, names: tuple[str, ...], tensors: Mapp
         if kinds is not None and desc.dtype != kind:
             raise expected(op, f"type of {name}", desc.dtype, kind)
         outputs.append(Operand(name, desc, True))
+    unsigned = [o.desc.dtype for o in outputs if o.desc.dtype.kind in ("uint", "bool")]
+    if unsigned and any(node.op == "bitwise_not" for node in expression.nodes()):
+        raise expected(op, "expression", f"bitwise_not of {unsigned[0]}, whose bits end below the compute type's",
+                       "bitwise_xor with the bits of the type, e.g. 255")
     every = [*inputs, *(o.desc.dtype for o in outputs)]
     if any(k.name == "f64" for k in every):
         compute = "f64"

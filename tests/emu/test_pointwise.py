@@ -128,6 +128,7 @@ def test_bits_of_integers() -> None:
         a = np.concatenate([rng.integers(info.min, info.max, 60, endpoint=True), [0, -1, 1, info.min, info.max]]).astype(kind)
         b = np.concatenate([rng.integers(-50, 50, 60), [7, -7, 3, 1, -1]]).astype(kind)
         b[b == 0] = 5
+        a[-3:], b[-3:] = [info.max, info.min, 7], [-5, info.max, info.min]
         n = rng.integers(0, info.bits, len(a)).astype(kind)
         name = np.dtype(kind).name
         for text, want in {"bitwise_and(a, b)": a & b, "bitwise_or(a, b)": a | b, "bitwise_xor(a, b)": a ^ b, "bitwise_not(a)": ~a,
@@ -139,6 +140,9 @@ def test_bits_of_integers() -> None:
             np.testing.assert_array_equal(got, want, err_msg=f"{text} of {name}")
         got = compute("popcount(a)", {"a": a}, name)[0]
         np.testing.assert_array_equal(got, [(int(v) % (1 << info.bits)).bit_count() for v in a])
+    for kind in (np.uint8, np.uint32, np.bool_):
+        with pytest.raises(InvalidArgument, match="bitwise_xor"):
+            compute("bitwise_not(x)", {"x": np.zeros(4, kind)}, np.dtype(kind).name)
     wide = np.array([40, -3, 32, 70], np.int32)
     shifted = compute("right_shift(a, n)", {"a": np.array([-5, 9, 9, -9], np.int32), "n": np.abs(wide) + 32}, "int32")[0]
     np.testing.assert_array_equal(shifted, [-1, 0, 0, -1])

@@ -67,5 +67,11 @@ def test_refusals_name_the_argument() -> None:
         H.reduce_backward(np.zeros(2), x, "argmax", 1)
     with pytest.raises(oxidnn.InvalidArgument, match="shape of dy"):
         H.reduce_backward(np.zeros(3), x, "sum", 1)
+    for call in (lambda: H.reduce_backward([1, 1], x, "sum", 1), lambda: H.reduce_backward(None, x), lambda: H.reduce_backward(x, None)):
+        with pytest.raises(oxidnn.InvalidArgument, match="an array"):
+            call()
+    for correction, op in (("a", "var"), (1, "sum")):
+        with pytest.raises(oxidnn.InvalidArgument, match="correction"):
+            H.reduce_backward(np.zeros(2), x, op, 1, correction=correction)
     with pytest.raises(oxidnn.InvalidArgument, match="axes"):
         H.reduce_backward(np.zeros(2), x, "sum", 2)
