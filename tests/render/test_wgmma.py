@@ -68,9 +68,11 @@ def test_wide_tiles_of_random_problems_fit_the_registers(op: str) -> None:
     rng = np.random.default_rng([20261128, *op.encode()])
     engine = MatmulEngine(op, WGMMA_SM90)
     seen: set[object] = set()
-    for _ in range(1500):
+    for _ in range(8000):
+        if len(seen) >= 8:
+            break
         problem = SAMPLES[op](rng, "small")
-        if len(seen) >= 8 or problem.is_empty or not any(o.name not in ("a", "b", "x", "w", "dy") for o in problem.inputs) \
+        if problem.is_empty or not any(o.name not in ("a", "b", "x", "w", "dy") for o in problem.inputs) \
                 or not engine.check_support(problem, DEVICE):
             continue
         wide = [c for c in engine.configs(problem, DEVICE) if c["tile_n"] >= 192 or c["tile_m"] * c["tile_n"] >= 192 * 128]
