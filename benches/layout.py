@@ -11,13 +11,10 @@ sum in f32. --seconds: start no case after so long.
 from __future__ import annotations
 
 import argparse
-import gc
-import json
 import math
-import statistics
 import sys
-import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,14 +22,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import torch
 import torch.nn.functional as F
-from conv_mma import FLUSH_BYTES
 from conv_mma import TORCH_TYPES as FLOAT_TYPES
-from stamp import stamp
+from moving import against_copy, run
+from verify import Tensors
 
-from oxidnn.dispatch.registry import ENGINES, engines_for
-from oxidnn.dispatch.select import choose
+from oxidnn.dispatch.registry import ENGINES
 from oxidnn.ops.case import parse_case
-from oxidnn.plan import Plan
 from oxidnn.runtime.cuda_backend import CudaBackend
 
 TORCH_TYPES = FLOAT_TYPES | {"f64": torch.float64, "s8": torch.int8, "u8": torch.uint8, "s32": torch.int32, "s64": torch.int64,
@@ -102,7 +97,7 @@ def with_configs(label: str, options: argparse.Namespace) -> bool:
 def measure(backend: CudaBackend, label: str, line: str, peer: Peer, options: argparse.Namespace) -> dict[str, Any]:
     problem = parse_case(line)
     generator = torch.Generator("cuda").manual_seed(1)
-    tensors: dict[str, torch.Tensor] = {}
+    tensors: Tensors = {}
     for o in problem.operands:
         tensor = torch.empty_strided(o.desc.shape, o.desc.strides, dtype=TORCH_TYPES[o.desc.dtype.name], device="cuda")
         if not o.is_output and o.desc.dtype.is_float:
@@ -111,47 +106,11 @@ def measure(backend: CudaBackend, label: str, line: str, peer: Peer, options: ar
             tensor.copy_(torch.randint(0, 100, o.desc.shape, device="cuda", generator=generator))
         tensors[o.name] = tensor
     inputs, outputs = [tensors[o.name] for o in problem.inputs], [tensors[o.name] for o in problem.outputs]
-    is_copy = problem.op in ENGINES and any(e.id.startswith("layout.") for e in ENGINES[problem.op]) and "_backward" not in problem.op
+    is_copy = any(e.id.startswith("layout.") for e in ENGINES[problem.op]) and "_backward" not in problem.op
     want = peer(*inputs) if is_copy or problem.op.startswith("cummax") else peer(*(t.double() for t in inputs))
-    first = choose(problem, backend.info, None)[:2]
-    choices = [first]
-    if with_configs(label, options):
-        choices += [(e, c) for e in engines_for(problem.op) if e.check_support(problem, backend.info)
-                    for c in e.configs(problem, backend.info) if (e, c) != first]
-    pointers, stream = [t.data_ptr() for t in tensors.values()], backend.default_stream()
-    rows: list[dict[str, Any]] = []
-    calls: list[Callable[[], Any]] = []
-    for engine, config in choices:
-        row: dict[str, Any] = {"engine": engine.id, "config": config.name, "estimate_us": engine.estimate(problem, config, backend.info)}
-        rows.append(row)
-        try:
-            plan = Plan(problem, engine, config, engine.build_steps(problem, config, backend.info), backend)
-            scratch = torch.full((max(1, plan.workspace_bytes),), 0xFF, dtype=torch.uint8, device="cuda")
-            for t in outputs:
-                t.fill_(float("nan") if t.dtype.is_floating_point else 77)
-            torch.cuda.synchronize()
-
-            def call(plan: Plan = plan, scratch: torch.Tensor = scratch) -> None:
-                plan.execute(pointers, scratch.data_ptr(), stream)
-
-            call()
-            backend.synchronize(stream)
-            row["error"] = matches(outputs, want, is_copy, max(problem.operands[0].desc.shape, default=1))
-            row["index"] = len(calls)
-            calls.append(call)
-        except Exception as error:  # a config that cannot be launched is reported, not fatal
-            row["failure"] = f"{type(error).__name__}: {error}"[:400]
-    del want
-    halves = [torch.empty(max(1, problem.num_bytes // 2), dtype=torch.uint8, device="cuda") for _ in range(2)]
-    peers = {"copy": lambda: halves[1].copy_(halves[0]), "torch": lambda: peer(*inputs)}
-    torch.cuda.synchronize()
-    times = [statistics.median(t) for t in backend.time_launches([*calls, *peers.values()], stream, options.repeats, FLUSH_BYTES)]
-    for row in rows:
-        if "index" in row:
-            row["us"] = times[row.pop("index")]
-    right = [r for r in rows if r.get("error", math.inf) <= 1.0]
-    return {"case": label, "line": line, "bytes": problem.num_bytes, "rows": rows, "default": rows[0], "copy_us": times[-2],
-            "torch_us": times[-1], "best": min(right, key=lambda r: r["us"]) if right else None}
+    terms = max(problem.operands[0].desc.shape, default=1)
+    return against_copy(backend, label, line, problem, tensors, lambda: matches(outputs, want, is_copy, terms), lambda: peer(*inputs),
+                        with_configs(label, options), options.repeats)
 
 
 def main() -> None:
@@ -163,40 +122,9 @@ def main() -> None:
     parser.add_argument("--json", default="")
     options = parser.parse_args()
 
-    begin, backend = time.monotonic(), CudaBackend(0)
-    print(f"{backend.info.name}, median of {options.repeats}")
-    print(f"{'case':40} {'us':>8} {'TB/s':>5} {'/copy':>6} {'torch x':>8} {'regret':>6}  config")
-    results, left = [], []
-    for label, line, peer in CASES:
-        if line.split()[0] not in ENGINES or not all(word in label for word in options.match.split()):
-            continue
-        if time.monotonic() - begin > options.seconds:
-            left.append(label)
-            continue
-        try:
-            r = measure(backend, label, line, peer, options)
-        except Exception as error:  # one case less
-            print(f"FAILED {label}: {type(error).__name__}: {error}"[:400], flush=True)
-            continue
-        gc.collect()
-        torch.cuda.empty_cache()
-        results.append(r)
-        for row in r["rows"]:
-            if row.get("error", 2.0) > 1.0:
-                print(f"WRONG {label} {row['engine']} {row['config']}: {row.get('failure', row.get('error'))}")
-            elif with_configs(label, options):
-                print(f"    {row['engine']} {row['config']}: {row['us']:.1f} us, {r['bytes'] / row['us'] / 1e6:.2f} TB/s")
-        us = r["default"].get("us", math.nan)
-        regret = us / r["best"]["us"] - 1 if r["best"] else math.nan
-        print(f"{label:40} {us:8.1f} {r['bytes'] / us / 1e6:5.2f} {r['copy_us'] / us:6.2f} {r['torch_us'] / us:8.2f} {regret:6.0%}  "
-              f"{r['default']['engine']} {r['default']['config']}"
-              + (f" (best {r['best']['engine']} {r['best']['config']})" if r["best"] and r["best"] is not r["default"] else ""), flush=True)
-    if left:
-        print(f"no time for {len(left)}: {', '.join(left)}")
-    if options.json:
-        record = {"stamp": stamp(), "device": backend.info.name, "options": vars(options), "seconds": time.monotonic() - begin,
-                  "results": results}
-        Path(options.json).write_text(json.dumps(record, indent=1, default=str))
+    backend = CudaBackend(0)
+    run(backend, [(label, partial(measure, backend, label, line, peer, options)) for label, line, peer in CASES
+                  if all(word in label for word in options.match.split())], options)
 
 
 if __name__ == "__main__":

@@ -41,7 +41,6 @@ def verify(backend: Backend, problem: Problem, choices: Iterable[tuple[Engine, E
                 poison(tensors[output.name])
             torch.cuda.synchronize()
 
-
             def call(plan: Plan = plan, scratch: torch.Tensor = scratch) -> None:
                 plan.execute(pointers, scratch.data_ptr(), stream, scalars)
 
