@@ -36,7 +36,7 @@ from .ops.case import near, parse_case
 from .ops.checks import check_choice, check_integer
 from .ops.layout import CONCAT_INPUTS, MAX_PARTS, TEXTS
 from .ops.pointwise import output_names_of
-from .ops.reduce import normalize_axes
+from .ops.reduce import GRADIENTS, normalize_axes
 from .runtime.backend import Backend
 from .tensor import TensorDesc
 
@@ -53,16 +53,6 @@ _RESIZE = (("size", None), ("mode", "nearest"), ("scales", None), ("align_corner
            ("antialias", False), ("cubic_coefficient", -0.75), ("exclude_outside", None))
 _SLICE = (("starts", None), ("stops", None), ("steps", None), ("axes", None))
 _SCAN = (("axis", -1), ("reverse", False))
-# dx by the kind of reduction, and what the expression needs beside dy and x: y, what another reduction finds, how many elements attain y
-# or are 0. `count` stands for the number of elements less the correction.
-_REDUCTION_GRADIENTS = {
-    "sum": ("",), "mean": ("",), "norm1": ("dy * sign(x)",), "norm2": ("where(y == 0, 0, dy * x / y)", "y"),
-    "logsumexp": ("dy * exp(x - y)", "y"),
-    "max": ("where(x == y, dy / ties, 0)", "y", "ties"), "min": ("where(x == y, dy / ties, 0)", "y", "ties"),
-    "amax": ("where(abs(x) == y, dy * sign(x) / ties, 0)", "y", "ties"), "mul_no_zeros": ("where(x == 0, 0, dy * y / x)", "y"),
-    "prod": ("dy * where(zeros == 0, mul_no_zeros / x, where(logical_and(zeros == 1, x == 0), mul_no_zeros, 0))", "mul_no_zeros", "zeros"),
-    "var": ("2 * dy * (x - mean) / count", "mean"), "std": ("where(y == 0, 0, dy * (x - mean) / (count * y))", "mean", "y"),
-}  # fmt: skip
 _EXCLUSIVE_SCAN = (*_SCAN, ("exclusive", False))
 _NORM = (("eps", 1e-5), ("axes", -1), ("epilogue", None), ("return_stats", False), ("return_sum", False))
 _CHANNEL_NORM = (("eps", 1e-5), ("epilogue", None), ("return_stats", False), ("return_mask", False))
@@ -765,7 +755,7 @@ class DnnHandle(ListOps):
         correction = check_integer("reduce_backward", "correction", correction, 0)
         if correction and op not in ("var", "std"):
             raise expected("reduce_backward", "correction", correction, f"none for {op}")
-        text, *parts = _REDUCTION_GRADIENTS[check_choice("reduce_backward", "op", op, tuple(_REDUCTION_GRADIENTS))]
+        text, *parts = GRADIENTS[check_choice("reduce_backward", "op", op, tuple(GRADIENTS))]
         shape = _shape(x.shape)
         axes = normalize_axes("reduce_backward", axes, len(shape))
         kept = tuple(1 if a in axes else n for a, n in enumerate(shape))

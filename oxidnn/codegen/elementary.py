@@ -678,6 +678,14 @@ def lgamma(t: str) -> Callable[[Emitter, str], str]:
     return lower
 
 
+def _moved_up(e: Emitter, x: str) -> tuple[str, str, str, str]:
+    """(x < 0, x or its reflection 1 - x, whether that lies below 10, that and 10 more if so): where the asymptotic series hold."""
+    negative = e("setp.lt.f64", x, 0.0)
+    inner = e("selp.f64", e("sub.rn.f64", 1.0, x), x, negative)
+    low = e("setp.lt.f64", inner, 10.0)
+    return negative, inner, low, e("selp.f64", e("add.rn.f64", inner, 10.0), inner, low)
+
+
 def digamma(t: str) -> Callable[[Emitter, str], str]:
     """psi(x) = psi(x + 10) - sum of 1/(x + k); there log x - 1/(2x) - 1/(12 x^2) + ...; negative x: psi(1 - x) - pi / tan(pi x).
 
@@ -686,14 +694,11 @@ def digamma(t: str) -> Callable[[Emitter, str], str]:
 
     def lower(e: Emitter, argument: str) -> str:
         x = argument if t == "f64" else e("cvt.f64.f32", argument)
-        negative = e("setp.lt.f64", x, 0.0)
-        inner = e("selp.f64", e("sub.rn.f64", 1.0, x), x, negative)
-        low = e("setp.lt.f64", inner, 10.0)
+        negative, inner, low, moved = _moved_up(e, x)
         total: str | float = 0.0
         for k in range(0, 10, 2):
             a, b = (e("add.rn.f64", inner, float(k)) if k else inner), e("add.rn.f64", inner, k + 1.0)
             total = e("add.rn.f64", total, e("div.rn.f64", e("add.rn.f64", a, b), e("mul.rn.f64", a, b)))
-        moved = e("selp.f64", e("add.rn.f64", inner, 10.0), inner, low)
         r = e("rcp.rn.f64", moved)
         z = e("mul.rn.f64", r, r)
         value = e("fma.rn.f64", r, -0.5, log_f64(e, moved))
@@ -717,14 +722,11 @@ def trigamma(t: str) -> Callable[[Emitter, str], str]:
 
     def lower(e: Emitter, argument: str) -> str:
         x = argument if t == "f64" else e("cvt.f64.f32", argument)
-        negative = e("setp.lt.f64", x, 0.0)
-        inner = e("selp.f64", e("sub.rn.f64", 1.0, x), x, negative)
-        low = e("setp.lt.f64", inner, 10.0)
+        negative, inner, low, moved = _moved_up(e, x)
         total: str | float = 0.0
         for k in range(9, -1, -1):  # the small ones first
             r = e("rcp.rn.f64", e("add.rn.f64", inner, float(k)) if k else inner)
             total = e("fma.rn.f64", r, r, total)
-        moved = e("selp.f64", e("add.rn.f64", inner, 10.0), inner, low)
         r = e("rcp.rn.f64", moved)
         z = e("mul.rn.f64", r, r)
         value = e("fma.rn.f64", e("mul.rn.f64", z, r), e.polynomial(z, TRIGAMMA, "f64"), e("fma.rn.f64", z, 0.5, r))

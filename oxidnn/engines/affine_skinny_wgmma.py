@@ -149,11 +149,9 @@ class SkinnyWgmmaMatmul:
 
     def check(self, am: AffineMatmul, device: DeviceInfo) -> Support:
         """sm_90a; both operands f16 or both bf16; the shorter side at most 128 and along k; operands that tensor maps can fetch."""
-        if device.arch != "sm_90a":
-            return refuse(f"skinny_wgmma needs sm_90a, the device is {device.arch}")
-        kinds = {am.a.dtype.name, am.b.dtype.name}
-        if len(kinds) != 1 or not kinds <= {"f16", "bf16"} or am.acc.name != "f32":
-            return refuse(f"skinny_wgmma multiplies f16 or bf16 pairs in f32, not {am.a.dtype} x {am.b.dtype} in {am.acc}")
+        halves = tiling.check_halves_sm90(self.name, am, device)
+        if not halves:
+            return halves
         if min(am.m.size, am.n.size) > MAX_COLUMNS:
             return refuse(f"skinny_wgmma takes at most {MAX_COLUMNS} columns, the shorter side is {min(am.m.size, am.n.size)}")
         common = tiling.check_common(am, device)

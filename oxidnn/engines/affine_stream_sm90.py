@@ -44,7 +44,6 @@ class StreamConsts:
     stages: int
     chunk: int
     is_resident: bool
-    streams: bool  # lines of A leave L2 first
     epilogue: tiling.EpilogueConsts
 
     @property
@@ -153,7 +152,7 @@ def _consts(am: AffineMatmul, config: EngineConfig) -> StreamConsts:
     chunk = -(-tiles // -(-tiles // MAX_CHUNK))
     is_resident = chunk == tiles and am.k.size // 8 * tiles <= min(MAX_FRAGMENTS, REGISTERS[config["warps"]] - 52 - 4 * chunk)
     return StreamConsts(am.a.dtype.name, am.k.size, am.n.size, major, SLICE * config["slices"], config["warps"], config["stages"], chunk,
-                        is_resident, dict(config.knobs).get("streams", False), epilogue)
+                        is_resident, epilogue)
 
 
 class StreamSm90Matmul:
@@ -165,11 +164,11 @@ class StreamSm90Matmul:
     def check(self, am: AffineMatmul, device: DeviceInfo) -> Support:
         """sm_90a; both operands and D f16, or all bf16; k and n multiples of 8; rows of A and D end to end; epilogue operands that change
         along n only."""
-        if device.arch != "sm_90a":
-            return refuse(f"stream_sm90 needs sm_90a, the device is {device.arch}")
-        kinds = {am.a.dtype.name, am.b.dtype.name, am.d.dtype.name}
-        if len(kinds) != 1 or not kinds <= {"f16", "bf16"} or am.acc.name != "f32":
-            return refuse(f"stream_sm90 takes and gives f16 or bf16 alone, not {am.a.dtype} x {am.b.dtype} to {am.d.dtype}")
+        halves = tiling.check_halves_sm90(self.name, am, device)
+        if not halves:
+            return halves
+        if am.d.dtype != am.a.dtype:
+            return refuse(f"stream_sm90 takes and gives f16 or bf16 alone, not {am.d.dtype} of {am.a.dtype}")
         if am.m.size == 0 or am.n.size == 0 or am.batch.size == 0 or am.k.size == 0:
             return refuse("stream_sm90 needs terms and results")
         common = tiling.check_common(am, device)
@@ -258,7 +257,6 @@ class StreamGradientConsts:
     stages: int
     stride_u: int
     stride_v: int
-    streams: bool  # lines of A and B leave L2 first
 
     @property
     def u(self) -> int:
@@ -338,7 +336,7 @@ def _gradient_consts(am: AffineMatmul, config: EngineConfig) -> StreamGradientCo
     strides = {"m": am.n.size, "n": 1} if tiling.inner_direction(d) == "n" else {"m": 1, "n": am.m.size}
     stride_u, stride_v = (strides["m"], strides["n"]) if u_side == "a" else (strides["n"], strides["m"])
     return StreamGradientConsts(am.a.dtype.name, am.m.size, am.n.size, u_side, config["groups"], config["sharers"], config["slices"],
-                                config["stages"], stride_u, stride_v, dict(config.knobs).get("streams", False))
+                                config["stages"], stride_u, stride_v)
 
 
 class StreamGradientSm90Matmul:
@@ -349,11 +347,9 @@ class StreamGradientSm90Matmul:
 
     def check(self, am: AffineMatmul, device: DeviceInfo) -> Support:
         """sm_90a; both operands f16 or both bf16, their lines at each k end to end, multiples of 8 long, one of 16; D small."""
-        if device.arch != "sm_90a":
-            return refuse(f"{self.name} needs sm_90a, the device is {device.arch}")
-        kinds = {am.a.dtype.name, am.b.dtype.name}
-        if len(kinds) != 1 or not kinds <= {"f16", "bf16"} or am.acc.name != "f32":
-            return refuse(f"{self.name} multiplies f16 or bf16 pairs in f32, not {am.a.dtype} x {am.b.dtype} in {am.acc}")
+        halves = tiling.check_halves_sm90(self.name, am, device)
+        if not halves:
+            return halves
         if am.m.size == 0 or am.n.size == 0 or am.batch.size == 0 or am.k.size == 0:
             return refuse(f"{self.name} needs terms and results")
         common = tiling.check_common(am, device)

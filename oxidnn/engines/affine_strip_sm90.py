@@ -247,10 +247,11 @@ def _aligned(num_bytes: int, unit: int) -> int:
 
 def _check(name: str, plan_of: Callable[[AffineMatmul], object], am: AffineMatmul | MatmulGroup, device: DeviceInfo) -> Support:
     """What both kernels need; plan_of gives the reason if it finds no plan."""
-    if device.arch != "sm_90a":
-        return refuse(f"{name} needs sm_90a, the device is {device.arch}")
-    if isinstance(am, MatmulGroup) or not am.a.dtype.name == am.b.dtype.name in ("f16", "bf16") or am.acc.name != "f32":
-        return refuse(f"{name} multiplies f16 or bf16 pairs in f32")
+    if isinstance(am, MatmulGroup):
+        return refuse(f"{name} takes a single product")
+    halves = tiling.check_halves_sm90(name, am, device)
+    if not halves:
+        return halves
     common = tiling.check_common(am, device)
     if not common or tiling.empty_build(am) is not None:
         return common

@@ -771,6 +771,15 @@ def check_common(am: AffineMatmul, device: DeviceInfo) -> Support:
     return Support(True)
 
 
+def check_halves_sm90(name: str, am: AffineMatmul, device: DeviceInfo) -> Support:
+    """sm_90a; both operands f16 or both bf16, f32 sums."""
+    if device.arch != "sm_90a":
+        return refuse(f"{name} needs sm_90a, the device is {device.arch}")
+    if am.a.dtype != am.b.dtype or am.a.dtype not in (F16, BF16) or am.acc.name != "f32":
+        return refuse(f"{name} multiplies f16 or bf16 pairs in f32, not {am.a.dtype} x {am.b.dtype} in {am.acc}")
+    return Support(True)
+
+
 def empty_build(am: AffineMatmul) -> Build | None:
     """The build of a matmul with no output elements, else None. A k space without points is no special case: its sums are zero."""
     return Build(()) if am.m.size == 0 or am.n.size == 0 or am.batch.size == 0 else None

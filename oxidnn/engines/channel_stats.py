@@ -26,7 +26,7 @@ from ..ops.epilogue import accumulator_of, align_shape, align_strides
 from ..tensor import TensorDesc
 from .base import SUPPORTED, Arg, ArgValue, Build, Engine, EngineConfig, ScalarArg, Scratch, Step, Support, TensorArg, refuse
 from .collapse import collapse
-from .digits import DigitConsts, Digits
+from .digits import DigitConsts, Digits, power_of_two
 from .element_epilogue import ElementEpilogue
 
 THREADS = 256
@@ -308,10 +308,6 @@ def _gets_ready(target: Target) -> bool:
     return target.capability >= (9, 0)
 
 
-def _power_of_two(n: int) -> int:
-    return 1 << max(n - 1, 0).bit_length()
-
-
 @dataclass(frozen=True)
 class Cut:
     """How rows are dealt out: in blocks of `block`, to `chunks` in turns, so that the device sweeps over memory."""
@@ -375,7 +371,7 @@ class ChannelNormEngine(Engine):
             # as many lanes as divide the packs, if that still makes runs of memory worth their while
             lanes = min(32, packs & -packs)
             if lanes < min(8, packs):
-                lanes = min(32, _power_of_two(packs))
+                lanes = min(32, power_of_two(packs))
             unroll = max(1, min(8, _HELD_BYTES // compute_of(problem).num_bytes // vector))
             if along == "row" and problem.has("mask"):  # words of bits, one for each row that is held
                 unroll = min(unroll, 2)
@@ -386,7 +382,7 @@ class ChannelNormEngine(Engine):
                 flat = FlatProblem.of(problem) if along == "row" else None
                 flat_space = self.space(flat) if flat is not None else None
                 if flat is not None and flat_space is not None and (wider := flat_space.vector("column")) > vector:
-                    lanes = min(32, _power_of_two(flat.channels // wider))
+                    lanes = min(32, power_of_two(flat.channels // wider))
                     unroll = max(1, min(8, _HELD_BYTES // compute_of(problem).num_bytes // wider))
                     found.insert(0, EngineConfig.of(**usual | {"along": "flat", "vec": wider, "lanes": lanes, "unroll": unroll}))
                 others = ({"streams": not usual["streams"]}, {"ctas": 2}, {"depth": 2}, {"unroll": max(1, unroll // 2)})

@@ -59,3 +59,12 @@ class Digits:
         if not extents:
             extents, rows = (1,), ((0,),) * len(self.strides)
         return Digits(tuple(f"{stem}{i}" for i in range(len(extents))), extents, dict(zip(self.strides, rows, strict=True)))
+
+
+def ceil_div(a: int, b: int) -> int:
+    return -(-a // b)
+
+
+def power_of_two(n: int) -> int:
+    """The least one that is not below n."""
+    return 1 << max(n - 1, 0).bit_length()

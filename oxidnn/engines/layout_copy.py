@@ -60,8 +60,31 @@ class AxisConsts:
     mask: int
 
 
+class Values:
+    """The registers of elements under way: of x (`value`: the type they are loaded as) and of the third operand."""
+
+    value: str
+    third_value: str
+
+    @property
+    def value_bits(self) -> str:
+        return register_type(self.value)
+
+    @property
+    def third_bits(self) -> str:
+        return register_type(self.third_value)
+
+    @property
+    def zero(self) -> str:
+        return zero(self.value)
+
+    @property
+    def third_zero(self) -> str:
+        return zero(self.third_value)
+
+
 @dataclass(frozen=True)
-class CopyConsts:
+class CopyConsts(Values):
     """source: None for a value alone. move: "bits", "cast" or "scale". value: the type that elements are loaded as. load: "pack" or "each".
 
     form: "packs", "ragged" or "linear", see the template. wide: strides need 64 bits.
@@ -99,22 +122,6 @@ class CopyConsts:
     def words(self) -> bool:
         """A pack moves as words, untouched."""
         return self.move == "bits" and not (self.source and (self.masked or self.load == "each"))
-
-    @property
-    def value_bits(self) -> str:
-        return register_type(self.value)
-
-    @property
-    def third_bits(self) -> str:
-        return register_type(self.third_value)
-
-    @property
-    def zero(self) -> str:
-        return zero(self.value)
-
-    @property
-    def third_zero(self) -> str:
-        return zero(self.third_value)
 
     @property
     def part_params(self) -> tuple[tuple[str, str], ...]:

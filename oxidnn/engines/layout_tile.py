@@ -11,8 +11,8 @@ from ..dtypes import DType
 from ..ops.base import Problem
 from ..ops.layout import LayoutProblem
 from .base import SUPPORTED, Arg, Build, Engine, EngineConfig, Step, Support, TensorArg, refuse
-from .digits import DigitConsts, Digits
-from .layout_copy import BITS, Dim, Geometry, arithmetic, geometry, loaded_as, movement, register_type, zero
+from .digits import DigitConsts, Digits, ceil_div
+from .layout_copy import BITS, Dim, Geometry, Values, arithmetic, geometry, loaded_as, movement
 
 _LEAST = 8  # elements along either dimension from which a tile beats separate reads
 _TILES = ((1, 1), (1, 2), (2, 1), (2, 2))  # blocks along q and p
@@ -24,7 +24,7 @@ def _threads(size: int) -> int:
 
 
 @dataclass(frozen=True)
-class TileConsts:
+class TileConsts(Values):
     """size: bytes of an element of x. piece_x, piece_y: elements of one access. See CopyConsts."""
 
     source: DType
@@ -50,25 +50,6 @@ class TileConsts:
         most = min(16, 64 // max(1, self.piece_x * self.size // 4))
         return [rounds[i:i + most] for i in range(0, len(rounds), most)]
 
-    @property
-    def value_bits(self) -> str:
-        return register_type(self.value)
-
-    @property
-    def third_bits(self) -> str:
-        return register_type(self.third_value)
-
-    @property
-    def zero(self) -> str:
-        return zero(self.value)
-
-    @property
-    def third_zero(self) -> str:
-        return zero(self.third_value)
-
-
-def _ceil(a: int, b: int) -> int:
-    return -(-a // b)
 
 
 def _planes(problem: LayoutProblem, shape: Geometry) -> tuple[int, int] | None:
@@ -126,7 +107,7 @@ class LayoutTile(Engine):
         used = 1.0
         for i, blocks in zip(planes, (config["p"], config["q"]), strict=True):
             tile = blocks * 128 // size
-            used *= shape.dims[i].extent / (_ceil(shape.dims[i].extent, tile) * tile)
+            used *= shape.dims[i].extent / (ceil_div(shape.dims[i].extent, tile) * tile)
         blocks = config["q"] * config["p"]
         # As measured on an H100: two blocks along p of 16-bit types, four of wider ones, the tiles of a column one after another.
         p, q = (shape.dims[i].extent for i in planes)
@@ -175,7 +156,7 @@ class LayoutTile(Engine):
 def _tile_digits(rest: list[Dim], tiles: list[tuple[str, Dim, int]], has_third: bool) -> Digits:
     """Digits of the tiles: the other dimensions, then those of the planes, in tiles."""
     names = (*(f"b{i}" for i in range(len(rest))), *(name for name, _, _ in tiles))
-    extents = (*(d.extent for d in rest), *(_ceil(d.extent, tile) for _, d, tile in tiles))
+    extents = (*(d.extent for d in rest), *(ceil_div(d.extent, tile) for _, d, tile in tiles))
     strides = {"x": (*(d.x for d in rest), *(d.x * tile for _, d, tile in tiles)),
                "y": (*(d.y for d in rest), *(d.y * tile for _, d, tile in tiles))}
     if has_third:

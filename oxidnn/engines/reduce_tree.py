@@ -25,6 +25,7 @@ from ..ops.reduce import COUNTED, FRACTIONAL, ReduceProblem
 from ..tensor import TensorDesc
 from .base import SUPPORTED, Arg, ArgValue, Build, Engine, EngineConfig, Scratch, Step, Support, TensorArg, refuse
 from .collapse import by_stride, collapse
+from .digits import power_of_two
 
 THREADS = 256
 UNROLL = 4
@@ -237,10 +238,6 @@ def _vec(space: _Space, x: TensorDesc, path: str) -> int:
     return vec
 
 
-def _power_of_two(n: int) -> int:
-    return 1 << max(0, n - 1).bit_length()
-
-
 def compute_type(kind: str, x: DType, y: DType) -> str:
     if kind == "count_nonzero":
         return "f64" if x.is_float else "s64"
@@ -261,14 +258,14 @@ def reduction_configs(x: TensorDesc, y: TensorDesc, axes: Sequence[int], kind: s
         vec = _vec(space, x, path)
         if path == "row":
             few = 32 * vec * UNROLL * 2  # what a warp takes in two rounds
-            alongs = [min(32, _power_of_two(-(-space.num_reduced // (vec * 2))))] if space.num_reduced <= few else [THREADS]
+            alongs = [min(32, power_of_two(-(-space.num_reduced // (vec * 2))))] if space.num_reduced <= few else [THREADS]
             if few < space.num_reduced <= 4 * few:
                 alongs = [32, THREADS] if space.num_reduced <= 2 * few else [THREADS, 32]
             # the elements beyond the last whole pack take a thread each
             alongs = [max(n, vec) if space.num_reduced % vec else n for n in alongs]
             arrangements = [(n, THREADS // n) for n in alongs]
         else:
-            outputs = min(32, _power_of_two(-(-space.num_outputs // vec)))
+            outputs = min(32, power_of_two(-(-space.num_outputs // vec)))
             arrangements = [(THREADS // outputs, outputs)]
         for along, outputs in arrangements:
             tiles = -(-space.num_outputs // (outputs * (vec if path == "column" else 1)))
@@ -342,7 +339,7 @@ def _state_step(op: str, consts: TreeConsts, states: Sequence[ArgValue], count: 
                 results: Sequence[ArgValue], space: _Space, num_reduced: int, correction: int, device: DeviceInfo) -> Step:
     """A tree over states: `count` of them are its reduced axis, outputs lie side by side. consts: of any tree of that
     reduction. results: where the target lies, or each component of states again."""
-    lanes = min(32, _power_of_two(space.num_outputs))
+    lanes = min(32, power_of_two(space.num_outputs))
     consts = replace(consts, path="column", along=THREADS // lanes, outputs=lanes, vec=1, kept=len(space.kept), reduced=1,
                      from_partials=True, has_tail=False, packs_target=False)
     index = "u64" if consts.wide_index else "u32"

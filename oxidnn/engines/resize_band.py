@@ -22,7 +22,7 @@ from ..ops.base import Problem
 from ..ops.resize import Axis, ResizeProblem
 from .base import SUPPORTED, Arg, Build, Engine, EngineConfig, Scratch, Step, Support, TensorArg, WorkspaceArg, refuse
 from .collapse import by_stride
-from .digits import DigitConsts, Digits
+from .digits import DigitConsts, Digits, ceil_div
 from .pool_window import byte_strides, compute_type, shifted, vector_limit
 
 _LIMIT = 2**31
@@ -144,10 +144,6 @@ class Bands:
 _SINGLE = Axis(1, 1, 1, 0, 1, 0, 0, 1)
 
 
-def _ceil(a: int, b: int) -> int:
-    return -(-a // b)
-
-
 def _count(axis: Axis, is_transposed: bool) -> tuple[int, int]:
     """(positions, taps that there are)."""
     return (axis.extent, axis.outputs) if is_transposed else (axis.outputs, axis.extent)
@@ -205,7 +201,7 @@ def _even(axis: Axis, block: int, f: Filter) -> Bands | None:
     origin = bounds[0][0]
     span = max(1, max(high for _, high in bounds) - origin + 1)
     advance = _bounds(axis, block, f.is_transposed)[0] - origin
-    blocks = _ceil(count, block)
+    blocks = ceil_div(count, block)
     if span * block > _MOST_NUMBERS or abs(origin) + span + advance * blocks >= _LIMIT // 2:
         return None
 
@@ -287,10 +283,10 @@ def _longest(axis: Axis, block: int, is_transposed: bool) -> int:
     """A bound of the span, from the slopes alone."""
     if not is_transposed:
         # floor(x + d) - floor(x) <= ceil(d)
-        return _ceil(axis.step * (block - 1) + axis.high - axis.low, axis.denominator) + 1
+        return ceil_div(axis.step * (block - 1) + axis.high - axis.low, axis.denominator) + 1
     if axis.step == 0:
         return axis.outputs
-    inner = _ceil(block * axis.denominator + axis.high - axis.low, axis.step) + 1
+    inner = ceil_div(block * axis.denominator + axis.high - axis.low, axis.step) + 1
     return inner + max(0, _bounds(axis, 0, True)[0]) + max(0, axis.outputs - 1 - _bounds(axis, axis.extent - 1, True)[1])
 
 
@@ -387,7 +383,8 @@ class BandEngine(Engine):
         source, target, vector = problem.inputs[0].desc, problem.outputs[0].desc, config["vec"]
         loops, size = _loops(problem, config), problem.outputs[0].desc.dtype.num_bytes
         rows, across = loops[0].block, loops[-1].block
-        threads = target.shape[0] * (target.shape[1] // vector) * prod(_ceil(_axis_count(problem, loop.axis), loop.block) for loop in loops)
+        threads = target.shape[0] * (target.shape[1] // vector) * prod(ceil_div(_axis_count(problem, loop.axis), loop.block)
+            for loop in loops)
         warps = min(48, 4 * (512 // max(32, 30 + int(0.8 * _live_words(loops, vector, size)))), max(threads, 1) / (32 * device.num_sms))
         # lines of 128 bytes that a warp's accesses touch: neighbours take packs of channels, or else blocks
         count, taps = _count(_axis(problem, loops[-1].axis), problem.is_backward)
@@ -409,7 +406,7 @@ class BandEngine(Engine):
         scratch, tables = Scratch(), {}
         for loop in _loops(problem, config):
             if loop.places == "table":
-                blocks = _ceil(_axis_count(problem, loop.axis), loop.block)
+                blocks = ceil_div(_axis_count(problem, loop.axis), loop.block)
                 tables[loop.axis] = (scratch.take(4 * blocks * loop.span),
                                      scratch.take((8 if _compute(problem) == "f64" else 4) * blocks * loop.block * loop.span))
         return tables, scratch.num_bytes
@@ -431,7 +428,7 @@ class BandEngine(Engine):
             if loop.axis not in tables:
                 continue
             a, axis, (places, weights) = loop.axis, _axis(problem, loop.axis), tables[loop.axis]
-            entries = _ceil(_axis_count(problem, a), loop.block) * loop.block * loop.span
+            entries = ceil_div(_axis_count(problem, a), loop.block) * loop.block * loop.span
             most = max(most, entries)
             args += [Arg(f"ptr_places{a}", "u64", places), Arg(f"ptr_weights{a}", "u64", weights), Arg(f"entries{a}", "u32", entries),
                      Arg(f"span{a}", "u32", loop.span), Arg(f"block{a}", "u32", loop.block), Arg(f"extent{a}", "s64", axis.extent),
@@ -440,7 +437,7 @@ class BandEngine(Engine):
         f, axes = Filter.of(problem), tuple(loop.axis for loop in loops if loop.axis in tables)
         consts = TableConsts(_compute(problem), axes, f.is_transposed, f.kind, f.is_normalised, f.excludes_outside, f.coefficient)
         return Step.of("resize/table", problem.op, Target.for_arch(device.arch), _TABLE_THREADS, args, consts,
-                       (_ceil(most, _TABLE_THREADS), len(axes), 1), suffix=f"{problem.mode}_{consts.compute}")
+                       (ceil_div(most, _TABLE_THREADS), len(axes), 1), suffix=f"{problem.mode}_{consts.compute}")
 
     def _band_steps(self, problem: ResizeProblem, config: EngineConfig, loops: tuple[LoopConsts, ...], device: DeviceInfo,
                     tables: dict[int, tuple[WorkspaceArg, WorkspaceArg]]) -> list[Step]:
@@ -461,7 +458,7 @@ class BandEngine(Engine):
                   and all(s % piece == 0 or n == 1 for i, (s, n) in enumerate(zip(byte_strides(target), target.shape, strict=True))
                           if i != 2 + end))
         packs = (tuple(range(across)),) if is_row else tuple((s,) for s in range(across))
-        extents = (target.shape[1] // vector, *(_ceil(counts[a], blocks[a]) for a in range(rank)))
+        extents = (target.shape[1] // vector, *(ceil_div(counts[a], blocks[a]) for a in range(rank)))
         images = max(1, min(target.shape[0], (_LIMIT - 1) // max(prod(extents), 1)))
         source_name, target_name = problem.inputs[0].name, problem.outputs[0].name
         names = ("n", "c", *(f"o{a}" for a in range(rank)))
@@ -484,7 +481,7 @@ class BandEngine(Engine):
                 else:
                     args.append(Arg(f"last{a}", "s32", _count(axis, problem.is_backward)[1] - 1))
                 if loop.has_ends:
-                    args.append(Arg(f"last_block{a}", "u32", _ceil(counts[a], loop.block) - 1))
+                    args.append(Arg(f"last_block{a}", "u32", ceil_div(counts[a], loop.block) - 1))
                 if loop.places == "divided":
                     multiplier, shift = magic(axis.denominator)
                     args += [Arg(f"step{a}", "s32", axis.step), Arg(f"low{a}", "s32", axis.low),
@@ -499,7 +496,7 @@ class BandEngine(Engine):
                                 _has_fences(loops, size), _prefetches(loops, size))
             threads = 128
             steps.append(Step.of("resize/band", problem.op, Target.for_arch(device.arch), threads, args, consts,
-                                 _ceil(digits.size, threads), min_ctas_per_sm=ctas,
+                                 ceil_div(digits.size, threads), min_ctas_per_sm=ctas,
                                  follows=bool(tables) and can_follow and not steps,
                                  suffix=f"{consts.dtype}_v{vector}_b{loops[0].block}x{across}"))
         return steps
@@ -541,7 +538,7 @@ def _block_of(order: tuple[int, ...], config: EngineConfig) -> tuple[int, ...]:
 
 def _entries(axis: Axis, block: int, problem: ResizeProblem) -> int:
     """The weights of one dimension, were they all in a table."""
-    return _ceil(_count(axis, problem.is_backward)[0], block) * block * (_listed(axis, block, Filter.of(problem)).span + 4)
+    return ceil_div(_count(axis, problem.is_backward)[0], block) * block * (_listed(axis, block, Filter.of(problem)).span + 4)
 
 
 def _instructions(loops: tuple[LoopConsts, ...], vector: int) -> float:
@@ -603,7 +600,7 @@ def _loops_of(axes: tuple[tuple[int, Axis, int], ...], f: Filter, is_nearest: bo
             turn = max(1, min(4, bands.span, int(300 / max(1.0, _instructions(loops, vector))), _LOADS[False] // loads))
             if loops and d == 0 and len(axes) == 2 and not loops[0].round and size < 8:
                 turn = 1
-            span = _ceil(bands.span, turn) * turn
+            span = ceil_div(bands.span, turn) * turn
             taps = (tuple((r, None, False) for r in range(block)),) * turn
             loop = LoopConsts(a, block, span, "table", 0, 0, taps, turn, True, False, False, False, is_ragged)
         loads *= loop.round or loop.span

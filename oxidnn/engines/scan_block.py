@@ -22,7 +22,7 @@ from ..ops.scan import ScanProblem, compute_type
 from ..tensor import TensorDesc
 from .base import SUPPORTED, Arg, ArgValue, Build, Engine, EngineConfig, Scratch, Step, Support, TensorArg, WorkspaceArg, refuse
 from .collapse import by_stride, collapse
-from .digits import DigitConsts, Digits
+from .digits import DigitConsts, Digits, ceil_div, power_of_two
 
 _LIMIT = 2**31
 _MOST_SPLITS = 512
@@ -261,14 +261,6 @@ def _width(sources: Sequence[Source], space: _Space, most: int) -> int:
     return width
 
 
-def _power_of_two(n: int) -> int:
-    return 1 << max(0, n - 1).bit_length()
-
-
-def _ceil(a: int, b: int) -> int:
-    return -(-a // b)
-
-
 class ScanBlock(Engine):
     """Every scan, on any architecture from sm_80; the same bits on every run."""
 
@@ -308,18 +300,18 @@ class ScanBlock(Engine):
             for threads in (128, 256):
                 if path == "row":
                     items = 8 // (len(states) if wide else 1) // (2 if wide else 1)
-                    along = min(threads, _power_of_two(_ceil(space.steps, items)))
+                    along = min(threads, power_of_two(ceil_div(space.steps, items)))
                     along, across, width = (threads, 1, 1) if along > 32 else (along, threads // along, 1)
                 else:
                     items = 2 if wide and len(states) > 1 else 4
                     smallest = min(s.desc.dtype.num_bytes for s in sources)
                     width = _width(sources, space, max(1, min((4 if wide else 16) // (items * len(states)), 16 // smallest)))
                     most = 16 if width * first.desc.dtype.num_bytes > 4 else 32  # a line of memory and more
-                    across = min(most, max(4, _power_of_two(_ceil(space.columns, width))))
+                    across = min(most, max(4, power_of_two(ceil_div(space.columns, width))))
                     along = threads // across
                 tile = along * items
-                ctas = _ceil(space.columns, across * width)
-                splits = max(1, min(_ceil(4 * device.num_sms * (256 // threads), ctas), space.steps // (4 * tile), _MOST_SPLITS))
+                ctas = ceil_div(space.columns, across * width)
+                splits = max(1, min(ceil_div(4 * device.num_sms * (256 // threads), ctas), space.steps // (4 * tile), _MOST_SPLITS))
                 counts = (splits, splits // 2) if splits >= 8 else (splits, 1) if splits > 1 else (1, 2) if space.steps > 2 * tile else (1,)
                 found += [EngineConfig.of(path=path, threads=threads, along=along, across=across, items=items, width=width, splits=n)
                           for n in counts]
@@ -339,11 +331,11 @@ class ScanBlock(Engine):
         splits, tile = config["splits"], config["along"] * config["items"]
         traffic = problem.num_bytes / (device.bandwidth_gbs * 1e3) * (1.5 if splits > 1 else 1.0)
         traffic *= 1.0 if (config["path"] == "row") == is_dense else 4.0
-        ctas = _ceil(space.columns, config["across"] * config["width"]) * splits
-        rounds = _ceil(space.steps, tile * splits)
+        ctas = ceil_div(space.columns, config["across"] * config["width"]) * splits
+        rounds = ceil_div(space.steps, tile * splits)
         at_once = device.num_sms * (2048 // config["threads"])
         # The tiles of a CTA follow one another at the latency of memory and of two barriers; the first launch of a split counts again.
-        latency = 1.6 * rounds * _ceil(ctas, at_once) * (1.7 if splits > 1 else 1.0)
+        latency = 1.6 * rounds * ceil_div(ctas, at_once) * (1.7 if splits > 1 else 1.0)
         fewer = min(1.0, ctas / (device.num_sms * 2))
         traffic *= 1.05 if config["threads"] == 256 else 1.0
         return (3.0 if splits == 1 else 6.0 + 0.02 * splits) + max(traffic / max(fewer, 0.02) ** 0.5, latency)
@@ -382,8 +374,8 @@ class ScanBlock(Engine):
         digits = Digits(tuple(f"k{i}" for i in range(len(extents))), extents, rows)
         packs = prod(extents)
         tile = along * items
-        chunk = _ceil(_ceil(space.steps, splits), tile) * tile
-        splits = _ceil(space.steps, chunk)
+        chunk = ceil_div(ceil_div(space.steps, splits), tile) * tile
+        splits = ceil_div(space.steps, chunk)
         inputs, outputs = tuple(stream(s) for s in sources[:count]), tuple(stream(s) for s in sources[count:])
         consts = ScanConsts(kind, path, states[0], states, inputs, outputs, along, across, items, width, reverse, exclusive,
                             digits.consts(), "scan", splits > 1)
@@ -394,7 +386,7 @@ class ScanBlock(Engine):
         args += [Arg("num_packs", "u32", packs), Arg("steps", "u32", space.steps), Arg("chunk", "u32", chunk)]
         args += [Arg(f"totals{k}", "u64", t) for k, t in enumerate(totals)]
         launches = [replace(consts, mode="totals", carries=False), consts] if splits > 1 else [consts]
-        grid = (_ceil(packs, across), splits, 1)
+        grid = (ceil_div(packs, across), splits, 1)
         return [Step.of("scan/block", problem.op, Target.for_arch(device.arch), along * across, args, c, grid,
                         suffix=f"{kind}_{path}_{c.mode}") for c in launches]
 

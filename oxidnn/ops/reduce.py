@@ -30,6 +30,16 @@ NEED_ELEMENTS = ("max", "min", "amax", "argmax", "argmin")
 FRACTIONAL = ("mean", "norm2", "logsumexp", "var", "std")  # of integers: a float
 COUNTED = ("sum", "prod", "norm1", "mul_no_zeros")  # of integers: s64
 
+# dx by the kind of reduction, and what the expression needs beside dy and x: y, what another reduction finds, how many elements attain y
+# or are 0. `count` stands for the number of elements less the correction.
+GRADIENTS: dict[str, tuple[str, ...]] = {
+    "sum": ("",), "mean": ("",), "norm1": ("dy * sign(x)",), "norm2": ("where(y == 0, 0, dy * x / y)", "y"),
+    "logsumexp": ("dy * exp(x - y)", "y"),
+    "max": ("where(x == y, dy / ties, 0)", "y", "ties"), "min": ("where(x == y, dy / ties, 0)", "y", "ties"),
+    "amax": ("where(abs(x) == y, dy * sign(x) / ties, 0)", "y", "ties"), "mul_no_zeros": ("where(x == 0, 0, dy * y / x)", "y"),
+    "prod": ("dy * where(zeros == 0, mul_no_zeros / x, where(logical_and(zeros == 1, x == 0), mul_no_zeros, 0))", "mul_no_zeros", "zeros"),
+    "var": ("2 * dy * (x - mean) / count", "mean"), "std": ("where(y == 0, 0, dy * (x - mean) / (count * y))", "mean", "y"),
+}  # fmt: skip
 
 @dataclass(frozen=True)
 class ReduceProblem(Problem):
