@@ -122,8 +122,8 @@ def ctc(h: oxidnn.DnnHandle, shape: tuple[int, ...], repeats: int, configs: bool
         row["torch_loss_us"] = gpu_us(lambda: F.ctc_loss(log_probs, targets, *host), repeats)
     row["torch_both_us"] = gpu_us(lambda: both(log_probs, targets, *host), repeats)
     if labels <= 256:
-        flat = torch.cat([t[:n] for t, n in zip(targets.cpu(), host[1], strict=True)]).int()
-        short = (flat, host[0].int(), host[1].int())
+        flat = torch.cat([t[:n] for t, n in zip(targets, host[1], strict=True)]).int()
+        short = (flat, lengths.int(), counts.int())  # 32 bits, one beside the other, all on the device: what cuDNN's takes
         row["cudnn_both_us"] = gpu_us(lambda: both(log_probs, *short), repeats)
     print(f"ctc T={frames} N={sequences} C={classes} S={labels}: loss {row['loss_us']:.0f} us (torch {row['torch_loss_us']:.0f}), "
           f"gradient {row['gradient_us']:.0f}, both {row['both_us']:.0f} (torch {row['torch_both_us']:.0f}, "
