@@ -179,6 +179,11 @@ def literal(value: str | float, t: str) -> str:
     return f64_literal(value) if t == "f64" else str(int(value))
 
 
+def select(e: Emitter, condition: str, a: str | float, b: str | float, t: str) -> str:
+    """a where the predicate holds, else b."""
+    return e(f"selp.{t if t[0] == 'f' else 'b' + t[1:]}", a, b, condition)
+
+
 def exp_f32(e: Emitter, x: str) -> str:
     """2^n * 2^r, n = rint(x log2e) kept in [-126, 126] so that 2^n is a normal number; what is left over stays in r.
 

@@ -41,7 +41,7 @@ def sources_digest() -> str:
     """SHA-256 (hex) of all templates, of the modules whose code they call (this room, the engines' Consts), and Jinja's version."""
     digest = hashlib.sha256(version("jinja2").encode())
     package = Path(__file__).resolve().parent.parent
-    for directory, pattern in (*((d, "**/*.j2") for d in template_directories()), (package, "codegen/*.py"), (package, "engines/*.py"),
+    for directory, pattern in (*((d, "**/*.j2") for d in template_directories()), (package, "codegen/**/*.py"), (package, "engines/*.py"),
                                (package, "dtypes.py")):
         for path in sorted(directory.glob(pattern)):
             digest.update(path.relative_to(directory).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
