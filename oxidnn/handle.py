@@ -10,12 +10,13 @@ Unsupported; either way nothing was launched and nothing written.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, wraps
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -41,135 +42,43 @@ from .runtime.backend import Backend
 from .tensor import TensorDesc
 
 TUNE = ("off", "db", "auto", "force")
+_T = TypeVar("_T")
 
-_WINDOW = (("stride", 1), ("padding", 0), ("dilation", 1), ("groups", 1))
-_POOL = (("window", None), ("stride", None), ("padding", 0), ("dilation", 1), ("ceil_mode", False))
-_FRACTIONAL = (("window", None), ("output_size", None), ("output_ratio", None))
-_AVERAGE = (*_POOL, ("count_include_pad", True), ("divisor_override", None))
-_GEMM_ATTRS = (("transpose_a", False), ("transpose_b", False), ("alpha", 1.0), ("beta", 0.0), ("epilogue", None), ("gate", None),
-               ("out_dtype", None))
-_LRN = (("size", 5), ("alpha", 1e-4), ("beta", 0.75), ("k", 1.0), ("within", False))
-_RESIZE = (("size", None), ("mode", "nearest"), ("scales", None), ("align_corners", False), ("coordinates", None), ("rounding", "floor"),
-           ("antialias", False), ("cubic_coefficient", -0.75), ("exclude_outside", None))
-_SLICE = (("starts", None), ("stops", None), ("steps", None), ("axes", None))
-_SCAN = (("axis", -1), ("reverse", False))
-_EXCLUSIVE_SCAN = (*_SCAN, ("exclusive", False))
-_NORM = (("eps", 1e-5), ("axes", -1), ("epilogue", None), ("return_stats", False), ("return_sum", False))
-_CHANNEL_NORM = (("eps", 1e-5), ("epilogue", None), ("return_stats", False), ("return_mask", False))
-_CHANNEL_GRADIENT = ("dy", "x", "mean", "rstd", "gamma", "mask", "y")
-_MOMENTUM = (("momentum", 0.1),)
-_LOSS = (("reduction", "mean"), ("label_smoothing", 0.0), ("ignore_index", -100))
-_ROW_LOSS = (("name", None), ("reduction", "mean"), ("margin", None), ("eps", None), ("p", None))
-_LINEAR = ("x", "w", "target", "bias", "weight")
-_CTC = ("log_probs", "targets", "input_lengths", "target_lengths")
-_CTC_LOSS = (("blank", 0), ("reduction", "mean"), ("zero_infinity", False))
-_ELEMENTWISE = ("x", "target", "x2", "var", "weight", "pos_weight")
-_ELEMENTWISE_LOSS = (("name", None), ("reduction", "mean"), ("beta", None), ("delta", None), ("margin", None), ("eps", None),
-                     ("log_input", True), ("log_target", False), ("full", False))
-
-CALLS: dict[str, Call] = {
-    c.op: c
-    for c in (
-        Call("conv_fprop", ("x", "w", "bias", "residual"), (*_WINDOW, ("epilogue", None), ("flip", False))),
-        Call("conv_dgrad", ("dy", "w"), (("x_shape", None), *_WINDOW, ("flip", False))),
-        Call("conv_wgrad", ("x", "dy"), (("w_shape", None), *_WINDOW, ("flip", False))),
-        Call("conv_bgrad", ("dy",)),
-        Call("conv_transpose", ("x", "w", "bias"), (*_WINDOW, ("output_padding", 0), ("epilogue", None))),
-        Call("conv_transpose_dgrad", ("dy", "w"), (("x_shape", None), *_WINDOW, ("output_padding", 0))),
-        Call("conv_transpose_wgrad", ("x", "dy"), (("w_shape", None), *_WINDOW, ("output_padding", 0))),
-        Call("gemm", ("a", "b", "bias", "c", "scale_a", "scale_b"), _GEMM_ATTRS),
-        Call("grouped_gemm", ("a", "b", "group_sizes"),
-             (("transpose_b", False), ("cumulative", False), ("gate", None), ("out_dtype", None))),
-        Call("grouped_gemm_wgrad", ("a", "b", "group_sizes"), (("cumulative", False), ("out_dtype", None))),
-        Call("max_pool", ("x",), (*_POOL, ("return_indices", False))),
-        Call("max_pool_backward", ("dy", "indices", "x"), (("x_shape", None), *_POOL)),
-        Call("avg_pool", ("x",), _AVERAGE),
-        Call("avg_pool_backward", ("dy",), (("x_shape", None), *_AVERAGE)),
-        Call("lp_pool", ("x",), (*_POOL, ("norm", 2.0))),
-        Call("lp_pool_backward", ("dy", "x", "y"), (*_POOL, ("norm", 2.0))),
-        Call("adaptive_max_pool", ("x",), (("output_size", None), ("return_indices", False))),
-        Call("adaptive_max_pool_backward", ("dy", "indices", "x"), (("output_size", None), ("x_shape", None))),
-        Call("adaptive_avg_pool", ("x",), (("output_size", None),)),
-        Call("adaptive_avg_pool_backward", ("dy",), (("output_size", None), ("x_shape", None))),
-        Call("fractional_max_pool", ("x", "samples"), (*_FRACTIONAL, ("return_indices", False))),
-        Call("fractional_max_pool_backward", ("dy", "indices"), (*_FRACTIONAL, ("x_shape", None))),
-        Call("global_max_pool", ("x",)),
-        Call("global_max_pool_backward", ("dy", "x")),
-        Call("global_avg_pool", ("x",)),
-        Call("global_avg_pool_backward", ("dy",), (("x_shape", None),)),
-        Call("lrn", ("x",), _LRN),
-        Call("lrn_backward", ("dy", "x"), _LRN),
-        Call("resize", ("x",), _RESIZE),
-        Call("resize_backward", ("dy",), (*_RESIZE, ("x_shape", None))),
-        Call("permute", ("x",), (("dims", None),)),
-        Call("pixel_shuffle", ("x",), (("factor", None), ("order", "crd"))),
-        Call("pixel_unshuffle", ("x",), (("factor", None), ("order", "crd"))),
-        Call("channel_shuffle", ("x",), (("groups", None),)),
-        Call("transform", ("x", "c"), (("dtype", None), ("layout", None), ("alpha", 1.0), ("beta", 0.0))),
-        Call("cast", ("x",), (("dtype", None),)),
-        Call("broadcast_to", ("x",), (("shape", None),)),
-        Call("flip", ("x",), (("axes", None),)),
-        Call("roll", ("x",), (("shifts", 0), ("axes", None))),
-        Call("slice", ("x",), _SLICE),
-        Call("slice_backward", ("dy",), (("x_shape", None), *_SLICE)),
-        Call("tile", ("x",), (("repeats", ()),)),
-        Call("tile_backward", ("dy",), (("repeats", ()), ("x_shape", None))),
-        Call("triu", ("x",), (("diagonal", 0),)),
-        Call("tril", ("x",), (("diagonal", 0),)),
-        Call("pad", ("x",), (("padding", 0), ("mode", "constant"), ("value", 0))),
-        Call("pad_backward", ("dy",), (("padding", 0), ("mode", "constant"))),
-        Call("concat", CONCAT_INPUTS, (("axis", 0),)),
-        Call("split", ("x",), (("sizes", None), ("axis", 0))),
-        Call("fill", (), (("shape", None), ("value", 0), ("dtype", None))),
-        Call("cumsum", ("x",), (*_EXCLUSIVE_SCAN, ("dtype", None))),
-        Call("cumprod", ("x",), (*_EXCLUSIVE_SCAN, ("dtype", None))),
-        Call("cumprod_backward", ("dy", "x"), _EXCLUSIVE_SCAN),
-        Call("logcumsumexp", ("x",), _EXCLUSIVE_SCAN),
-        Call("logcumsumexp_backward", ("dy", "x", "y"), _EXCLUSIVE_SCAN),
-        Call("cummax", ("x",), _SCAN),
-        Call("cummin", ("x",), _SCAN),
-        Call("cummax_backward", ("dy", "indices"), _SCAN),
-        Call("layer_norm", ("x", "gamma", "beta", "residual"), _NORM),
-        Call("layer_norm_backward", ("dy", "x", "mean", "rstd", "gamma"), (("axes", -1),)),
-        Call("rms_norm", ("x", "gamma", "beta", "residual"), _NORM),
-        Call("rms_norm_backward", ("dy", "x", "rstd", "gamma"), (("axes", -1),)),
-        Call("batch_norm", ("x", "gamma", "beta", "running_mean", "running_var", "residual"),
-             (("training", None), *_MOMENTUM, *_CHANNEL_NORM)),
-        Call("batch_norm_backward", _CHANNEL_GRADIENT, (("training", True), ("return_residual", False))),
-        Call("batch_norm_stats", ("x",)),
-        Call("batch_norm_gather", ("counts", "means", "m2s", "running_mean", "running_var"), (*_MOMENTUM, ("eps", 1e-5))),
-        Call("batch_norm_apply", ("x", "mean", "rstd", "gamma", "beta", "residual"), (("epilogue", None), ("return_mask", False))),
-        Call("batch_norm_backward_reduce", ("dy", "x", "mean", "rstd", "mask", "y")),
-        Call("batch_norm_backward_apply", (*_CHANNEL_GRADIENT, "sum_dy", "sum_dy_xhat", "count"), (("return_residual", False),)),
-        Call("group_norm", ("x", "gamma", "beta", "residual"), (("groups", None), *_CHANNEL_NORM)),
-        Call("group_norm_backward", _CHANNEL_GRADIENT, (("groups", None), ("return_residual", False))),
-        Call("instance_norm", ("x", "gamma", "beta", "residual"), _CHANNEL_NORM),
-        Call("instance_norm_backward", _CHANNEL_GRADIENT, (("return_residual", False),)),
-        Call("softmax", ("x",), (("axis", -1), ("log", False))),
-        Call("softmax_backward", ("dy", "y"), (("axis", -1), ("log", False))),
-        Call("cross_entropy", ("logits", "target", "weight"), _LOSS),
-        Call("cross_entropy_backward", ("logits", "target", "weight", "d_loss"), _LOSS),
-        Call("nll", ("logits", "target", "weight"), _LOSS[::2]),
-        Call("nll_backward", ("logits", "target", "weight", "d_loss"), _LOSS[::2]),
-        Call("loss", _ELEMENTWISE, _ELEMENTWISE_LOSS),
-        Call("loss_backward", (*_ELEMENTWISE, "d_loss"), _ELEMENTWISE_LOSS),
-        Call("row_loss", ("x", "x2", "x3", "target", "weight"), _ROW_LOSS),
-        Call("row_loss_backward", ("x", "x2", "x3", "target", "weight", "d_loss"), _ROW_LOSS),
-        Call("ctc_loss", _CTC, (*_CTC_LOSS, ("return_gradient", False))),
-        Call("ctc_loss_backward", (*_CTC, "d_loss"), _CTC_LOSS),
-        Call("linear_cross_entropy", _LINEAR, (*_LOSS, ("return_gradients", False))),
-        Call("linear_cross_entropy_backward", (*_LINEAR, "d_loss"), _LOSS),
-        Call("activation", ("x",), (("name", None), ("parameters", ()))),
-        Call("activation_backward", ("dy", "x"), (("name", None), ("parameters", ()))),
-        Call("dropout", ("x",), (("p", 0.5),)),
-        Call("dropout_backward", ("dy",), (("p", 0.5),)),
-        Call("random", (), (("shape", None), ("distribution", "uniform"), ("parameters", (0.0, 1.0)), ("dtype", None))),
-        Call("bernoulli", ("probability",), (("dtype", None),)),
-        Call("reduce", ("x",), (("op", "sum"), ("axes", None), ("keepdims", False), ("correction", 0))),
-    )
-}
+# The signatures of the methods are the ops' rows; pointwise's are its expressions', steps over lists have their own.
+CALLS: dict[str, Call] = {op: Call(op, row.inputs, row.attrs) for op, row in OPS.items() if row.outputs and op != "pointwise"}
 
 
+def _refuses(method: Callable[..., Any]) -> Callable[..., Any]:
+    """`method`, with InvalidArgument in the place of Python's TypeError for arguments that are not in its signature."""
+    name = method.__name__.replace("__init__", "DnnHandle")
+
+    @wraps(method)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return method(*args, **kwargs)
+        except TypeError as error:
+            parameters = inspect.signature(method).parameters
+            try:
+                inspect.signature(method).bind(*args, **kwargs)
+            except TypeError as reason:
+                unknown = [k for k in kwargs if k not in parameters]
+                hint = near(unknown[0], parameters) if unknown else ""
+                allowed = ", ".join(n for n in parameters if n != "self")
+                raise InvalidArgument(f"{name}: {reason}{hint} (expected {allowed}).") from None
+            raise error
+
+    return call
+
+
+def _refusing(handle: type[_T]) -> type[_T]:
+    """Every public method of the class, inherited ones too, says what is wrong with its arguments by InvalidArgument."""
+    for name, method in inspect.getmembers(handle, inspect.isfunction):
+        if name == "__init__" or not name.startswith("_"):
+            setattr(handle, name, _refuses(method))
+    return handle
+
+
+@_refusing
 class DnnHandle(ListOps):
     """oxidnn on one device.
 
@@ -287,9 +196,11 @@ class DnnHandle(ListOps):
         return self._session.run(_CONV, (x, w, bias, residual), attrs, out, stream, scalars, operands)
 
     def conv_dgrad(self, dy: Any, w: Any, x_shape: Sequence[int], *, stride: Any = 1, padding: Any = 0, dilation: Any = 1, groups: int = 1,
-                   flip: bool = False, out: Any = None, stream: Any = None) -> Any:
-        """dx of shape x_shape: the gradient of `conv` with respect to x."""
-        return self._session.run(CALLS["conv_dgrad"], (dy, w), (_shape(x_shape), stride, padding, dilation, groups, flip), out, stream)
+                   epilogue: Any = None, flip: bool = False, operands: Mapping[str, Any] | None = None,
+                   scalars: Mapping[str, float] | None = None, out: Any = None, stream: Any = None) -> Any:
+        """dx of shape x_shape: the gradient of `conv` with respect to x; epilogue: over acc, `operands` and `scalars`."""
+        attrs = (_shape(x_shape), stride, padding, dilation, groups, epilogue, flip)
+        return self._session.run(CALLS["conv_dgrad"], (dy, w), attrs, out, stream, scalars, operands)
 
     def conv_wgrad(self, x: Any, dy: Any, w_shape: Sequence[int], *, stride: Any = 1, padding: Any = 0, dilation: Any = 1, groups: int = 1,
                    flip: bool = False, out: Any = None, stream: Any = None) -> Any:
@@ -301,20 +212,24 @@ class DnnHandle(ListOps):
         return self._session.run(CALLS["conv_bgrad"], (dy,), (), out, stream)
 
     def conv_transpose(self, x: Any, w: Any, bias: Any = None, *, stride: Any = 1, padding: Any = 0, output_padding: Any = 0,
-                       dilation: Any = 1, groups: int = 1, epilogue: Any = None, out: Any = None, stream: Any = None) -> Any:
+                       dilation: Any = 1, groups: int = 1, epilogue: Any = None, flip: bool = False,
+                       operands: Mapping[str, Any] | None = None, scalars: Mapping[str, float] | None = None, out: Any = None,
+                       stream: Any = None) -> Any:
         """Transposed convolution: x (N, C, spatial), w (C, K/groups, spatial), y of extent (L-1)*stride - 2*padding + dilation*(r-1) + 1 +
-        output_padding; PyTorch's conventions."""
-        attrs = (stride, padding, dilation, groups, output_padding, epilogue)
-        return self._session.run(CALLS["conv_transpose"], (x, w, bias), attrs, out, stream)
+        output_padding; PyTorch's conventions. The rest as of `conv`."""
+        attrs = (stride, padding, dilation, groups, output_padding, epilogue, flip)
+        return self._session.run(CALLS["conv_transpose"], (x, w, bias), attrs, out, stream, scalars, operands)
 
     def conv_transpose_dgrad(self, dy: Any, w: Any, x_shape: Sequence[int], *, stride: Any = 1, padding: Any = 0, output_padding: Any = 0,
-                             dilation: Any = 1, groups: int = 1, out: Any = None, stream: Any = None) -> Any:
-        attrs = (_shape(x_shape), stride, padding, dilation, groups, output_padding)
-        return self._session.run(CALLS["conv_transpose_dgrad"], (dy, w), attrs, out, stream)
+                             dilation: Any = 1, groups: int = 1, epilogue: Any = None, flip: bool = False,
+                             operands: Mapping[str, Any] | None = None, scalars: Mapping[str, float] | None = None, out: Any = None,
+                             stream: Any = None) -> Any:
+        attrs = (_shape(x_shape), stride, padding, dilation, groups, output_padding, epilogue, flip)
+        return self._session.run(CALLS["conv_transpose_dgrad"], (dy, w), attrs, out, stream, scalars, operands)
 
     def conv_transpose_wgrad(self, x: Any, dy: Any, w_shape: Sequence[int], *, stride: Any = 1, padding: Any = 0, output_padding: Any = 0,
-                             dilation: Any = 1, groups: int = 1, out: Any = None, stream: Any = None) -> Any:
-        attrs = (_shape(w_shape), stride, padding, dilation, groups, output_padding)
+                             dilation: Any = 1, groups: int = 1, flip: bool = False, out: Any = None, stream: Any = None) -> Any:
+        attrs = (_shape(w_shape), stride, padding, dilation, groups, output_padding, flip)
         return self._session.run(CALLS["conv_transpose_wgrad"], (x, dy), attrs, out, stream)
 
     # ---- matrix products ---------------------------------------------------------------------------------------------------------
@@ -360,7 +275,7 @@ class DnnHandle(ListOps):
     def max_pool_backward(self, dy: Any, indices: Any, x_shape: Sequence[int], window: Any, *, stride: Any = None, padding: Any = 0,
                           dilation: Any = 1, ceil_mode: bool = False, x: Any = None, out: Any = None, stream: Any = None) -> Any:
         """dx, from the indices of the forward; or from `x` with indices None, which are then found again."""
-        attrs = (_shape(x_shape), window, stride, padding, dilation, ceil_mode)
+        attrs = (window, stride, padding, dilation, ceil_mode, _shape(x_shape))
         return self._session.run(CALLS["max_pool_backward"], (dy, indices, x), attrs, out, stream)
 
     def avg_pool(self, x: Any, window: Any, *, stride: Any = None, padding: Any = 0, dilation: Any = 1, ceil_mode: bool = False,
@@ -372,7 +287,7 @@ class DnnHandle(ListOps):
     def avg_pool_backward(self, dy: Any, x_shape: Sequence[int], window: Any, *, stride: Any = None, padding: Any = 0, dilation: Any = 1,
                           ceil_mode: bool = False, count_include_pad: bool = True, divisor_override: int | None = None, out: Any = None,
                           stream: Any = None) -> Any:
-        attrs = (_shape(x_shape), window, stride, padding, dilation, ceil_mode, count_include_pad, divisor_override)
+        attrs = (window, stride, padding, dilation, ceil_mode, count_include_pad, divisor_override, _shape(x_shape))
         return self._session.run(CALLS["avg_pool_backward"], (dy,), attrs, out, stream)
 
     def lp_pool(self, x: Any, window: Any, *, norm: float = 2.0, stride: Any = None, padding: Any = 0, dilation: Any = 1,
@@ -381,8 +296,11 @@ class DnnHandle(ListOps):
         return self._session.run(CALLS["lp_pool"], (x,), (window, stride, padding, dilation, ceil_mode, norm), out, stream)
 
     def lp_pool_backward(self, dy: Any, x: Any, y: Any, window: Any, *, norm: float = 2.0, stride: Any = None, padding: Any = 0,
-                         dilation: Any = 1, ceil_mode: bool = False, out: Any = None, stream: Any = None) -> Any:
-        return self._session.run(CALLS["lp_pool_backward"], (dy, x, y), (window, stride, padding, dilation, ceil_mode, norm), out, stream)
+                         dilation: Any = 1, ceil_mode: bool = False, x_shape: Sequence[int] | None = None, out: Any = None,
+                         stream: Any = None) -> Any:
+        """dx of `lp_pool`, from its input and output (x_shape, if given, is x's)."""
+        attrs = (window, stride, padding, dilation, ceil_mode, norm, x_shape if x_shape is None else _shape(x_shape))
+        return self._session.run(CALLS["lp_pool_backward"], (dy, x, y), attrs, out, stream)
 
     def adaptive_max_pool(self, x: Any, output_size: Any, *, return_indices: bool = False, out: Any = None, stream: Any = None) -> Any:
         """Bin i of L -> O covers [floor(i L / O), ceil((i + 1) L / O))."""
@@ -418,8 +336,11 @@ class DnnHandle(ListOps):
     def global_max_pool(self, x: Any, *, out: Any = None, stream: Any = None) -> Any:
         return self._session.run(CALLS["global_max_pool"], (x,), (), out, stream)
 
-    def global_max_pool_backward(self, dy: Any, x: Any, *, out: Any = None, stream: Any = None) -> Any:
-        return self._session.run(CALLS["global_max_pool_backward"], (dy, x), (), out, stream)
+    def global_max_pool_backward(self, dy: Any, x: Any = None, *, indices: Any = None, x_shape: Sequence[int] | None = None,
+                                 out: Any = None, stream: Any = None) -> Any:
+        """dx, from x; or from the indices of `adaptive_max_pool` to 1 and x_shape."""
+        attrs = (x_shape if x_shape is None else _shape(x_shape),)
+        return self._session.run(CALLS["global_max_pool_backward"], (dy, indices, x), attrs, out, stream)
 
     def global_avg_pool(self, x: Any, *, out: Any = None, stream: Any = None) -> Any:
         return self._session.run(CALLS["global_avg_pool"], (x,), (), out, stream)
@@ -839,7 +760,7 @@ class DnnHandle(ListOps):
     def slice_backward(self, dy: Any, x_shape: Sequence[int], starts: Any = None, stops: Any = None, steps: Any = None, axes: Any = None, *,
                        out: Any = None, stream: Any = None) -> Any:
         """dx of shape x_shape: dy in the places of the slice, 0 elsewhere."""
-        return self._session.run(CALLS["slice_backward"], (dy,), (_shape(x_shape), starts, stops, steps, axes), out, stream)
+        return self._session.run(CALLS["slice_backward"], (dy,), (starts, stops, steps, axes, _shape(x_shape)), out, stream)
 
     def tile(self, x: Any, repeats: Any, *, out: Any = None, stream: Any = None) -> Any:
         """x side by side `repeats` times along each of the last dimensions (NumPy's tile, PyTorch's repeat)."""
@@ -874,6 +795,8 @@ class DnnHandle(ListOps):
         arrays = _shape(arrays)
         if not isinstance(arrays, tuple) or not 1 <= len(arrays) <= MAX_PARTS:
             raise expected("concat", "arrays", len(arrays) if isinstance(arrays, tuple) else repr(arrays), f"1 to {MAX_PARTS} arrays")
+        if any(array is None for array in arrays):
+            raise expected("concat", f"arrays[{next(i for i, array in enumerate(arrays) if array is None)}]", None, "an array")
         return self._session.run(_concat_call(len(arrays)), arrays, (axis,), out, stream)
 
     def split(self, x: Any, sizes: Any, axis: int = 0, *, out: Any = None, stream: Any = None) -> Any:

@@ -63,10 +63,13 @@ class ListOps:
         self._step("adam_step", lists, lr, weight_decay, maximize, grad_scale, found_inf, stream, attrs, scalars, step)
 
     def adamw_step(self, params: Arrays, grads: Arrays, exp_avgs: Arrays, exp_avg_sqs: Arrays, *, step: Any, lr: Any = 1e-3,
-                   betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8, weight_decay: float = 1e-2, **more: Any) -> None:
+                   betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8, weight_decay: float = 1e-2,
+                   max_exp_avg_sqs: Arrays | None = None, maximize: bool = False, masters: Arrays | None = None, grad_scale: Any = None,
+                   found_inf: Any = None, stream: Any = None) -> None:
         """`adam_step` with decoupled=True and AdamW's default weight decay."""
         self.adam_step(params, grads, exp_avgs, exp_avg_sqs, step=step, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay,
-                       decoupled=True, **more)
+                       decoupled=True, max_exp_avg_sqs=max_exp_avg_sqs, maximize=maximize, masters=masters, grad_scale=grad_scale,
+                       found_inf=found_inf, stream=stream)
 
     def adagrad_step(self, params: Arrays, grads: Arrays, state_sums: Arrays, *, step: Any, lr: Any = 1e-2, lr_decay: float = 0.0,
                      weight_decay: float = 0.0, eps: float = 1e-10, maximize: bool = False, masters: Arrays | None = None,

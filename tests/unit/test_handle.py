@@ -35,7 +35,6 @@ METHOD_OF = {"conv_fprop": "conv"}
 @pytest.mark.parametrize("op", sorted(set(OPS) - {"pointwise", "concat", "foreach", *STEPS}))
 def test_every_op_has_a_method_with_all_its_tensors(op: str) -> None:
     call = CALLS[op]
-    assert set(OPS[op].inputs) >= set(call.tensors) >= set(OPS[op].inputs) - set(OPS[op].optional)
     parameters = inspect.signature(getattr(oxidnn.DnnHandle, METHOD_OF.get(op, op))).parameters
     assert {"out", "stream", *call.tensors, *(n for n, _ in call.attrs)} <= set(parameters)
 

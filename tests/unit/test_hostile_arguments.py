@@ -39,6 +39,13 @@ CALLS = {
     "limit": (lambda h: oxidnn.DnnHandle("emu", workspace_limit="x"), "workspace_limit"),
     "deterministic": (lambda h: h.options(deterministic=[]).__enter__(), "deterministic"),
     "op": (lambda h: h.plan("conv", X, W), "conv_fprop"),
+    "concat of None": (lambda h: h.concat([X, None]), r"arrays\[1\] is None"),
+    "concat of None first": (lambda h: h.concat([None, X]), r"arrays\[0\] is None"),
+    "unknown argument": (lambda h: h.adamw_step([X], [X], [X], [X], step=1, foo=1), "adamw_step: .*'foo'"),
+    "misspelt argument": (lambda h: h.softmax(X, axes=1), "softmax: .*'axes'.*axis"),
+    "missing argument": (lambda h: h.rms_norm(), "rms_norm: .*'x'"),
+    "too many arguments": (lambda h: h.triu(X, 0, 1), "triu: too many"),
+    "unknown argument of the handle": (lambda h: oxidnn.DnnHandle("emu", tuning="off"), "DnnHandle: .*'tuning'"),
     "case strides": (lambda h: parse_case("softmax x=f32[4,5](--1,2)"), "strides"),
     "case alignment": (lambda h: parse_case("softmax x=f32[4,5]@2"), "aligned"),
     "case alignment 999": (lambda h: parse_case("softmax x=f32[4,5]@999"), "aligned"),
@@ -53,6 +60,15 @@ def test_refused(name: str, h: oxidnn.DnnHandle) -> None:
     call, match = CALLS[name]
     with pytest.raises(oxidnn.InvalidArgument, match=match):
         call(h)
+
+
+def test_what_goes_wrong_within_a_method_is_not_taken_for_its_signature(h: oxidnn.DnnHandle, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*args: object) -> None:
+        raise TypeError("within")
+
+    monkeypatch.setattr(h._session, "run", fails)
+    with pytest.raises(TypeError, match="^within$"):
+        h.softmax(X)
 
 
 def test_arrays_of_attributes_are_lists(h: oxidnn.DnnHandle) -> None:
