@@ -27,24 +27,22 @@ GROUP_ROWS = 64  # of a warpgroup
 
 @dataclass(frozen=True, slots=True)
 class SkinnyWgmmaConsts:
-    """Consts of matmul/skinny_wgmma_sm90. splits: CTAs of a cluster that deal out k; share: the part of the tile that each of them
-    writes. shares: CTAs of a cluster that bring the columns for each other."""
+    """Consts of matmul/skinny_wgmma_sm90. splits: CTAs of a cluster that deal out k. epilogue: of a warpgroup's 64 rows; share: the part of
+    them that each CTA of the cluster writes. Of a launch that may start before the one before it has ended: ahead, stages of weights that
+    it has L2 fetch until then; is_late, whether it lets the next one start once its own loads are under way rather than at once."""
 
     kind: str
     tile_m: int
     tile_n: int
     stages: int
     splits: int
-    shares: int
+    ahead: int
+    is_late: bool
     batch_digits: int
     a: BoxesConsts
     b: BoxesConsts
     epilogue: tiling.EpilogueConsts
     share: tiling.EpilogueConsts
-
-    @property
-    def cluster(self) -> int:
-        return max(self.splits, self.shares)
 
     @property
     def tile_k(self) -> int:
@@ -60,7 +58,7 @@ class SkinnyWgmmaConsts:
 
     @property
     def barriers_at(self) -> int:
-        return max(self.stages * self.stage_bytes, self.epilogue.smem_bytes)
+        return max(self.stages * self.stage_bytes, self.warpgroups * self.epilogue.smem_bytes)
 
     @property
     def smem_bytes(self) -> int:
@@ -106,7 +104,7 @@ def _columns(am: AffineMatmul) -> int:
 
 
 @lru_cache(maxsize=256)
-def _operands(am: AffineMatmul, tile_m: int, shares: int = 1) -> tuple[tiling.Digits, Boxes, Boxes] | str:
+def _operands(am: AffineMatmul, tile_m: int) -> tuple[tiling.Digits, Boxes, Boxes] | str:
     """(digits, boxes of the weights, of the columns) of an upright matmul, or why tensor maps cannot fetch them."""
     d = tiling.merged_digits(am)
     if len(d.k) > 1 or len(d.a.rows) > 1 or len(d.b.rows) > 1 or d.a.bounds or d.b.bounds:
@@ -114,7 +112,7 @@ def _operands(am: AffineMatmul, tile_m: int, shares: int = 1) -> tuple[tiling.Di
     if d.b.k_strides[-1] != 1 and d.k != (1,):
         return "skinny_wgmma takes columns that lie along k"
     walk = walk_linear(d.k, TILE_K)
-    a, b = plan_boxes(d.a, d, walk, tile_m), plan_boxes(d.b, d, walk, _columns(am) // shares)
+    a, b = plan_boxes(d.a, d, walk, tile_m), plan_boxes(d.b, d, walk, _columns(am))
     if isinstance(a, str) or isinstance(b, str):
         return f"skinny_wgmma: {a if isinstance(a, str) else b}"
     if b.major != "k" or a.offsets or b.offsets:
@@ -125,19 +123,20 @@ def _operands(am: AffineMatmul, tile_m: int, shares: int = 1) -> tuple[tiling.Di
 @lru_cache(maxsize=512)
 def _plan(am: AffineMatmul, config: EngineConfig) -> _Plan:
     am = _upright(am)
-    tile_m, tile_n, splits, shares = config["rows"], _columns(am), config["splits"], config["shares"]
-    found = _operands(am, tile_m, shares)
+    tile_m, tile_n, splits = config["rows"], _columns(am), config["splits"]
+    found = _operands(am, tile_m)
     assert not isinstance(found, str), found
     d, a, b = found
-    threads, wide = 128 * (tile_m // GROUP_ROWS), tiling.needs_wide(d)
-    whole = tiling.plan_epilogue(d, am, tile_m, tile_n, threads, wide, False)
-    rows_m, rows_n = (tile_m // splits, tile_n) if whole.inner == "n" else (tile_m, tile_n // splits)
-    share = tiling.plan_epilogue(d, am, rows_m, rows_n, threads, wide, False)
-    consts = SkinnyWgmmaConsts(am.a.dtype.name, tile_m, tile_n, config["stages"], splits, shares, len(d.batch), a.consts("a", tile_m, 0),
-                               b.consts("b", tile_n // shares, tile_m * SPAN_BYTES), whole, share)
+    wide = tiling.needs_wide(d)
+    whole = tiling.plan_epilogue(d, am, GROUP_ROWS, tile_n, 128, wide, False)
+    rows_m, rows_n = (GROUP_ROWS // splits, tile_n) if whole.inner == "n" else (GROUP_ROWS, tile_n // splits)
+    share = tiling.plan_epilogue(d, am, rows_m, rows_n, 128, wide, False)
+    knobs = dict(config.knobs)
+    consts = SkinnyWgmmaConsts(am.a.dtype.name, tile_m, tile_n, config["stages"], splits, knobs.get("ahead", 0),
+                               knobs.get("overlaps") == "late", len(d.batch), a.consts("a", tile_m, 0),
+                               b.consts("b", tile_n, tile_m * SPAN_BYTES), whole, share)
     k_tiles = -(-am.k.size // TILE_K)
-    m_tiles = -(-am.m.size // (tile_m * shares)) * shares  # of whole clusters
-    return _Plan(am, consts, d, (a, b), m_tiles, k_tiles, -(-k_tiles // splits))
+    return _Plan(am, consts, d, (a, b), -(-am.m.size // tile_m), k_tiles, -(-k_tiles // splits))
 
 
 class SkinnyWgmmaMatmul:
@@ -180,8 +179,8 @@ class SkinnyWgmmaMatmul:
         c = plan.consts
         suffix = f"{c.kind}_{c.a.major}_{c.tile_m}x{c.tile_n}"
         return Build((Step.of("matmul/skinny_wgmma_sm90", op, PtxTarget.for_arch(device.arch, (8, 0)), 128 * c.warpgroups + 32,
-                              _arguments(plan), c, plan.m_tiles * am.batch.size * c.splits, dynamic_smem=c.smem_bytes, cluster=c.cluster,
-                              follows=dict(config.knobs).get("overlaps", False), suffix=suffix),), workspace_offset)
+                              _arguments(plan), c, plan.m_tiles * am.batch.size * c.splits, dynamic_smem=c.smem_bytes, cluster=c.splits,
+                              follows=bool(dict(config.knobs).get("overlaps")), suffix=suffix),), workspace_offset)
 
 
 def _estimate_us(plan: _Plan, ctas: int, device: DeviceInfo) -> float:
@@ -197,7 +196,7 @@ def _estimate_us(plan: _Plan, ctas: int, device: DeviceInfo) -> float:
     # A ring that leaves no room for a second CTA takes longer to start, and to end.
     memory_us = weights / (device.bandwidth_gbs * 0.96e3) * max(1.0, 40e3 * device.num_sms / in_flight) ** 0.5
     memory_us *= 1.03 if per_sm == 1 else 1.0
-    l2_us = weights * (1 + c.tile_n / c.tile_m / c.shares) / (device.bandwidth_gbs * 2.65e3)
+    l2_us = weights * (1 + c.tile_n / c.tile_m) / (device.bandwidth_gbs * 2.65e3)
     taken_us = weights * (1 + c.tile_n / c.tile_m) / sms / 118e3
     clocks = c.tile_m * max(c.tile_n, 32) * TILE_K / 2048
     multiply_us = -(-ctas // device.num_sms) * plan.k_tiles_per_split * clocks / 1620
@@ -206,7 +205,7 @@ def _estimate_us(plan: _Plan, ctas: int, device: DeviceInfo) -> float:
     uneven_us = 0.05 * memory_us * min(rounds - 1, 1.0)
     exchange_us = 0.5 * (c.splits.bit_length() - 1) + c.tile_m * c.tile_n * 4 / 16e3 if c.splits > 1 else 0.0
     few_us = 1.5 if c.warpgroups > 1 and c.tile_n >= 64 else 0.0  # more of a tile waits for its first and last stage
-    return 4.1 + max(memory_us, l2_us, taken_us, multiply_us) + uneven_us + exchange_us + few_us + 0.3 * (c.shares > 1)
+    return 4.1 + max(memory_us, l2_us, taken_us, multiply_us) + uneven_us + exchange_us + few_us
 
 
 def _arguments(plan: _Plan) -> list[Arg]:
@@ -241,19 +240,15 @@ def _sorted_configs(am: AffineMatmul, device: DeviceInfo) -> tuple[EngineConfig,
 def _candidates(am: AffineMatmul, device: DeviceInfo) -> Iterator[EngineConfig]:
     up = _upright(am)
     k_tiles, columns = -(-am.k.size // TILE_K), _columns(am)
-    clusters = [(splits, 1) for splits in (1, 2, 4, 8)] + [(1, shares) for shares in (2, 4) if columns >= 32]
-    for rows in (64, 128):
+    for rows in (64, 128, 192, 256):
         if rows > 64 and (rows >= 2 * up.m.size or isinstance(_operands(up, rows), str)):
             continue
-        for splits, shares in clusters:
+        for splits in (1, 2, 4, 8):
             per_split = -(-k_tiles // splits)
-            m_tiles = -(-up.m.size // rows)
-            ctas = m_tiles * am.batch.size * splits
+            ctas = -(-up.m.size // rows) * am.batch.size * splits
             # Larger clusters than pairs find no room on many SMs at once.
             most = device.num_sms // (1 if splits == 2 else 2)
             if splits > 1 and ((splits - 1) * per_split >= k_tiles or ctas > most or splits * 2 > columns):
-                continue
-            if shares > m_tiles or shares > 1 and isinstance(_operands(up, rows, shares), str):
                 continue
             depths = set()
             for per_sm in (1, 2, 3):
@@ -261,7 +256,7 @@ def _candidates(am: AffineMatmul, device: DeviceInfo) -> Iterator[EngineConfig]:
                 depths.add(min(MAX_STAGES, per_split, room // ((rows + columns) * SPAN_BYTES)))
             for stages in sorted(depths, reverse=True)[: 1 if device.is_emulated else None]:
                 stages = min(stages, 4) if device.is_emulated else stages  # a long ring hides nothing there
-                config = EngineConfig.of(rows=rows, stages=stages, splits=splits, shares=shares)
+                config = EngineConfig.of(rows=rows, stages=stages, splits=splits)
                 # A stage is freed while the next is multiplied.
                 if (stages > 1 or per_split == 1) and _plan(am, config).consts.smem_bytes <= device.smem_per_cta:
                     yield config

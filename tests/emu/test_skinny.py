@@ -89,8 +89,8 @@ def test_turned(line: str) -> None:
 WGMMA = MatmulEngine("gemm", SKINNY_WGMMA)
 
 
-@pytest.mark.parametrize(("rows", "stages", "splits", "shares"),
-                         [(64, 2, 1, 1), (64, 3, 2, 1), (64, 2, 4, 1), (128, 2, 1, 1), (128, 4, 2, 1), (64, 2, 1, 2), (128, 3, 1, 4)])
+@pytest.mark.parametrize(("rows", "stages", "splits"),
+                         [(64, 2, 1), (64, 3, 2), (64, 2, 4), (128, 2, 1), (128, 4, 2), (192, 3, 1), (256, 2, 1)])
 @pytest.mark.parametrize("line", [
     "gemm a=bf16[1,456] b=bf16[72,456] transpose_b=True",  # rows and k that are no multiple of a tile
     "gemm a=f16[9,200] b=f16[136,200] transpose_b=True bias=f32[136] epilogue=bias_relu",
@@ -101,26 +101,22 @@ WGMMA = MatmulEngine("gemm", SKINNY_WGMMA)
     "gemm a=f16[17,264] b=f16[264,72] d=f16[17,72](1,17)",
 ], ids=lambda line: line.split()[1])
 @pytest.mark.parametrize("schedule", ["lowest_pc", ("random", 5)], ids=["lowest", "random"])
-def test_wgmma(line: str, rows: int, stages: int, splits: int, shares: int, schedule: object) -> None:
+def test_wgmma(line: str, rows: int, stages: int, splits: int, schedule: object) -> None:
     problem, backend = parse_case(line), EmulatedBackend("sm_90a", checkers="all", schedule=schedule)
     support = WGMMA.check_support(problem, backend.info)
     assert support, support.reason
     k_tiles = -(-problem.k // 64)
     if (splits - 1) * -(-k_tiles // splits) >= k_tiles:
         pytest.skip("a CTA would have nothing to sum")
-    if shares > 1 and min(problem.m, problem.n) < 16:
-        pytest.skip("too few columns to share")
-    run_problem(backend, problem, WGMMA, EngineConfig.of(rows=rows, stages=stages, splits=splits, shares=shares), seed=len(line),
-                aliases=True)
+    run_problem(backend, problem, WGMMA, EngineConfig.of(rows=rows, stages=stages, splits=splits), seed=len(line), aliases=True)
 
 
 @pytest.mark.parametrize("line", ["gemm a=bf16[9,456] b=bf16[72,456] transpose_b=True bias=f32[72] epilogue=bias_relu",
                                   "gemm a=f16[33,264] b=f16[264,136] residual=f16[33,136] epilogue='relu(acc + residual)'"])
-@pytest.mark.parametrize(("splits", "shares"), [(1, 1), (2, 1), (1, 2)])
-def test_wgmma_waits_for_the_launch_before(line: str, splits: int, shares: int) -> None:
-    if shares > 1 and "[9," in line:
-        pytest.skip("too few columns to share")
-    config = EngineConfig.of(rows=64, stages=3, splits=splits, shares=shares, overlaps=True)
+@pytest.mark.parametrize("splits", [1, 2])
+@pytest.mark.parametrize(("overlaps", "ahead"), [("early", 3), ("late", 3), ("late", 0)])
+def test_wgmma_waits_for_the_launch_before(line: str, splits: int, overlaps: str, ahead: int) -> None:
+    config = EngineConfig.of(rows=64, stages=3, splits=splits, overlaps=overlaps, ahead=ahead)
     run_problem(EmulatedBackend("sm_90a", checkers="all", schedule=("random", 5)), parse_case(line), WGMMA, config, seed=4)
 
 
@@ -141,7 +137,7 @@ def test_no_wgmma_config_spills(m: int, weights: str) -> None:
     (am,) = lower(parse_case(f"gemm a=bf16[{m},7168] b={weights} bias=f32[4096] epilogue=bias_relu"))
     device, seen = known_device("sm_90a"), set()
     for c in SKINNY_WGMMA.configs(am, device):
-        key = (c["rows"], c["splits"], c["shares"])
+        key = (c["rows"], c["splits"])
         if key not in seen:
             seen.add(key)
             assembled = assemble(render(SKINNY_WGMMA.build("gemm", am, c, device).steps[0].spec), "sm_90a")
