@@ -10,20 +10,27 @@ from pathlib import Path
 
 import pytest
 
+from ..emu.test_registry import IDS
+
 ROOT = Path(__file__).resolve().parents[2]
+SHARDS = 4  # processes that deal out the engines
+CLEAN = {"memcheck": "ERROR SUMMARY: 0 errors", "racecheck": "RACECHECK SUMMARY: 0 hazards displayed (0 errors, 0 warnings)"}
 
 
 @pytest.mark.gpu
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("tool", ["memcheck", "racecheck"])
-def test_kernels_are_clean(tool: str) -> None:
+@pytest.mark.parametrize("shard", range(SHARDS))
+@pytest.mark.parametrize("tool", CLEAN)
+def test_kernels_are_clean(tool: str, shard: int) -> None:
+    """Two random problems for each engine of the registry."""
     sanitizer = shutil.which("compute-sanitizer")
     if sanitizer is None:
         pytest.skip("compute-sanitizer is not installed")
+    names = [f"tests/gpu/test_registry.py::test_engine_on_random_problems[{name}]" for name in IDS[shard::SHARDS]]
     # API errors are left out: the libraries probe the driver for functions it need not have.
     command = [sanitizer, "--tool", tool, "--report-api-errors", "no", "--error-exitcode", "9", "--kernel-name", "kns=oxi_",
-               sys.executable, "-m", "pytest", "tests/gpu/test_registry.py", "-q", "-p", "no:cacheprovider", "-x"]
+               sys.executable, "-m", "pytest", *names, "-q", "-p", "no:cacheprovider", "-x"]
     done = subprocess.run(command, cwd=ROOT, env={**os.environ, "OXIDNN_TEST_RUNS": "2"}, capture_output=True, text=True)
-    clean = {"memcheck": "ERROR SUMMARY: 0 errors", "racecheck": "RACECHECK SUMMARY: 0 hazards displayed (0 errors, 0 warnings)"}[tool]
-    assert done.returncode == 0 and clean in done.stdout, done.stdout[-6000:] + done.stderr[-2000:]
+    assert done.returncode == 0 and f"{len(names)} passed" in done.stdout and CLEAN[tool] in done.stdout, \
+        done.stdout[-6000:] + done.stderr[-2000:]
