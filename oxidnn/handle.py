@@ -510,12 +510,43 @@ class DnnHandle(ListOps):
 
     # ---- softmax and losses ------------------------------------------------------------------------------------------------------
 
-    def softmax(self, x: Any, axis: int = -1, *, log: bool = False, out: Any = None, stream: Any = None) -> Any:
-        """exp(x) over its sum along `axis`, or the logarithm of it; stable for any finite logits."""
-        return self._session.run(CALLS["softmax"], (x,), (axis, log), out, stream)
+    def softmax(self, x: Any, axis: int = -1, *, mask: Any = None, scale: float = 1.0, diagonal: int | None = None, log: bool = False,
+                out: Any = None, stream: Any = None) -> Any:
+        """exp(z) over its sum along `axis`, or the logarithm of it, for z = scale * x; stable for any finite logits. In one launch.
 
-    def softmax_backward(self, dy: Any, y: Any, axis: int = -1, *, log: bool = False, out: Any = None, stream: Any = None) -> Any:
-        return self._session.run(CALLS["softmax_backward"], (dy, y), (axis, log), out, stream)
+        x: f64, f32, f16 or bf16; y of its shape and type. mask, of a shape that broadcasts to x's: bool, elements count where it is true;
+        or of any float type, added to z. diagonal: along the last axis alone element j of line i counts where j - i <= diagonal (0:
+        causal). A row without an element that counts gives zeros (log: -inf). scale: a number, e.g. 1 / sqrt(head size), 1 / temperature.
+        """
+        return self._session.run(CALLS["softmax"], (x, mask), (axis, log, scale, diagonal), out, stream)
+
+    def softmin(self, x: Any, axis: int = -1, *, mask: Any = None, diagonal: int | None = None, log: bool = False, out: Any = None,
+                stream: Any = None) -> Any:
+        """`softmax` of -x; its gradient is softmax_backward with scale=-1."""
+        return self._session.run(CALLS["softmax"], (x, mask), (axis, log, -1.0, diagonal), out, stream)
+
+    def softmax_backward(self, dy: Any, y: Any, axis: int = -1, *, scale: float = 1.0, log: bool = False, masked: bool = False,
+                         out: Any = None, stream: Any = None) -> Any:
+        """dx, from the result of `softmax` with the same axis, scale and log (or from `soft` of gumbel_softmax, scale = 1 / temperature).
+
+        masked: elements whose logarithm is -inf were masked: they get 0 and their dy counts nowhere (without log that is so anyway, as
+        long as dy is finite). The gradient of an added mask is dx at scale 1, summed over the dimensions that broadcast.
+        """
+        return self._session.run(CALLS["softmax_backward"], (dy, y), (axis, log, scale, masked), out, stream)
+
+    def gumbel_softmax(self, x: Any, axis: int = -1, *, temperature: float = 1.0, hard: bool = False, mask: Any = None, seed: int,
+                       offset: int = 0, out: Any = None, stream: Any = None) -> Any:
+        """softmax((x + g) / temperature) for Gumbel noise g, whose numbers depend on seed, offset (see `dropout`) and place alone.
+
+        hard: (y, soft), where y is 1 at the largest element of each row and 0 elsewhere. The gradient of either is
+        softmax_backward(dy, soft, scale=1 / temperature) (straight through). mask: as of `softmax`. Jang, Gu and Poole, ICLR 2017.
+        """
+        draw = _draw("gumbel_softmax", seed, offset)
+        return self._session.run(CALLS["gumbel_softmax"], (x, mask), (axis, temperature, hard), out, stream, draw)
+
+    def hardmax(self, x: Any, axis: int = -1, *, out: Any = None, stream: Any = None) -> Any:
+        """1 at the largest element along `axis`, the first of equals, 0 elsewhere; rows with NaN or +inf are NaN."""
+        return self._session.run(CALLS["hardmax"], (x,), (axis,), out, stream)
 
     def cross_entropy(self, logits: Any, target: Any, *, reduction: str = "mean", label_smoothing: float = 0.0, ignore_index: int = -100,
                       weight: Any = None, out: Any = None, stream: Any = None) -> Any:

@@ -1,4 +1,4 @@
-"""Row-wise engines: softmax, its gradient, cross-entropy. A row belongs to one thread, a part of a warp, a warp, a CTA or a cluster."""
+"""Row-wise engines: softmax and its kin, cross-entropy, gradients. A row belongs to one thread, a part of a warp, a warp, a CTA, a cluster."""
 
 from __future__ import annotations
 
@@ -6,38 +6,127 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
+from ..codegen.pointwise import Expression, parse
 from ..device import DeviceInfo
-from ..dtypes import F32, F64
+from ..dtypes import BOOL, F32, F64, U8
 from ..ops.base import Problem
 from ..ops.loss import CrossEntropyProblem, SoftmaxProblem
-from ..tensor import TensorDesc
-from .base import Arg, Build, Engine, EngineConfig, Scratch, Step, TensorArg, WorkspaceArg
+from ..tensor import TensorDesc, packed_strides
+from .base import Arg, Build, Engine, EngineConfig, ScalarArg, Scratch, Step, Support, TensorArg, WorkspaceArg, refuse
 from .reduce_tree import Located, reduction_steps, state_steps
 from .rows import RowConsts, RowEngine, Rows
 
 
 @dataclass(frozen=True, slots=True)
+class NoiseConsts:
+    """What the macro random_numbers of lib/philox.ptx.j2 reads. index: that of the address registers, %address<index>_<i>, and how they are
+    made: "pack" (of the first element of a pack of neighbours) or "each"."""
+
+    @dataclass(frozen=True, slots=True)
+    class Index:
+        index: int
+        mode: str
+
+    index: Index
+    vec: int
+    compute: str
+    shares_words: bool
+    sources: tuple[str, ...] = ("uniform",)
+
+
+@dataclass(frozen=True, slots=True)
 class SoftmaxConsts:
+    """logits: of x, mask, seen (whether the diagonal keeps the element), uniform and scale; None: x. is_masked: a row may be empty."""
+
     rows: RowConsts
     is_log: bool
+    logits: Expression | None = None
+    noise: NoiseConsts | None = None
+    is_masked: bool = False
+    is_hard: bool = False
+    is_scaled: bool = False
+
+    def takes(self, name: str) -> bool:
+        return self.logits is not None and name in self.logits.args
+
+    def lower_logits(self, x: str, element: int) -> str:
+        """PTX: register x = the logit, of what the macro take_logits sets beside it."""
+        assert self.logits is not None
+        names = {"x": x} | {n: f"%{n}_{element}" for n in ("mask", "seen", "uniform")}
+        return self.logits.lower(names | {"scale": "%scale_of_x"}, [x], self.rows.compute)
+
+
+def _logits(problem: SoftmaxProblem) -> Expression | None:
+    text = f"x - log(-log(fmax(uniform, {2.0**-25})))" if problem.is_random else "x"
+    if problem.scale != 1:
+        text = f"({text}) * scalar(scale)"
+    if problem.has("mask"):
+        text = f"where(mask, {text}, -inf)" if problem.desc("mask").dtype is BOOL else f"{text} + mask"
+    if problem.diagonal is not None:
+        text = f"where(seen, {text}, -inf)"
+    return parse(text) if text != "x" else None
 
 
 class SoftmaxEngine(RowEngine):
-    """Softmax and log-softmax over any dimension."""
+    """Softmax and its kin over any dimension, in one launch."""
 
     id = "softmax.row"
 
+    def takes_skew(self, problem: Problem) -> bool:
+        assert isinstance(problem, SoftmaxProblem)
+        return _logits(problem) is None and not problem.is_hard
+
     def rows(self, problem: Problem) -> Rows:
         assert isinstance(problem, SoftmaxProblem)
-        return Rows.of(problem.desc("x").shape, (problem.axis,), {n: problem.desc(n) for n in ("x", "y")})
+        shape, kept = problem.desc("x").shape, [i for i in range(problem.desc("x").rank) if i != problem.axis]
+        full = {n: problem.desc(n) for n in ("x", "y", "soft") if problem.has(n)}
+        if problem.has("mask"):
+            mask = problem.desc("mask")
+            strides = tuple(0 if n == 1 else s for n, s in zip(mask.shape, mask.strides, strict=True))
+            full["mask"] = TensorDesc(mask.dtype, shape, (0,) * (len(shape) - mask.rank) + strides, mask.align)
+        # operands at address 0, of bytes: their addresses are numbers of the row
+        numbers = {}
+        if problem.is_random:  # of its first element, in the order of the dimensions
+            numbers["element"] = packed_strides(shape)
+        if problem.diagonal is not None:  # of its line
+            numbers["line"] = tuple(int(i == len(shape) - 2) for i in range(len(shape)))
+        extents = tuple(shape[i] for i in kept)
+        descs = {n: TensorDesc(U8, extents, tuple(s[i] for i in kept)) for n, s in numbers.items()}
+        return Rows.of(shape, (problem.axis,), full, descs, values=dict.fromkeys(descs, 0))
+
+    def check_support(self, problem: Problem, device: DeviceInfo) -> Support:
+        assert isinstance(problem, SoftmaxProblem)
+        columns = self.rows(problem).column_digits.size
+        if problem.is_hard and problem.desc("x").dtype is not F64 and columns > 2**24:
+            return refuse(f"{columns} columns (hard: at most {2**24}, which f32 tells apart)")
+        return super().check_support(problem, device)
 
     def build_steps(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> Build:
         assert isinstance(problem, SoftmaxProblem)
         if problem.is_empty:
             return Build(())
         rows = self.rows(problem)
-        consts = SoftmaxConsts(self.row_consts(rows, config, 2), problem.is_log)
-        return Build((self.row_step("rowwise/softmax", consts, problem.op, rows, config, device),))
+        r, logits = self.row_consts(rows, config, 3 if problem.is_hard else 2), _logits(problem)
+        shape, noise, extra = problem.desc("x").shape, None, list[Arg]()
+        if logits is not None and logits.scalars:
+            extra.append(Arg("scale", r.compute, problem.scale))
+        if problem.is_random:
+            step = packed_strides(shape)[problem.axis]
+            shares = step == 1 and r.vector % 4 == 0 and shape[problem.axis] % 4 == 0
+            noise = NoiseConsts(NoiseConsts.Index(0, "pack" if shares else "each"), r.vector, r.compute, shares)
+            extra += [Arg("element_step", "u64", step), *(Arg(s.name, "u64", ScalarArg(s.name)) for s in problem.scalars)]
+        if problem.diagonal is not None:
+            extra.append(Arg("diagonal", "s32", problem.diagonal))
+        consts = SoftmaxConsts(r, problem.is_log, logits, noise, problem.is_masked, problem.is_hard)
+        return Build((self.row_step("rowwise/softmax", consts, problem.op, rows, config, device, extra),))
+
+
+class GumbelSoftmaxEngine(SoftmaxEngine):
+    """Holds half as much in registers: those that make random numbers are in use beside it."""
+
+    id = "gumbel_softmax.row"
+    held = 2
+    live_elements = 16
 
 
 class SoftmaxBackwardEngine(RowEngine):
@@ -46,6 +135,9 @@ class SoftmaxBackwardEngine(RowEngine):
     id = "softmax_backward.row"
     held_operands = ("dy", "y")
     held = 2
+
+    def takes_skew(self, problem: Problem) -> bool:
+        return True
 
     def rows(self, problem: Problem) -> Rows:
         assert isinstance(problem, SoftmaxProblem)
@@ -56,8 +148,10 @@ class SoftmaxBackwardEngine(RowEngine):
         if problem.is_empty:
             return Build(())
         rows = self.rows(problem)
-        consts = SoftmaxConsts(self.row_consts(rows, config, 1), problem.is_log)
-        return Build((self.row_step("rowwise/softmax_backward", consts, problem.op, rows, config, device),))
+        consts = SoftmaxConsts(self.row_consts(rows, config, 1), problem.is_log, is_masked=problem.masked and problem.is_log,
+                               is_scaled=problem.scale != 1)
+        extra = [Arg("scale", consts.rows.compute, problem.scale)] if consts.is_scaled else []
+        return Build((self.row_step("rowwise/softmax_backward", consts, problem.op, rows, config, device, extra),))
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +171,10 @@ class _CrossEntropyEngine(RowEngine):
     held_operands: ClassVar[tuple[str, ...]] = ("logits",)
     row_operands: ClassVar[tuple[str, ...]] = ()  # besides logits: operands with a row of classes
     value_operands: ClassVar[tuple[str, ...]] = ()  # operands with a value a row
+
+    def takes_skew(self, problem: Problem) -> bool:
+        assert isinstance(problem, CrossEntropyProblem)
+        return not problem.is_probability and not problem.smoothing and not problem.is_log
 
     def rows(self, problem: Problem) -> Rows:
         assert isinstance(problem, CrossEntropyProblem)
@@ -204,6 +302,8 @@ class NllBackwardEngine(CrossEntropyBackwardEngine):
 
 ENGINES: dict[str, tuple[Engine, ...]] = {
     "softmax": (SoftmaxEngine(),),
+    "gumbel_softmax": (GumbelSoftmaxEngine(),),
+    "hardmax": (SoftmaxEngine(),),
     "softmax_backward": (SoftmaxBackwardEngine(),),
     "cross_entropy": (CrossEntropyEngine(),),
     "cross_entropy_backward": (CrossEntropyBackwardEngine(),),

@@ -32,7 +32,7 @@ DISTRIBUTIONS = {
     "uniform": "scalar(first) + scalar(second) * uniform",
     "normal": "scalar(first) + scalar(second) * (normal_radius(radius) * cos_turn(angle))",
 }
-_CALL = (Scalar("seed", "u64"), Scalar("offset", "u64"))
+DRAW = (Scalar("seed", "u64"), Scalar("offset", "u64"))
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ def _problem(op: str, expression: str | Expression, operands: tuple[Operand, ...
     shape = operands[-1].desc.shape
     if len(shape) > MAX_RANK:
         raise expected(op, "rank", len(shape), f"at most {MAX_RANK}")
-    return RandomProblem(op, operands, tuple(attrs), _CALL, policy=policy, expression=parse(expression), shape=shape,
+    return RandomProblem(op, operands, tuple(attrs), DRAW, policy=policy, expression=parse(expression), shape=shape,
                          compute="f64" if is_double else "f32", values=tuple(values.items()))
 
 

@@ -24,7 +24,9 @@ def test_pairs_name_the_output_and_the_input() -> None:
     assert parse_case("gemm a=f32[2,3] b=f32[3,4] c=f32[2,4] beta=1.0 bias=f32[4]").aliases == (("d", "c"),)
     two = parse_case('pointwise x=f32[4] y=f32[4] expression="x + y, x - y"')
     assert two.aliases == (("y0", "x"), ("y0", "y"), ("y1", "x"), ("y1", "y"))
-    assert parse_case("softmax x=f32[2,3]").aliases == ()
+    assert parse_case("softmax x=f32[2,3]").aliases == (("y", "x"),)
+    assert parse_case("softmax_backward dy=f32[2,3] y=f32[2,3]").aliases == (("dx", "dy"), ("dx", "y"))
+    assert parse_case("cumsum x=f32[2,3]").aliases == ()
 
 
 @pytest.mark.parametrize("op", ["gemm", "conv_fprop", "pointwise", "activation"])

@@ -10,6 +10,7 @@ from ...dtypes import F32, F64, DType
 from ...ops.base import Problem
 from ...ops.loss import CrossEntropyProblem, SoftmaxProblem
 from . import Expected, Reference
+from .random import sources
 
 EXP_F32 = 4e-6  # relative error of e^x in f32: about 1e-7 * |x|, for |x| up to some tens
 
@@ -28,23 +29,62 @@ def _log_softmax(x: np.ndarray, axis: int) -> np.ndarray:
         return z - np.log(np.exp(z).sum(axis, keepdims=True))
 
 
+def _logits(problem: SoftmaxProblem, inputs: Mapping[str, np.ndarray], scalars: Mapping[str, float]) -> tuple[np.ndarray, np.ndarray]:
+    """(z, what rounding and the noise's logarithms may err)."""
+    x, accumulator = inputs["x"], _accumulator(problem)
+    noise = np.zeros(x.shape)
+    if problem.is_random:
+        uniform = sources(x.shape, int(scalars["seed"]), int(scalars["offset"]))["uniform"]
+        noise = -np.log(-np.log(np.maximum(uniform, 2.0**-25)))
+    with np.errstate(invalid="ignore"):
+        z = problem.scale * (x + noise)
+        size = np.abs(problem.scale) * (np.abs(x) + np.abs(noise) + problem.is_random)
+        if problem.has("mask"):
+            mask = inputs["mask"]
+            z = np.where(mask, z, -np.inf) if mask.dtype == np.bool_ else z + mask
+            size = size + (0 if mask.dtype == np.bool_ else np.abs(mask))
+    if problem.diagonal is not None:
+        z = np.where(np.tri(*x.shape[-2:], problem.diagonal, dtype=bool), z, -np.inf)
+    is_plain = problem.scale == 1 and not problem.is_random and not problem.has("mask")
+    return z, np.where(np.isfinite(z), 0.0 if is_plain else 4 * accumulator.epsilon * size, 0.0)
+
+
 def softmax(problem: Problem, inputs: Mapping[str, np.ndarray], scalars: Mapping[str, float]) -> dict[str, Expected]:
     assert isinstance(problem, SoftmaxProblem)
-    log_y = _log_softmax(inputs["x"], problem.axis)
-    terms, acc = inputs["x"].shape[problem.axis], _accumulator(problem)
+    z, error = _logits(problem, inputs, scalars)
+    axis = problem.axis
+    log_y = _log_softmax(z, axis)
+    if problem.is_masked:
+        log_y = np.where((z == -np.inf).all(axis, keepdims=True), -np.inf, log_y)
+    terms, acc, approximate = z.shape[axis], _accumulator(problem), _approximate(problem)
+    y = np.exp(log_y)
+    moved = error + (np.nan_to_num(y) * error).sum(axis, keepdims=True)  # of the logarithm
+    soft = Expected(y, None, terms, acc, approximate, slack=y * moved)
+    if problem.is_hard:
+        largest = z.max(axis, keepdims=True, initial=-np.inf)
+        first = np.argmax(z == largest, axis) if z.size else np.zeros(z.shape[:axis] + z.shape[axis + 1:], int)
+        hot = np.expand_dims(first, axis) == np.arange(terms).reshape([-1 if i == axis else 1 for i in range(z.ndim)])
+        with np.errstate(invalid="ignore"):
+            is_close = largest - z <= 2 * error.max(axis, keepdims=True, initial=0.0)
+        is_open = problem.is_random & is_close & (is_close.sum(axis, keepdims=True) > 1)
+        hard = np.where(np.isnan(y.sum(axis, keepdims=True)), np.nan, hot & (y.sum(axis, keepdims=True) > 0))
+        return {"y": Expected(hard, slack=is_open * 1.0)} | ({"soft": soft} if problem.has("soft") else {})
     if problem.is_log:
-        return {"y": Expected(log_y, np.abs(log_y) + 1, terms, acc, _approximate(problem))}
-    return {"y": Expected(np.exp(log_y), None, terms, acc, _approximate(problem))}
+        return {"y": Expected(log_y, np.abs(log_y) + 1, terms, acc, approximate, slack=moved)}
+    return {"y": soft}
 
 
 def softmax_backward(problem: Problem, inputs: Mapping[str, np.ndarray], scalars: Mapping[str, float]) -> dict[str, Expected]:
     assert isinstance(problem, SoftmaxProblem)
     dy, y, axis = inputs["dy"], inputs["y"], problem.axis
+    if problem.masked and problem.is_log:
+        dy = np.where(y == -np.inf, 0.0, dy)
     with np.errstate(all="ignore"):
         factor = np.exp(y) if problem.is_log else y
         weights = dy if problem.is_log else dy * y
         dx = dy - factor * dy.sum(axis, keepdims=True) if problem.is_log else y * (dy - weights.sum(axis, keepdims=True))
         magnitude = np.abs(dy if problem.is_log else dy * y) + np.abs(factor) * np.abs(weights).sum(axis, keepdims=True)
+    dx, magnitude = problem.scale * dx, np.abs(problem.scale) * magnitude
     # The exponential's error is relative to its term, and the difference may be much smaller than that.
     slack = 2 * _approximate(problem) * magnitude if problem.is_log else None
     return {"dx": Expected(dx, magnitude, dy.shape[axis], _accumulator(problem), slack=slack)}
@@ -113,7 +153,7 @@ def cross_entropy_backward(problem: Problem, inputs: Mapping[str, np.ndarray], s
 
 
 REFERENCES: dict[str, Reference] = {
-    "softmax": softmax, "softmax_backward": softmax_backward,
+    "softmax": softmax, "gumbel_softmax": softmax, "hardmax": softmax, "softmax_backward": softmax_backward,
     "cross_entropy": cross_entropy, "cross_entropy_backward": cross_entropy_backward, "nll": cross_entropy,
     "nll_backward": cross_entropy_backward,
 }

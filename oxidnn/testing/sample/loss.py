@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from ...dtypes import BF16, F16, F32, F64, S32, S64
+from ...dtypes import BF16, BOOL, F16, F32, F64, S32, S64
 from ...ops import OPS
 from ...ops.base import Policy, Problem
-from ...ops.loss import CrossEntropyProblem
+from ...ops.loss import CrossEntropyProblem, SoftmaxProblem
 from ...tensor import TensorDesc
 from . import Fill, Sampler
 from .pool import view
@@ -35,10 +35,23 @@ def _softmax(name: str, rng: np.random.Generator, size: str) -> Problem:
         return view(rng, dtype, tuple(shape)) if rank > 2 or rng.random() < 0.5 else TensorDesc.packed(dtype, tuple(shape))
 
     attrs: dict[str, Any] = {"axis": axis - rank if rng.random() < 0.5 else axis, "log": bool(rng.random() < 0.4)}
-    inputs = ("x",) if name == "softmax" else ("dy", "y")
-    tensors = {n: draw() for n in inputs}
+    is_forward = not name.endswith("_backward")
+    tensors = {n: draw() for n in (("x",) if is_forward else ("dy", "y"))}
     if rng.random() < 0.5:
-        tensors["y" if name == "softmax" else "dx"] = draw()
+        tensors["y" if is_forward else "dx"] = draw()
+    if name in ("hardmax", "gumbel_softmax"):
+        del attrs["log"]
+    if name == "gumbel_softmax":
+        attrs |= {"temperature": float(rng.choice([1.0, 0.5, 2.0])), "hard": bool(rng.random() < 0.5)}
+    elif name != "hardmax" and rng.random() < 0.4:
+        attrs["scale"] = float(rng.choice([0.125, -1.0, 3.7]))
+    if name == "softmax_backward":
+        attrs["masked"] = bool(rng.random() < 0.3)
+    if name in ("softmax", "gumbel_softmax") and rng.random() < 0.5:
+        extents = tuple(1 if rng.random() < 0.3 else n for n in shape[int(rng.integers(rank)):])
+        tensors["mask"] = view(rng, (BOOL, BOOL, dtype, F32)[int(rng.integers(4))], extents)
+    if name == "softmax" and rank > 1 and axis == rank - 1 and rng.random() < 0.4:
+        attrs["diagonal"] = int(rng.choice([-2, 0, 1, shape[-1] - shape[-2]]))
     return OPS[name].make(tensors, attrs, Policy())
 
 
@@ -94,17 +107,33 @@ def _weight(rng: np.random.Generator, problem: Problem) -> np.ndarray:
 
 def _softmax_result(rng: np.random.Generator, problem: Problem) -> np.ndarray:
     """Probabilities over the axis, or their logarithms."""
-    axis, is_log = getattr(problem, "axis", 0), getattr(problem, "is_log", False)
+    assert isinstance(problem, SoftmaxProblem)
     p = rng.exponential(size=problem.desc("y").shape) + 1e-3
-    p = p / p.sum(axis, keepdims=True)
-    return np.log(p) if is_log else p
+    p = p / p.sum(problem.axis, keepdims=True)
+    y = np.log(p) if problem.is_log else p
+    return np.where(rng.random(y.shape) < 0.2, -np.inf, y) if problem.masked and problem.is_log else y
 
 
-SAMPLES: dict[str, Sampler] = {n: partial(_softmax, n) for n in ("softmax", "softmax_backward")}
+def _mask(rng: np.random.Generator, problem: Problem) -> np.ndarray:
+    """Some rows without a single element; of an added mask, numbers and -inf."""
+    desc = problem.desc("mask")
+    kept = rng.random(desc.shape) < 0.7
+    if desc.rank:
+        kept &= rng.random((*desc.shape[:-1], 1)) < 0.9
+    return kept if desc.dtype is BOOL else np.where(kept, rng.standard_normal(desc.shape), -np.inf)
+
+
+def _distinct(rng: np.random.Generator, problem: Problem) -> np.ndarray:
+    """Logits of few values, so that there are ties."""
+    return np.round(rng.standard_normal(problem.desc("x").shape) * 2) / 2
+
+
+SAMPLES: dict[str, Sampler] = {n: partial(_softmax, n) for n in ("softmax", "softmax_backward", "gumbel_softmax", "hardmax")}
 _ROWS = ("cross_entropy", "cross_entropy_backward", "nll", "nll_backward")
 SAMPLES |= {n: partial(_cross_entropy, n) for n in _ROWS}
 
-FILLS: dict[tuple[str, str], Fill] = {("softmax", "x"): _logits, ("softmax_backward", "y"): _softmax_result}
+FILLS: dict[tuple[str, str], Fill] = {("softmax", "x"): _logits, ("softmax_backward", "y"): _softmax_result, ("hardmax", "x"): _distinct,
+                                      ("softmax", "mask"): _mask, ("gumbel_softmax", "mask"): _mask}
 for _op in _ROWS:
     FILLS |= {(_op, "logits"): _logits, (_op, "target"): _target, (_op, "weight"): _weight}
 
@@ -113,10 +142,21 @@ CASES: dict[str, tuple[str, ...]] = {
         "softmax x=f32[2,70]nchw", "softmax x=f64[2,513]nchw", "softmax x=f16[1,777]nchw", "softmax x=f32[2,1025]nchw log=True",
         "softmax x=f64[1,999]nchw log=True", "softmax x=bf16[3,1024]nchw", "softmax x=f32[5,1]nchw", "softmax x=f32[2,7,3]nchw axis=1",
         "softmax x=bf16[2,21,6,7]nchw axis=1 log=True", "softmax x=f16[2,16,3,5]nhwc axis=1", "softmax x=f32[1,20000]nchw",
-        "softmax x=bf16[1024](1)@2", "softmax x=f32[0,10]nchw",
+        "softmax x=bf16[1024](1)@2", "softmax x=f32[0,10]nchw", "softmax x=bf16[2,3,16,64]nchw mask=bool[16,64]nchw scale=0.125",
+        "softmax x=f32[2,3,5,33]nchw mask=f32[2,1,1,33]nchw diagonal=0 log=True", "softmax x=f16[2,40,40]nchw diagonal=0 scale=0.3",
+        "softmax x=f32[3,9000]nchw mask=bool[9000]nchw", "softmax x=f64[2,1100]nchw mask=bool[2,1]nchw scale=-1.0",
+        "softmax x=bf16[2,20000]nchw mask=bf16[20000]nchw diagonal=15000 scale=2.0", "softmax x=f32[2,7,3]nchw axis=1 mask=bool[7,1]nchw",
     ),
+    "gumbel_softmax": (
+        "gumbel_softmax x=f32[5,64]nchw", "gumbel_softmax x=bf16[3,24]nchw hard=True temperature=0.5",
+        "gumbel_softmax x=f64[2,7,3]nchw axis=1 hard=True", "gumbel_softmax x=f32[2,9001]nchw temperature=0.1",
+        "gumbel_softmax x=f16[2,6000]nchw hard=True mask=bool[6000]nchw", "gumbel_softmax x=f32[0,4]nchw hard=True",
+        "gumbel_softmax x=f32[6,4](1,6)",
+    ),
+    "hardmax": ("hardmax x=f32[3,40]nchw", "hardmax x=f16[2,9,5]nchw axis=1", "hardmax x=bf16[2,6000]nchw", "hardmax x=f64[2,20000]nchw"),
     "softmax_backward": (
         "softmax_backward dy=f32[2,70]nchw y=f32[2,70]nchw", "softmax_backward dy=bf16[3,1024]nchw y=bf16[3,1024]nchw log=True",
+        "softmax_backward dy=f32[2,70]nchw y=f32[2,70]nchw scale=0.5 log=True masked=True",
         "softmax_backward dy=f64[2,7,3]nchw y=f64[2,7,3]nchw axis=1", "softmax_backward dy=f16[1,9000]nchw y=f16[1,9000]nchw",
     ),
     "cross_entropy": (
