@@ -585,11 +585,40 @@ def power(t: str) -> Callable[[Emitter, str, str], str]:
     return lower
 
 
-def modulo(t: str) -> Callable[[Emitter, str, str], str]:
-    """The exact rest of x/y with the sign of y, as NumPy's mod.
+def _rest_f64(e: Emitter, x: str, y: str) -> str:
+    """The exact rest of x/y for x, y >= 0; NaN for an infinite x, y = 0 and NaN.
 
-    Each step takes the f64 quotient's multiple of y away, exactly by fma, and leaves 2^-52 of x: six cover f32's range, two f64's to 2^100.
+    For j from the 48ths of the difference of exponents down to 0 a multiple of y 2^(48 j) is taken away: quotients are below 2^50, so fma
+    leaves the rest exactly, and where a quotient was rounded up to the next integer it is less than one multiple below 0. Most often j = 0.
     """
+    small = e("setp.lt.f64", y, 2.0**-1022)
+    grown = e("selp.f64", e("mul.rn.f64", y, 2.0**54), y, small)  # a normal number
+    shift = e("selp.b32", 54, 0, small)
+
+    def exponent(value: str) -> str:
+        return e("cvt.u32.u64", e("shr.u64", e("mov.b64", value), 52))
+
+    last = e("sub.s32", e("add.s32", exponent(x), shift), exponent(grown))
+    j = e("mov.b32", e("div.s32", e("max.s32", last, 0), 48))
+    rest, label = e("mov.f64", x), f"{e.prefix.replace('%', '$')}rest_{e.register('b32')[len(e.prefix):]}"
+    proper = e("and.pred", e("setp.gt.f64", y, 0.0), e("setp.lt.f64", x, INF))
+    more = e("setp.ge.and.f64", x, y, proper, to="pred")
+    e.lines += [f"@!{more} bra {label}_done;", f"{label}:"]
+    k = e("sub.s32", e("mul.lo.s32", j, 48), shift)
+    half = e("shr.s32", k, 1)
+    multiple = e("mul.rn.f64", grown, _power_of_two_f64(e, half))
+    multiple = e("mul.rn.f64", multiple, _power_of_two_f64(e, e("sub.s32", k, half)))
+    quotient = e("cvt.rzi.f64.f64", e("div.rn.f64", rest, multiple))
+    left = e("fma.rn.f64", e("neg.f64", quotient), multiple, rest)
+    below = e("setp.lt.f64", left, 0.0)
+    e.lines += [f"@{below} add.rn.f64 {left}, {left}, {multiple};", f"mov.f64 {rest}, {left};", f"add.s32 {j}, {j}, -1;"]
+    more = e("setp.ge.s32", j, 0)
+    e.lines += [f"@{more} bra {label};", f"{label}_done:"]
+    return e("selp.f64", rest, NAN, proper)
+
+
+def modulo(t: str) -> Callable[[Emitter, str, str], str]:
+    """The exact rest of x/y with the sign of y, as NumPy's mod: of sizes; |y| less it where the signs differ and it is not 0."""
 
     def lower(e: Emitter, a: str, b: str) -> str:
         if t in ("s32", "s64"):
@@ -598,18 +627,11 @@ def modulo(t: str) -> Callable[[Emitter, str, str], str]:
             fix = e("and.pred", differ, e(f"setp.ne.{t}", rest, 0))
             return e(f"selp.{'b' + t[1:]}", e(f"add.{t}", rest, b), rest, fix)
         x, y = (a, b) if t == "f64" else (e("cvt.f64.f32", a), e("cvt.f64.f32", b))
-        minus = e("neg.f64", y)
-        rest = x
-        for _ in range(5 if t == "f32" else 1):
-            rest = e("fma.rn.f64", e("cvt.rzi.f64.f64", e("div.rn.f64", rest, y)), minus, rest)
-        rest = e("fma.rn.f64", e("cvt.rmi.f64.f64", e("div.rn.f64", rest, y)), minus, rest)
-        # The last quotient may have been rounded up to the next integer: then the rest has the wrong sign.
-        wrong = e("setp.lt.f64", e("mul.rn.f64", rest, e("copysign.f64", y, 1.0)), 0.0)
-        rest = e("selp.f64", e("add.rn.f64", rest, y), rest, wrong)
-        endless = e("and.pred", e("setp.eq.f64", e("abs.f64", y), INF), e("setp.lt.f64", e("abs.f64", x), INF))
+        size = e("abs.f64", y)
+        rest = _rest_f64(e, e("abs.f64", x), size)
         opposite = e("setp.lt.f64", e("mul.rn.f64", e("copysign.f64", x, 1.0), e("copysign.f64", y, 1.0)), 0.0)
-        held = e("selp.f64", y, x, e("and.pred", opposite, e("setp.ne.f64", x, 0.0)))
-        rest = e("selp.f64", held, rest, endless)
+        turned = e("and.pred", opposite, e("setp.gt.f64", rest, 0.0))
+        rest = e("copysign.f64", y, e("selp.f64", e("sub.rn.f64", size, rest), rest, turned))
         return rest if t == "f64" else e("cvt.rn.f32.f64", rest)
 
     return lower
@@ -772,13 +794,14 @@ def erfinv(t: str) -> Callable[[Emitter, str], str]:
 
 
 def fmod(t: str) -> Callable[[Emitter, str, str], str]:
-    """The exact rest of x/y with the sign of x, as C's fmod: that of the sizes, of one sign."""
+    """The exact rest of x/y with the sign of x, as C's fmod."""
 
     def lower(e: Emitter, a: str, b: str) -> str:
         if t in ("s32", "s64"):
             return e(f"rem.{t}", a, b)
-        rest = modulo(t)(e, e(f"abs.{t}", a), e(f"abs.{t}", b))
-        return e(f"copysign.{t}", a, rest)
+        x, y = (a, b) if t == "f64" else (e("cvt.f64.f32", a), e("cvt.f64.f32", b))
+        rest = e("copysign.f64", x, _rest_f64(e, e("abs.f64", x), e("abs.f64", y)))
+        return rest if t == "f64" else e("cvt.rn.f32.f64", rest)
 
     return lower
 

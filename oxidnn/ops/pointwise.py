@@ -6,7 +6,8 @@
 
 Operands broadcast as NumPy's; a per-channel operand has shape (C,) and lies along dimension 1. An output may lie exactly where an input
 of the same description lies. Types mix freely. Arithmetic is f64 if any
-operand is, exact integers if all operands are integers and the expression has an integer form, else f32.
+operand is, exact integers if all operands are integers and the expression has an integer form, else f32. Results saturate where their
+type is narrower than the arithmetic; shifts and counts of bits are of the type that the operands combine to, as NumPy's.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from .. import dtypes
-from ..codegen.pointwise import TABLE, Expression, apply, arg, parse
+from ..codegen.pointwise import TABLE, Expression, apply, arg, const, parse
 from ..dtypes import BOOL, DType, dtype
 from ..errors import InvalidArgument, expected
 from ..tensor import TensorDesc, packed_strides
@@ -83,6 +84,28 @@ def has_integer_form(expression: Expression) -> bool:
     except InvalidArgument:
         return False
     return not expression.scalars
+
+
+def _within(expression: Expression, kind: DType, width: int) -> Expression:
+    """The expression over integers of type `kind` with what its width decides written out, in arithmetic of `width` bits.
+
+    Shifts wrap, and bits beyond the type do not count."""
+    bits = 1 if kind.kind == "bool" else kind.bits
+    ones, half = const(2.0**bits - 1), const(2.0 ** (bits - 1))  # where they are used at most 2^32
+    done: dict[Expression, Expression] = {}
+    for node in expression.nodes():
+        operands = tuple(done[o] for o in node.operands)
+        if node.op in ("popcount", "clz", "ctz") and operands[1] == const(0):
+            operands = operands[0], const(bits)
+        made = Expression(node.op, operands, node.value) if operands else node
+        if node.op == "bitwise_not" and kind.kind != "int":
+            made = apply("bitwise_xor", operands[0], ones)
+        if node.op == "left_shift" and bits < width:
+            made = apply("bitwise_and", made, ones)
+            if kind.kind == "int":  # the upper half stands for the negative numbers
+                made = apply("bitwise_xor", made, half) - half
+        done[node] = made
+    return done[expression]
 
 
 def like(desc: TensorDesc, kind: DType) -> TensorDesc:
@@ -160,10 +183,6 @@ def _make(op: str, expression: Expression, names: tuple[str, ...], tensors: Mapp
         if kinds is not None and desc.dtype != kind:
             raise expected(op, f"type of {name}", desc.dtype, kind)
         outputs.append(Operand(name, desc, True))
-    unsigned = [o.desc.dtype for o in outputs if o.desc.dtype.kind in ("uint", "bool")]
-    if unsigned and any(node.op == "bitwise_not" for node in expression.nodes()):
-        raise expected(op, "expression", f"bitwise_not of {unsigned[0]}, whose bits end below the compute type's",
-                       "bitwise_xor with the bits of the type, e.g. 255")
     every = [*inputs, *(o.desc.dtype for o in outputs)]
     if any(k.name == "f64" for k in every):
         compute = "f64"
@@ -176,6 +195,8 @@ def _make(op: str, expression: Expression, names: tuple[str, ...], tensors: Mapp
                 raise expected(op, "expression", f"one with the constant {constant:.17g} over integers", "constants that s64 holds")
     else:
         compute = "f32"
+    if compute[0] == "s":
+        expression = _within(expression, promote(inputs), int(compute[1:]))
     if compute[0] == "f":  # names what has no form before anything is built
         expression.lower({n: "%r" for n in expression.args + expression.scalars}, ["%r"] * expression.num_outputs, compute)
     operands = tuple(Operand(n, tensors[n]) for n in names) + tuple(outputs)

@@ -40,8 +40,6 @@ def left_out(case: Any) -> str:
         return "text"
     if np.dtype(np.uint64) in types:
         return "no arithmetic of 64 bits without sign"
-    if case.name in ("test_bitshift_left_int8_shift_ge_width", "test_bitshift_left_int8_overflow"):
-        return "results saturate to a narrow type, they do not wrap"
     return ""
 
 
@@ -72,8 +70,6 @@ def expression(case: Any, inputs: list[np.ndarray], attrs: dict[str, Any]) -> st
         return "left_shift(x, y)" if attrs["direction"] == b"LEFT" else "right_shift(x, y)"
     if name == "Mod" and attrs.get("fmod"):
         return "fmod(x, y)"
-    if name == "BitwiseNot" and inputs[0].dtype.kind == "u":  # in the compute type the bits above would be set, too
-        return f"bitwise_xor(x, {np.iinfo(inputs[0].dtype).max})"
     text = EXPRESSIONS[name]
     if name == "Div" and inputs[0].dtype.kind in "iu":
         return "(x - fmod(x, y)) / y"

@@ -93,7 +93,7 @@ def test_every_function_keeps_its_bound(name: str, kind: str) -> None:
     text = f"{name}({', '.join(names)})"
     if name in ("sin", "cos", "tan"):  # NaN beyond, by the row's word
         arrays = {n: np.where(np.abs(a) <= 2.0**50, a, a.dtype.type(1)) for n, a in arrays.items()}
-    elif name in ("mod", "fmod", "floor_divide") and kind == "f64":
+    elif name == "floor_divide" and kind == "f64":
         arrays = {n: np.where((np.abs(a) < 2.0**40) & (np.abs(a) > 2.0**-40), a, a.dtype.type(1.5)) for n, a in arrays.items()}
     got = compute(text, arrays, None if row.is_condition else kind)[0]
     expression, exact = parse(text), {n: a.astype(np.float64) for n, a in arrays.items()}
@@ -140,12 +140,52 @@ def test_bits_of_integers() -> None:
             np.testing.assert_array_equal(got, want, err_msg=f"{text} of {name}")
         got = compute("popcount(a)", {"a": a}, name)[0]
         np.testing.assert_array_equal(got, [(int(v) % (1 << info.bits)).bit_count() for v in a])
-    for kind in (np.uint8, np.uint32, np.bool_):
-        with pytest.raises(InvalidArgument, match="bitwise_xor"):
-            compute("bitwise_not(x)", {"x": np.zeros(4, kind)}, np.dtype(kind).name)
     wide = np.array([40, -3, 32, 70], np.int32)
     shifted = compute("right_shift(a, n)", {"a": np.array([-5, 9, 9, -9], np.int32), "n": np.abs(wide) + 32}, "int32")[0]
     np.testing.assert_array_equal(shifted, [-1, 0, 0, -1])
+
+
+@pytest.mark.parametrize("kind", [np.int8, np.uint8, np.int16, np.uint16, np.int32, np.uint32, np.int64])
+def test_bits_end_with_the_type(kind: type) -> None:
+    """Shifts wrap, and no bit beyond the type is counted, set or moved in, whatever the arithmetic's width."""
+    info, rng = np.iinfo(kind), np.random.default_rng(6)
+    a = np.concatenate([rng.integers(info.min, info.max, 60, kind, True), np.array([info.min, info.max, 0, 1, 127, 80], kind)])
+    n = rng.integers(0, info.bits, len(a)).astype(kind)
+    unsigned = [int(v) % (1 << info.bits) for v in a]
+    for text, want in {
+        "left_shift(a, n)": np.left_shift(a, n), "right_shift(a, n)": np.right_shift(a, n), "bitwise_not(a)": ~a,
+        "right_shift(left_shift(a, n), n)": np.right_shift(np.left_shift(a, n), n), "popcount(a)": [v.bit_count() for v in unsigned],
+        "clz(a)": [info.bits - v.bit_length() for v in unsigned], "popcount(bitwise_not(a))": [info.bits - v.bit_count() for v in unsigned],
+        "ctz(a)": [(v & -v).bit_length() - 1 if v else info.bits for v in unsigned],
+    }.items():  # fmt: skip
+        got = compute(text, {"a": a, "n": n} if "n)" in text and "not" not in text else {"a": a}, np.dtype(kind).name)[0]
+        np.testing.assert_array_equal(got, want, err_msg=text)
+    constant = compute("where(a == a, left_shift(a, 3), 4294967296)", {"a": a}, np.dtype(kind).name)[0]  # in 64 bits
+    np.testing.assert_array_equal(constant, np.left_shift(a, kind(3)))
+    with pytest.raises(InvalidArgument, match="popcount"):
+        compute("popcount(a, 65)", {"a": a}, "int64")
+
+
+def test_not_of_bool_is_the_other_value() -> None:
+    x = np.array([True, False, True])
+    np.testing.assert_array_equal(compute("bitwise_not(x)", {"x": x}, "bool")[0], ~x)
+
+
+@pytest.mark.parametrize("name", ["mod", "fmod"])
+def test_rests_of_any_quotient_are_exact(name: str) -> None:
+    """Over all of float64's range, subnormals, overflowing quotients, infinities and zeros among it; f32 beyond 2^24 of quotient, too."""
+    rng = np.random.default_rng(8)
+    for kind, low, high in ((np.float64, -1074, 1024), (np.float32, -149, 128)):
+        x, y = (np.ldexp(rng.uniform(1, 2, 600), rng.integers(low, high, 600)) * rng.choice([-1, 1], 600) for _ in range(2))
+        y[:100] = np.ldexp(rng.integers(1, 9, 100), low)  # few bits
+        info = np.finfo(kind)
+        edges = np.array([0.0, -0.0, 1.0, -3.0, np.inf, -np.inf, np.nan, info.max, -info.max, info.smallest_subnormal, info.tiny])
+        x, y = (np.concatenate([v, e.ravel()]).astype(kind) for v, e in zip((x, y), np.meshgrid(edges, edges), strict=True))
+        with np.errstate(all="ignore"):
+            want = getattr(np, name)(x, y)
+        got = compute(f"{name}(a, b)", {"a": x, "b": y}, np.dtype(kind).name)[0]
+        np.testing.assert_array_equal(got, want)
+        np.testing.assert_array_equal(np.signbit(got)[want == want], np.signbit(want)[want == want])
 
 
 def test_signed_zeros_are_kept() -> None:
@@ -349,3 +389,23 @@ def test_brief_functions_keep_their_bound(name: str) -> None:
         wrong = ~((got == want.astype(np.float32)) | (np.isnan(got) & np.isnan(want)) | ~far)
     at = np.flatnonzero(wrong)
     assert not len(at), f"{len(at)} wrong, first at {x[at[0]]!r}: {got[at[0]]!r} for {want[at[0]]!r}"
+
+
+def test_eight_inputs_of_mixed_types_broadcast_together() -> None:
+    """As many tensors as an expression may have: eight types, every way of broadcasting, steps and misaligned views, two outputs."""
+    text = "(t := a * scale[c] + (b - d)) * where(m, e, f), maximum(t, g) + cast(i, f32)"
+    shapes = {
+        "a": "f16[4,6,5,8]nhwc", "scale": "f32[6](2)", "b": "bf16[6,1,8]nchw", "d": "s8[4,1,5,1]nchw", "m": "bool[5,8]nchw",
+        "e": "u8[4,6,5,8](480,80,-16,2)", "f": "f32[1]nchw", "g": "f32[4,6,1,8]nchw@4", "i": "s32[8](3)",
+    }
+    for dropped in ("f", "g"):  # of nine in turn eight
+        body = text.replace(", f)", ", 2)") if dropped == "f" else text.replace("maximum(t, g)", "t")
+        names = [n for n in shapes if n != dropped]
+        line = f'pointwise {" ".join(f"{n}={shapes[n]}" for n in names)} expression="{body}" dtype="(\'f32\',\'bf16\')"'
+        problem = parse_case(line)
+        assert len(problem.inputs) == 8 and {o.desc.dtype.name for o in problem.inputs} >= {"f16", "f32", "bf16", "s8", "u8", "bool", "s32"}
+        for arch in ("sm_80", "sm_90a"):
+            for config in ENGINE.configs(problem, known_device(arch)):
+                run_problem(backend(arch), problem, ENGINE, config, 3)
+                for step in ENGINE.build_steps(problem, config, known_device(arch)).steps:
+                    assert assemble(render(step.spec), arch).spill_bytes == 0

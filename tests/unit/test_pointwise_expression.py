@@ -161,10 +161,12 @@ def test_derivatives_agree_with_finite_differences(name: str) -> None:
         x = np.abs(POINTS) + 1.2
     elif name == "logit":
         x = POINTS / 11 + 0.5
-    operands = [x, *([0.37, 1.9][i] + 0.1 * np.arange(len(x)) for i in range(row.arity - 1))]
+    operands = [x, *([0.37, 1.9, 0.6][i] + 0.1 * np.arange(len(x)) for i in range(row.arity - 1))]
     if name in ("hard_sigmoid", "clamp", "hard_tanh", "threshold"):
         second = {"hard_sigmoid": 0.15, "clamp": -1.5, "hard_tanh": -1.5, "threshold": 0.4}[name]
         operands = [x, np.full(len(x), second), np.full(len(x), 0.55)]
+    if name == "clipped_relu":
+        operands = [x, *(np.full(len(x), v) for v in (2.0, -1.5, 0.3))]
     names = [f"v{i}" for i in range(row.arity)]
     expression = apply(name, *map(arg, names))
     arrays = dict(zip(names, operands, strict=True))

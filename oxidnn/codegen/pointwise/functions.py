@@ -10,7 +10,7 @@ import numpy as np
 
 from ...errors import InvalidArgument
 from .. import elementary as el
-from .expression import COMPUTE_TYPES, TABLE, Expression, Function, Lowering, Value, apply, times
+from .expression import COMPUTE_TYPES, TABLE, Expression, Function, Lowering, Value, apply, const, times
 
 
 def _row(name: str, arity: int, numpy: Callable[..., Any], **columns: Any) -> None:
@@ -55,6 +55,7 @@ def _vectorised(f: Callable[[float], float]) -> Callable[[Any], np.ndarray]:
 
 
 _erf, _erfc = _vectorised(math.erf), _vectorised(math.erfc)
+_ZERO = const(0)
 SQRT_HALF = math.sqrt(0.5)
 SELU_ALPHA, SELU_SCALE = 1.6732632423543772, 1.0507009873554805
 GELU_K, GELU_C = math.sqrt(2 / math.pi), 0.044715
@@ -219,8 +220,13 @@ def _ldexp(x: Any, n: Any) -> Any:
     return np.where(np.isnan(n), np.nan, np.ldexp(np.asarray(x, np.float64), whole))
 
 
-def _popcount(x: Any) -> Any:
-    return np.vectorize(lambda v: (int(v) & 0xFFFFFFFFFFFFFFFF).bit_count(), otypes=[np.int64])(x)
+def _counted(count: Callable[[int, int], int]) -> Callable[[Any, Any], Any]:
+    """count(the lowest `bits` bits, bits) of every element; bits 0: 64."""
+    def one(value: Any, bits: Any) -> int:
+        width = int(bits) or 64
+        return count(int(value) % (1 << width), width)
+
+    return np.vectorize(one, otypes=[np.int64])
 
 
 def _bits(name: str) -> dict[str, Lowering]:
@@ -239,8 +245,26 @@ def _shift(instruction: str) -> dict[str, Lowering]:
     return {t: form(t) for t in ("s32", "s64")}
 
 
-def _count(instruction: str) -> dict[str, Lowering]:
-    return {"s32": lambda e, a: e(f"{instruction}.b32", a), "s64": lambda e, a: e("cvt.s64.s32", e(f"{instruction}.b64", a, to="b32"))}
+def _count(name: str) -> dict[str, Lowering]:
+    """popc, clz or ctz of the lowest bits of a register, as many as the second operand, a literal, says."""
+    def form(t: str) -> Lowering:
+        width = int(t[1:])
+
+        def lower(e: el.Emitter, a: str, number: str) -> str:
+            if not number.isdecimal() or int(number) > width:
+                raise InvalidArgument(f"expression: the number of bits is {number} (expected an integer from 0 to {width}).")
+            bits = int(number) or width
+            if name == "popc":
+                a = e(f"and.b{width}", a, (1 << bits) - 1) if bits < width else a
+            else:  # the bits at the upper end, and a one behind the last for clz to find
+                a = e(f"brev.b{width}", a) if name == "ctz" else e(f"shl.b{width}", a, width - bits)
+                a = e(f"or.b{width}", a, 1 << (width - bits - 1)) if bits < width else a
+            found = e(f"{'popc' if name == 'popc' else 'clz'}.b{width}", a, to="b32")
+            return found if t == "s32" else e("cvt.s64.s32", found)
+
+        return lower
+
+    return {t: form(t) for t in ("s32", "s64")}
 
 
 def where(condition: Value, a: Value, b: Value) -> Expression:
@@ -266,7 +290,7 @@ _row("sub", 2, np.subtract, lower=_plain("sub", "sub", ".rn"), gradient=lambda g
 _row("mul", 2, np.multiply, lower=_plain("mul", "mul.lo", ".rn"), gradient=lambda g, y, a, b: (times(g, b), times(g, a)))
 _row("div", 2, np.true_divide, lower=_plain("div", "", ".rn"), gradient=lambda g, y, a, b: (g / b, -(g * y / b)))
 _row("mod", 2, _mod, lower={t: el.modulo(t) for t in COMPUTE_TYPES}, gradient=lambda g, y, a, b: (g, -(g * _f("floor", a / b))),
-     doc="the sign of the divisor, as NumPy; f64: while |x/y| < 2^100")
+     doc="the sign of the divisor, as NumPy")
 _row("pow", 2, np.power, lower=_each(el.power), ulp=1, ulp64=1500, doc="f64: relative error 2^-52 (1 + |y log x|)",
      gradient=lambda g, y, a, b: (g * (b * _f("pow", a, b - 1)), g * (y * _f("log", a))))
 _row("neg", 1, np.negative, lower=_plain("neg", "neg"), gradient=lambda g, y, x: (-g,))
@@ -359,9 +383,12 @@ _row("step", 2, lambda x, v: np.where(np.greater(x, 0), 1, np.where(np.less(x, 0
      expand=lambda x, v: where(x > 0, 1, where(x < 0, 0, v)), gradient=lambda g, y, x, v: (None, where(_f("eq", x, 0), g, 0)),
      doc="Heaviside; the second operand is its value at 0")
 _row("lerp", 3, lambda a, b, w: a + w * (b - a), expand=lambda a, b, w: a + w * (b - a))
+_row("fma", 3, lambda a, b, c: a * b + c, expand=lambda a, b, c: a * b + c)
+_row("addcmul", 4, lambda x, a, b, v: x + v * a * b, defaults=(1.0,), expand=lambda x, a, b, v: x + times(v, a * b))
+_row("addcdiv", 4, lambda x, a, b, v: x + v * a / b, defaults=(1.0,), expand=lambda x, a, b, v: x + times(v, a / b))
 
 _row("fmod", 2, np.fmod, lower={t: el.fmod(t) for t in COMPUTE_TYPES}, gradient=lambda g, y, a, b: (g, -(g * _f("trunc", a / b))),
-     doc="the sign of the dividend, as C; f64: while |x/y| < 2^100")
+     doc="the sign of the dividend, as C")
 _row("floor_divide", 2, np.floor_divide, lower={t: el.floor_divide(t) for t in COMPUTE_TYPES},
      doc="the quotient that goes with mod; integers: undefined by 0; f64: while |x/y| < 2^53")
 _row("xlogy", 2, lambda a, b: np.where(np.equal(a, 0) & ~np.isnan(b), 0, a * np.log(b)),
@@ -389,12 +416,23 @@ _row("bitwise_xor", 2, np.bitwise_xor, lower=_bits("xor"))
 _row("bitwise_not", 1, np.bitwise_not, lower=_bits("not"))
 _row("left_shift", 2, np.left_shift, lower=_shift("shl.b"))
 _row("right_shift", 2, np.right_shift, lower=_shift("shr.s"), doc="of a signed number: the sign moves in")
-_row("popcount", 1, _popcount, lower=_count("popc"), doc="bits set in 32 or 64; a negative narrow integer counts copies of its sign")
+_row("popcount", 2, _counted(lambda v, n: v.bit_count()), lower=_count("popc"), defaults=(0.0,),
+     doc="bits that are set, of so many (default: the operands' type's)")
+_row("clz", 2, _counted(lambda v, n: n - v.bit_length()), lower=_count("clz"), defaults=(0.0,), doc="zeros before the first one")
+_row("ctz", 2, _counted(lambda v, n: (v & -v).bit_length() - 1 if v else n), lower=_count("ctz"), defaults=(0.0,),
+     doc="zeros behind the last one")
 
 # Activations.
 _row("relu", 1, lambda x: np.maximum(x, 0), expand=lambda x: _f("maximum", x, 0), gradient=lambda g, y, x: (where(x > 0, g, 0),))
 _row("relu6", 1, lambda x: np.minimum(np.maximum(x, 0), 6), expand=lambda x: _f("clamp", x, 0, 6),
      gradient=lambda g, y, x: (where((x > 0) & (x < 6), g, 0),))
+_row("clipped_relu", 4, lambda x, high, low, slope: np.minimum(np.where(np.greater(x, low) | np.equal(slope, 0), np.maximum(x, low),
+                                                                           low + slope * (np.minimum(x, low) - low)), high),
+     defaults=(6.0, 0.0, 0.0), doc="between low and high; the slope below low",
+     expand=lambda x, high, low, slope: _f("minimum", _f("maximum", x, low) if slope is _ZERO else
+                                           where(x > low, x, low + slope * (x - low)), high),
+     gradient=lambda g, y, x, high, low, slope: (where(x < high, where(x > low, g, times(g, slope)), 0), where(x < high, 0, g),
+                                                 where(x > low, 0, g * (1 - slope)), where(x > low, 0, g * (x - low))))
 _row("leaky_relu", 2, lambda x, a: np.where(np.greater(x, 0), x, a * x), defaults=(0.01,), expand=lambda x, a: where(x > 0, x, a * x),
      doc="slope below 0; with a per-channel operand as slope it is PReLU")
 _row("elu", 2, lambda x, a: np.where(np.greater(x, 0), x, a * np.expm1(np.minimum(x, 0))), defaults=(1.0,),
@@ -440,13 +478,13 @@ _BUILDERS = (
     "log1p sqrt rsqrt reciprocal square sin cos tan erf erfc normcdf floor ceil trunc maximum minimum fmax fmin add sub mul div mod "
     "eq ne lt le gt ge logical_and logical_or logical_xor logical_not isnan isinf atan asin acos atan2 sinh cosh asinh acosh atanh "
     "copysign hypot cube frac step lerp fmod floor_divide xlogy nextafter ldexp cbrt sinc lgamma digamma trigamma erfinv bitwise_and "
-    "bitwise_or bitwise_xor bitwise_not left_shift right_shift popcount").split()
+    "bitwise_or bitwise_xor bitwise_not left_shift right_shift popcount clz ctz fma addcmul addcdiv clipped_relu").split()
 (neg, sign, relu, relu6, leaky_relu, elu, celu, selu, clamp, sigmoid, logsigmoid, hard_sigmoid, tanh, hard_tanh, silu, hard_swish, mish,
  softplus, softsign, gelu, gelu_tanh, quick_gelu, swish, hard_shrink, soft_shrink, tanh_shrink, threshold, logit, exp, exp2, expm1, log,
  log2, log10, log1p, sqrt, rsqrt, reciprocal, square, sin, cos, tan, erf, erfc, normcdf, floor, ceil, trunc, maximum, minimum, fmax,
  fmin, add, sub, mul, div, mod, eq, ne, lt, le, gt, ge, logical_and, logical_or, logical_xor, logical_not, isnan, isinf, atan, asin,
  acos, atan2, sinh, cosh, asinh, acosh, atanh, copysign, hypot, cube, frac, step, lerp, fmod, floor_divide, xlogy, nextafter, ldexp,
  cbrt, sinc, lgamma, digamma, trigamma, erfinv, bitwise_and, bitwise_or, bitwise_xor,
- bitwise_not, left_shift, right_shift, popcount) = map(_function, _BUILDERS)
+ bitwise_not, left_shift, right_shift, popcount, clz, ctz, fma, addcmul, addcdiv, clipped_relu) = map(_function, _BUILDERS)
 abs, round, pow = map(_function, ("abs", "round", "pow"))  # noqa: A001 - as in NumPy, the names are those of the functions
 __all__ = [*_BUILDERS, "abs", "round", "pow", "where"]
