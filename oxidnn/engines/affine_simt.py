@@ -13,16 +13,18 @@ from .affine import AffineMatmul
 from .base import Build, EngineConfig, Support, refuse
 
 NO_SWIZZLE = (0, 0, 0)
-SHAPES = {  # (threads_m, threads_n, reg_m, reg_n, tile_k)
-    "f32": ((16, 8, 8, 8, 16), (16, 16, 8, 8, 16), (16, 8, 8, 8, 32), (16, 16, 8, 8, 8), (16, 16, 4, 4, 16),
-            (16, 8, 4, 4, 16), (32, 4, 4, 4, 16), (32, 4, 4, 2, 16), (4, 32, 4, 4, 16)),
-    "f64": ((16, 16, 4, 4, 8), (16, 8, 4, 4, 8), (32, 4, 4, 4, 8)),
+SHAPES = {  # (threads_m, threads_n, reg_m, reg_n, tile_k, stages): a short ring where shared memory is filled by few large tiles
+    "f32": ((16, 8, 8, 16, 16, 2), (16, 8, 8, 16, 8, 4), (8, 16, 16, 8, 8, 4), (16, 16, 8, 16, 8, 4), (16, 16, 16, 8, 8, 4),
+            (16, 8, 8, 8, 16, 2), (16, 16, 8, 8, 16, 2), (16, 8, 8, 8, 32, 2), (16, 16, 8, 8, 8, 2), (16, 16, 4, 4, 16, 3),
+            (16, 8, 4, 4, 16, 3), (32, 4, 4, 4, 16, 3), (32, 4, 4, 2, 16, 3), (4, 32, 4, 4, 16, 3)),
+    "f64": ((16, 16, 4, 4, 8, 3), (16, 8, 4, 4, 8, 3), (32, 4, 4, 4, 8, 3)),
 }
 
 
 @dataclass(frozen=True, slots=True)
 class SimtConsts(tiling.TiledConsts):
-    """Consts of matmul/tiled_simt. k_vec: k's per 16-byte fragment load; width_x: rows per fragment load of a row-major operand."""
+    """Consts of matmul/tiled_simt. k_vec: k's per 16-byte fragment load; width_x: rows per fragment load of a row-major operand;
+    lanes_n: lanes of a warp along n; columns: those of a thread whose fragments are loaded together."""
 
     threads_m: int
     threads_n: int
@@ -32,6 +34,14 @@ class SimtConsts(tiling.TiledConsts):
     k_vec: int
     width_a: int
     width_b: int
+
+    @property
+    def lanes_n(self) -> int:
+        return min(self.threads_n, 8 if self.threads_m >= 4 else 32 // self.threads_m)
+
+    @property
+    def columns(self) -> int:
+        return min(self.reg_n, 8)
 
     @property
     def acc_pitch_m(self) -> int:
@@ -73,6 +83,17 @@ def _plan(am: AffineMatmul, config: EngineConfig, has_cp_async: bool) -> tuple[S
     return consts, d, grid
 
 
+def registers_needed(c: SimtConsts) -> int:
+    """About how many 32-bit registers the kernel cannot do without."""
+    words = 2 if c.compute == "f64" else 1
+    total = words * (c.reg_m * c.reg_n + c.k_vec * (min(c.reg_m, 8) + c.columns)) + 24
+    for x in (c.a, c.b):
+        per_position = (2 if x.wide else 1) + len(x.bounds)
+        total += x.row_positions * per_position + x.k_positions * (per_position + x.k_digits) + 2 * len(x.smem_registers)
+        total += 0 if x.is_async else x.row_positions * x.k_positions * x.words
+    return total
+
+
 class SimtMatmul:
     """f32 and f64 matmuls with IEEE FMA in ascending k (per split)."""
 
@@ -93,10 +114,15 @@ class SimtMatmul:
         return tuple(sorted(found, key=lambda c: self.estimate(am, c, device)))
 
     def _candidates(self, am: AffineMatmul, device: DeviceInfo) -> Iterator[EngineConfig]:
-        for threads_m, threads_n, reg_m, reg_n, tile_k in SHAPES[am.acc.name]:
-            # A short ring where shared memory is filled by few large tiles, and where nothing is hidden by a longer one.
-            stages = 2 if reg_m == 8 or device.is_emulated else 3
+        for threads_m, threads_n, reg_m, reg_n, tile_k, stages in SHAPES[am.acc.name]:
+            if device.is_emulated:
+                stages = 2  # a longer ring hides nothing there
             tile = (threads_m * reg_m, threads_n * reg_n, tile_k)
+            config = EngineConfig.of(threads_m=threads_m, threads_n=threads_n, reg_m=reg_m, reg_n=reg_n, tile_k=tile_k, stages=stages,
+                                     split_k=1)
+            consts, _, _ = _plan(am, config, device.at_least(8))
+            if consts.smem_bytes > device.smem_per_cta or registers_needed(consts) > (240 if reg_m * reg_n * tile_k > 1024 else 262):
+                continue  # largest needs that assemble without spills; longer k tiles take more of what is not counted
             if am.up is not None and tile[1] % (2 * tiling.GATE_COLUMNS):
                 continue  # a tile of one sum alone
             for split_k in tiling.split_choices(am, tile, threads_m * threads_n, device):
@@ -113,6 +139,8 @@ class SimtMatmul:
         reuse = config["reg_m"] * config["reg_n"] / (config["reg_m"] + config["reg_n"])  # FMAs per fragment element
         # Measured on an H100, GEMM 4096: 43, 35, 36, 19 TFLOP/s. A tile of 8 k's is too short for its barrier.
         efficiency = (0.62 if tile[2] == 8 else 0.76 if tile[1] == 64 else 0.72) if reuse == 4.0 else 0.63 if reuse == 2.0 else 0.35
+        if reuse > 4.0:
+            efficiency = 0.84
         return tiling.estimate_us(am, grid, tile, rate, 2, device, efficiency)
 
     @staticmethod

@@ -87,6 +87,14 @@ def test_simt(line: str, kind: str) -> None:
     run(line.format(t=kind), SIMT, config)
 
 
+@pytest.mark.parametrize("line", [*GEMMS, *CONVS[:3], *CONVS[8:11]])
+@pytest.mark.parametrize("config", [simt(8, 8, 8, 16, 8, 4, 1), simt(4, 32, 16, 8, 16, 2, 1), simt(16, 16, 8, 16, 8, 2, 2)],
+                         ids=lambda config: config.name)
+def test_simt_of_many_results_a_thread(line: str, config: EngineConfig) -> None:
+    """8 x 16 and 16 x 8 results a thread, whose fragments of B come in two parts; warps of 4 x 8 lanes side by side."""
+    run(line.format(t="f32"), SIMT, config)
+
+
 @pytest.mark.parametrize("line", [*GEMMS, *CONVS])
 @pytest.mark.parametrize("kind", ["f16", "bf16"])
 def test_mma_16_bit(line: str, kind: str) -> None:
