@@ -356,10 +356,11 @@ class DnnHandle(ListOps):
         """x (N, C, 1 to 3 spatial dimensions; f64, f32, f16, bf16) at `size`, one number or one a dimension, or at floor(extent * scales).
 
         mode: "nearest", "nearest_exact", "linear" (also "bilinear", "trilinear"), "cubic" ("bicubic"), "area". coordinates: "half_pixel"
-        (linear, cubic, nearest_exact), "asymmetric" (nearest), "align_corners" (also by that flag), "pytorch_half_pixel",
-        "half_pixel_symmetric"; scales, where given, shape them too. rounding (nearest): "floor", "ceil", "round_prefer_floor",
-        "round_prefer_ceil". antialias widens linear and cubic by the ratio of a reduction. exclude_outside: what lies outside x has no
-        weight (default with antialias), else it counts as the nearest element. Workspace: the weights of each dimension.
+        (linear, cubic, nearest_exact), "asymmetric" (nearest), "align_corners", "pytorch_half_pixel", "half_pixel_symmetric"; scales, where
+        given, shape them too, but not under the flag align_corners (PyTorch's), which goes by the sizes alone. rounding (nearest): "floor",
+        "ceil", "round_prefer_floor", "round_prefer_ceil". antialias widens linear and cubic by the ratio of a reduction. exclude_outside:
+        what lies outside x has no weight (default with antialias), else it counts as the nearest element. Workspace: the weights of each
+        dimension.
         """
         attrs = (size, mode, scales, align_corners, coordinates, rounding, antialias, cubic_coefficient, exclude_outside)
         return self._session.run(CALLS["resize"], (x,), attrs, out, stream)

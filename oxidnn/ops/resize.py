@@ -6,7 +6,7 @@ Output o of a dimension of I elements and O outputs lies at s(o) of the input, w
     pytorch_half_pixel     the same, but 0 where O = 1
     half_pixel_symmetric   the same + I / 2 (1 - O / (scale I)): the middles coincide where scale I is no integer
     asymmetric             o ratio
-    align_corners          o (I - 1) / (scale I - 1), 0 where O = 1
+    align_corners          o (I - 1) / (scale I - 1), 0 where O = 1; as a flag (PyTorch's) o (I - 1) / (O - 1), whatever the scale
 
 nearest takes the element at s(o), rounded; linear weighs elements by 1 - |u|, cubic by Keys' polynomial of |u| < 2, u the distance from
 s(o); area averages the elements floor(o I / O) <= i < ceil((o + 1) I / O). With antialias, u is the distance over max(ratio, 1) and the
@@ -184,12 +184,15 @@ def _geometry(op: str, x_shape: tuple[int, ...], attrs: Mapping[str, Any]) -> tu
     if check_bool(op, "align_corners", attrs.get("align_corners", False)):
         if "coordinates" in attrs and coordinates != "align_corners":
             raise expected(op, "align_corners", True, "False, or no other coordinates", f"coordinates is {coordinates!r}.")
-        coordinates = "align_corners"
+        coordinates, fractions = "align_corners", ()
+        if scales is not None:
+            normal["align_corners"] = True
     if coordinates != default:
         if mode in ("area", "nearest_exact") or antialias:
             what = "mode " + mode if mode in ("area", "nearest_exact") else "antialias"
             raise expected(op, "coordinates", repr(coordinates), f"{default!r} for {what}")
-        normal["coordinates"] = coordinates
+        if "align_corners" not in normal:
+            normal["coordinates"] = coordinates
     rounding = check_choice(op, "rounding", attrs.get("rounding", "floor"), ROUNDINGS)
     if rounding != "floor":
         if mode != "nearest":

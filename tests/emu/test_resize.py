@@ -43,6 +43,24 @@ def test_nearest_never_picks_the_neighbour(h: oxidnn.DnnHandle) -> None:
         assert h.resize(x, outputs).ravel().tolist() == [o * extent // outputs for o in range(outputs)]
 
 
+def test_the_corners_of_the_flag_coincide_whatever_the_scales(h: oxidnn.DnnHandle) -> None:
+    """PyTorch's rule, forward and backward; ONNX's coordinates of the same name go by scale * extent, no whole number here."""
+    x = np.array([[[1.0, 2.0, 3.0, 4.0]]])
+    np.testing.assert_allclose(h.resize(x, mode="linear", scales=0.6, align_corners=True), [[[1, 4]]])
+    np.testing.assert_allclose(h.resize(x, mode="linear", scales=0.6, coordinates="align_corners"), [[[1, 1 + 3 / 1.4]]])
+    dx = h.resize_backward(np.array([[[5.0, 7.0]]]), x.shape, "linear", scales=0.6, align_corners=True)
+    np.testing.assert_allclose(dx, [[[5, 0, 0, 7]]])
+    line = "resize x=f32[1,2,7,9]nchw mode=cubic scales=(1.7,0.6) align_corners=True"
+    problem = parse_case(line)
+    assert parse_case(format_case(problem)) == problem and problem.axes == parse_case(
+        "resize x=f32[1,2,7,9]nchw mode=cubic size=(11,5) align_corners=True").axes
+    torch = pytest.importorskip("torch")
+    for mode, shape, scales in (("linear", (2, 3, 7), 1.7), ("bilinear", (2, 3, 5, 9), (1.7, 0.6)), ("bicubic", (1, 2, 9, 6), (0.45, 2.3))):
+        given = np.random.default_rng(1).standard_normal(shape)
+        want = torch.nn.functional.interpolate(torch.from_numpy(given), scale_factor=scales, mode=mode, align_corners=True)
+        np.testing.assert_allclose(h.resize(given, mode=mode, scales=scales, align_corners=True), want.numpy(), atol=1e-12)
+
+
 def test_scales_shape_the_places(h: oxidnn.DnnHandle) -> None:
     """By a scale of 0.6, 4 elements give 2 outputs 5/3 apart, by a size of 2 they lie 2 apart."""
     x = np.arange(4, dtype=np.float64).reshape(1, 1, 4)

@@ -66,6 +66,7 @@ CASES: dict[str, tuple[str, ...]] = {
         "resize x=bf16[2,16,5,7]nhwc size=(10,14) mode=linear",
         "resize x=f16[2,16,5,7]nhwc size=(9,13) mode=cubic",
         "resize x=f32[1,3,6,5]nchw size=(11,8) mode=linear align_corners=True",
+        "resize x=f16[1,3,6,5]nchw scales=(1.7,0.6) mode=cubic align_corners=True",
         "resize x=f64[1,2,3,4,5]nchw size=(5,4,6) mode=linear",
         "resize x=f32[1,2,13,11]nchw size=(4,5) mode=cubic antialias=True cubic_coefficient=-0.5",
         "resize x=f16[1,8,13,11]nhwc size=(4,5) mode=linear antialias=True",
