@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from oxidnn.device import emulated_device
-from oxidnn.engines.affine_stream_sm90 import STREAM_GRADIENT_SM90, STREAM_SM90
+from oxidnn.engines.affine_stream_sm90 import STREAM_GRADIENT_SM90, STREAM_SM90, STREAM_WGMMA_SM90
 from oxidnn.engines.matmul import MatmulEngine
 from oxidnn.ops.case import parse_case
 from oxidnn.runtime.emu_backend import EmulatedBackend
@@ -29,6 +29,23 @@ def test_every_config(line: str) -> None:
     backend = EmulatedBackend("sm_90a", checkers="all", schedule=("random", 3))
     problem = parse_case(line)
     engine = MatmulEngine(problem.op, STREAM_SM90)
+    assert engine.check_support(problem, backend.info)
+    for config in engine.configs(problem, backend.info)[::3]:
+        run_problem(backend, problem, engine, config, seed=len(line))
+
+
+@pytest.mark.parametrize("line", (
+    *LINES[:5],
+    "conv_fprop x=bf16[4,80,13,17]nhwc w=bf16[480,80,1,1]nhwc",  # several chunks of columns, boxes of part of a panel
+    "conv_dgrad dy=f16[3,480,9,11]nhwc w=f16[480,80,1,1]nhwc dx=f16[3,80,9,11]nhwc",  # batches of k, lines of B in several boxes
+    "conv_dgrad dy=bf16[2,112,9,11]nhwc w=bf16[112,480,1,1]nhwc dx=bf16[2,480,9,11]nhwc",  # chunks of whole panels
+    "gemm a=bf16[1001,200] b=bf16[200,248](256,1) bias=f32[248] epilogue=bias_relu",
+    "gemm a=f16[33,24] b=f16[16,24](32,1) transpose_b=True",
+))
+def test_every_config_of_warpgroups(line: str) -> None:
+    backend = EmulatedBackend("sm_90a", checkers="all", schedule=("random", 5))
+    problem = parse_case(line)
+    engine = MatmulEngine(problem.op, STREAM_WGMMA_SM90)
     assert engine.check_support(problem, backend.info)
     for config in engine.configs(problem, backend.info)[::3]:
         run_problem(backend, problem, engine, config, seed=len(line))
