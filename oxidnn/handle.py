@@ -495,6 +495,49 @@ class DnnHandle(ListOps):
         """As `batch_norm_backward`."""
         return self._session.run(CALLS["instance_norm_backward"], (dy, x, mean, rstd, gamma, mask, y), (return_residual,), out, stream)
 
+    def normalize(self, x: Any, *, p: float = 2.0, axes: Any = -1, g: Any = None, eps: float = 1e-12, return_norm: bool = False,
+                  out: Any = None, stream: Any = None) -> Any:
+        """g * x / max(|x|_p, eps) with |x|_p = (sum of |x|^p)^(1/p) over `axes`, p > 0; with return_norm also |x|_p (f32, of f64 f64).
+
+        g: a value for each slice (x's shape without the axes, or with extents of 1 there), one for all, or None.
+        """
+        return self._session.run(CALLS["normalize"], (x, g), (p, axes, eps, return_norm), out, stream)
+
+    def normalize_backward(self, dy: Any, x: Any, g: Any = None, *, p: float = 2.0, axes: Any = -1, eps: float = 1e-12, out: Any = None,
+                           stream: Any = None) -> Any:
+        """dx; with g (dx, dg), dg of g's shape and type, the same bits on every run."""
+        return self._session.run(CALLS["normalize_backward"], (dy, x, g), (p, axes, eps), out, stream)
+
+    def scale_norm(self, x: Any, g: Any, *, eps: float = 1e-5, out: Any = None, stream: Any = None) -> Any:
+        """ScaleNorm: `normalize` along the last dimension with one g for all (Nguyen and Salazar, 2019)."""
+        return self._session.run(CALLS["normalize"], (x, g), (2.0, -1, eps, False), out, stream)
+
+    def scale_norm_backward(self, dy: Any, x: Any, g: Any, *, eps: float = 1e-5, out: Any = None, stream: Any = None) -> Any:
+        """(dx, dg)."""
+        return self._session.run(CALLS["normalize_backward"], (dy, x, g), (2.0, -1, eps), out, stream)
+
+    def weight_norm(self, v: Any, g: Any, dim: int | None = 0, *, return_norm: bool = False, out: Any = None, stream: Any = None) -> Any:
+        """w = g v / |v|, norms over all dimensions but `dim` (None: over all), and with return_norm those (Salimans and Kingma, 2016).
+
+        g: (extent of dim,), or of v's rank with extents of 1 elsewhere, or one number for dim None. A slice of zeros gives NaN.
+        """
+        return self._session.run(CALLS["normalize"], (v, g), (2.0, _all_but("weight_norm", v, dim), 0.0, return_norm), out, stream)
+
+    def weight_norm_backward(self, dw: Any, v: Any, g: Any, dim: int | None = 0, *, out: Any = None, stream: Any = None) -> Any:
+        """(dv, dg)."""
+        attrs = (2.0, _all_but("weight_norm_backward", v, dim), 0.0)
+        return self._session.run(CALLS["normalize_backward"], (dw, v, g), attrs, out, stream)
+
+    def power_norm(self, x: Any, gamma: Any = None, beta: Any = None, *, p: float = 2.0, eps: float = 1e-5, axes: Any = -1,
+                   return_stats: bool = False, out: Any = None, stream: Any = None) -> Any:
+        """x * r * gamma + beta with r = (mean of |x|^p + eps)^(-1/p) over `axes`, p > 0; with return_stats also r. p = 2 is `rms_norm`."""
+        return self._session.run(CALLS["power_norm"], (x, gamma, beta), (p, eps, axes, return_stats), out, stream)
+
+    def power_norm_backward(self, dy: Any, x: Any, rstd: Any, gamma: Any = None, *, p: float = 2.0, axes: Any = -1, out: Any = None,
+                            stream: Any = None) -> Any:
+        """dx; with gamma (dx, dgamma), the same bits on every run. rstd: the forward's r. (dbeta is the sum of dy over the rows.)"""
+        return self._session.run(CALLS["power_norm_backward"], (dy, x, rstd, gamma), (p, axes), out, stream)
+
     def lrn(self, x: Any, size: int = 5, *, alpha: float = 1e-4, beta: float = 0.75, k: float = 1.0, within: bool = False, out: Any = None,
             stream: Any = None) -> Any:
         """Local response normalisation across channels: x[c] / (k + alpha / size * sum of x^2 over `size` channels around c)^beta.
@@ -548,6 +591,17 @@ class DnnHandle(ListOps):
     def hardmax(self, x: Any, axis: int = -1, *, out: Any = None, stream: Any = None) -> Any:
         """1 at the largest element along `axis`, the first of equals, 0 elsewhere; rows with NaN or +inf are NaN."""
         return self._session.run(CALLS["hardmax"], (x,), (axis,), out, stream)
+
+    def sparsemax(self, x: Any, axis: int = -1, *, out: Any = None, stream: Any = None) -> Any:
+        """The point of the simplex nearest to x along `axis`: max(x - t, 0) with t such that the sum is 1; mostly zeros where x is spread.
+
+        Of any length, without sorting; rows with NaN or +inf, or of -inf alone, are NaN. Martins and Astudillo, ICML 2016.
+        """
+        return self._session.run(CALLS["sparsemax"], (x,), (axis,), out, stream)
+
+    def sparsemax_backward(self, dy: Any, y: Any, axis: int = -1, *, out: Any = None, stream: Any = None) -> Any:
+        """dx from the result: dy less its mean over the elements with y > 0, there, and 0 elsewhere."""
+        return self._session.run(CALLS["sparsemax_backward"], (dy, y), (axis,), out, stream)
 
     def cross_entropy(self, logits: Any, target: Any, *, reduction: str = "mean", label_smoothing: float = 0.0, ignore_index: int = -100,
                       weight: Any = None, out: Any = None, stream: Any = None) -> Any:
@@ -940,6 +994,17 @@ class DnnHandle(ListOps):
 
 
 _CONV, _GEMM = CALLS["conv_fprop"], CALLS["gemm"]
+
+
+def _all_but(op: str, v: Any, dim: int | None) -> tuple[int, ...]:
+    """The dimensions of v but `dim`."""
+    rank = len(v.shape)
+    if dim is None:
+        return tuple(range(rank))
+    dim = check_integer(op, "dim", dim, -rank, rank - 1) % rank
+    if rank < 2:
+        raise expected(op, "v", f"of {rank} dimensions", "two or more, or dim=None")
+    return tuple(i for i in range(rank) if i != dim)
 
 
 def _draw(op: str, seed: int, offset: int) -> dict[str, int]:

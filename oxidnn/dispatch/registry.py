@@ -13,7 +13,7 @@ from ..errors import InvalidArgument, Unsupported
 ENGINE_MODULES = ("conv_strip", "conv_interleaved", "matmul", "pointwise_map", "reduce_tree", "pool_window", "resize_band", "layout_tile",
                   "layout_copy", "layout_shuffle", "layout_sum", "scan_block", "loss_row",
                   "loss_map", "row_loss", "ctc_lattice", "linear_loss", "norm_row", "channel_stats", "channel_resident", "foreach",
-                  "lrn_channels")
+                  "lrn_channels", "row_map")
 
 ENGINES: dict[str, tuple[Engine, ...]] = {}
 for _module in ENGINE_MODULES:
