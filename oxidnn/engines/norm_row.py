@@ -36,6 +36,9 @@ class NormEngine(RowEngine):
     held_operands = ("x", "residual")
     live_elements = 16
 
+    def takes_skew(self, problem: Problem) -> bool:
+        return True
+
     def rows(self, problem: Problem) -> Rows:
         assert isinstance(problem, NormProblem)
         shape, channel = problem.shape, problem.axes[-1]
@@ -89,24 +92,29 @@ class NormBackwardEngine(RowEngine):
 
     def configs(self, problem: Problem, device: DeviceInfo) -> tuple[EngineConfig, ...]:
         assert isinstance(problem, NormProblem)
-        return (*self._ring_configs(problem, device), *super().configs(problem, device))
+        return (*self._ring_configs(problem, device, True), *self._ring_configs(problem, device), *super().configs(problem, device))
 
-    def _ring_configs(self, problem: NormProblem, device: DeviceInfo) -> list[EngineConfig]:
-        """dx and the sums in one pass over the rows: each thread has at most _RING_PACKS packs of a row."""
+    def _ring_configs(self, problem: NormProblem, device: DeviceInfo, is_skewed: bool = False) -> list[EngineConfig]:
+        """dx and the sums in one pass over the rows: each thread has at most _RING_PACKS packs of a row. is_skewed: of rows that begin
+        between packs."""
         rows = self.rows(problem)
         if not problem.has("gamma") or problem.desc("dx").numel == 0:
             return []
-        vector = rows.vector()
+        vector = rows.skewed_vector() if is_skewed else rows.vector()
         held = [o for o in rows.operands if o.name in self.held_operands]
+        if is_skewed and (not vector or len(rows.row_digits.extents) > 1 or not rows.holds_skew(held, vector)):
+            return []
         pack = rows.dtype.num_bytes * vector
         if not device.at_least(8) or pack not in (4, 8, 16):  # cp.async
             return []
-        if len(rows.column_digits.extents) > 1 or not all(rows.moves_packs(o, vector) for o in held):
+        if len(rows.column_digits.extents) > 1 or not (is_skewed or all(rows.moves_packs(o, vector) for o in held)):
             return []
-        packs, count = -(-rows.column_digits.size // vector), rows.row_digits.size
-        most = _RING_PACKS if problem.desc("gamma").dtype.num_bytes <= rows.dtype.num_bytes else _RING_PACKS // 2  # by its registers
+        home = "skewed_ring" if is_skewed else "ring"
+        packs, count = -(-(rows.column_digits.size + is_skewed * (vector - 1)) // vector), rows.row_digits.size
+        is_narrow = problem.desc("gamma").dtype.num_bytes <= rows.dtype.num_bytes
+        most = _RING_PACKS - is_skewed if is_narrow else _RING_PACKS // 2  # by its registers
         found = []
-        if packs <= 32 * most:
+        if packs <= 32 * most and not is_skewed:
             lanes = power_of_two(-(-packs // most))
             found = [EngineConfig.of(home="ring", lanes=n, vec=vector, threads=256, cluster=1)
                      for n in dict.fromkeys((min(32, 2 * lanes), lanes))]
@@ -114,8 +122,8 @@ class NormBackwardEngine(RowEngine):
             wide = []
             for threads in (256, 512):
                 for cluster in (1, 2, 4, 8) if device.at_least(9, 0) and count * 8 < LIMIT else (1,):
-                    if -(-packs // (threads * cluster)) <= most and packs >= threads * cluster // 2:
-                        wide.append(EngineConfig.of(home="ring", lanes=threads, vec=vector, threads=threads, cluster=cluster))
+                    if -(-packs // (threads * cluster)) <= most and packs >= threads * cluster // (4 if is_skewed else 2):
+                        wide.append(EngineConfig.of(home=home, lanes=threads, vec=vector, threads=threads, cluster=cluster))
                         break
             # Measured on an H100: one CTA, then two, then eight, and four last; of one CTA the 512 threads, if each has several packs.
             found += sorted(wide, key=lambda c: ((1, 2, 8, 4).index(c["cluster"]), packs >= 1024 and c["threads"] == 256))
@@ -125,7 +133,8 @@ class NormBackwardEngine(RowEngine):
     def _stages(rows: Rows, config: EngineConfig, device: DeviceInfo) -> int:
         """Of a ring that leaves room for 512 threads on an SM."""
         lanes, threads, vector = config["lanes"] * config["cluster"], config["threads"], config["vec"]
-        stage = -(-rows.column_digits.size // (lanes * vector)) * threads * vector * rows.dtype.num_bytes * 2
+        beyond = vector - 1 if config["home"] == "skewed_ring" else 0
+        stage = -(-(rows.column_digits.size + beyond) // (lanes * vector)) * threads * vector * rows.dtype.num_bytes * 2
         return min(3, (device.smem_per_cta - 8192) * threads // 512 // stage)
 
     def build_steps(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> Build:
@@ -133,7 +142,7 @@ class NormBackwardEngine(RowEngine):
         if problem.is_empty:
             return Build(())
         rows, scratch = self.rows(problem), Scratch()
-        if dict(config.knobs).get("home") == "ring":
+        if config["home"] in ("ring", "skewed_ring"):
             steps = self._ring_steps(problem, rows, config, device, scratch)
             return Build(tuple(steps), scratch.num_bytes)
         # dx last, or by the thread that read dy and x there: it may lie where they do
@@ -150,13 +159,16 @@ class NormBackwardEngine(RowEngine):
 
     def _ring_steps(self, problem: NormProblem, rows: Rows, config: EngineConfig, device: DeviceInfo, scratch: Scratch) -> list[Step]:
         threads, cluster, stages = config["threads"], config["cluster"], self._stages(rows, config, device)
-        held = EngineConfig.of(**{**dict(config.knobs), "home": "shared"})
+        is_skewed = config["home"] == "skewed_ring"
+        held = EngineConfig.of(**{**dict(config.knobs), "home": "skewed" if is_skewed else "shared"})
         consts = RingConsts(self.row_consts(rows, held, 2), problem.is_rms, stages)
         r, digits, columns = consts.rows, rows.row_digits, rows.column_digits
         together = max(1, threads // config["lanes"])  # rows a CTA has in hand
         # One CTA of 512 threads on an SM, or two of 256; clusters of more than two do not fill every SM.
         sms = device.num_sms if cluster <= 2 else device.num_sms * 10 // 11
         groups = max(1, min(sms * (512 // threads) // cluster, -(-digits.size // (4 * together))))  # few rows each would make the sums dear
+        if is_skewed:  # all rows of a CTA alike
+            groups = min(digits.size, max(rows.period, groups - groups % rows.period))
         kind = F64 if r.compute == "f64" else F32
         sums = {o.name: scratch.take(groups * columns.size * kind.num_bytes) for o in problem.outputs if o.name != "dx"}
         args = [Arg(f"ptr_{o.name}", "u64", o.value) for o in rows.operands]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from math import inf, nan
+from math import gcd, inf, nan
 from typing import Any, ClassVar, Protocol
 
 from ..codegen import elementary
@@ -31,13 +31,14 @@ _SHARED_BYTES = 64 << 10  # of a CTA: three on an SM
 @dataclass(frozen=True, slots=True)
 class OperandConsts:
     """An operand as templates see it. has_rows, has_columns: whether it moves with the row, with the column. moves_packs: whether a pack
-    of its columns can be moved at once."""
+    of its columns can be moved at once. shifts: a value a column, whose packs are put together from two neighbours, as rows are skewed."""
 
     name: str
     dtype: str
     has_rows: bool
     has_columns: bool
     moves_packs: bool
+    shifts: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +48,8 @@ class RowConsts(ElementEpilogue):
     digits, columns: those of the index of a row and of a column (one is the column itself). lanes: threads a row, of `cluster` CTAs;
     chunks: packs of `vector` columns a thread holds in registers; shared: packs it holds in shared memory, of each of `held`; both 0: the
     row is read again for every pass. live: packs whose registers are in use at once. slots: reductions over a row. epilogue: of "acc" and
-    operands to the outputs. is_whole: every pack of every thread lies in an existing row.
+    operands to the outputs. is_whole: every pack of every thread lies in an existing row. is_skewed: rows begin anywhere addresses of
+    packs; a row's packs are those of memory: its first and its last may lie in it in part, and the first one's column may be negative.
     """
 
     operands: tuple[OperandConsts, ...]
@@ -65,6 +67,7 @@ class RowConsts(ElementEpilogue):
     cluster: int = 1
     live: int = 1
     is_whole: bool = False
+    is_skewed: bool = False
 
     inf: ClassVar[float] = inf
     nan: ClassVar[float] = nan
@@ -114,6 +117,12 @@ class RowConsts(ElementEpilogue):
 
     def moves_packs(self, name: str) -> bool:
         return self._operand(name).moves_packs
+
+    def shifts(self, name: str) -> bool:
+        return self._operand(name).shifts
+
+    def element_bytes(self, name: str) -> int:
+        return dtype_of(self.dtype(name)).num_bytes
 
     def names(self, prefix: str, base: int) -> list[str]:
         """The registers of one pack."""
@@ -232,9 +241,43 @@ class Rows:
         others = [*row[:-1], *(s for i, s in enumerate(operand.strides) if i not in self.axes and self.shape[i] > 1)]
         return row[-1] == size and columns.extents[-1] % vector == 0 and operand.align >= piece and all(s % piece == 0 for s in others)
 
+    @property
+    def _full(self) -> list[RowOperand]:
+        """Operands with an element of their own in every row and column, but for those that broadcast along the columns."""
+        return [o for o in self.operands if o.has_rows and o.has_columns and all(o.strides[i] for i in self.axes if self.shape[i] > 1)]
+
+    def keeps_skew(self, operand: RowOperand, vector: int) -> bool:
+        """Whether rows of this operand begin as far behind the address of a pack as those of the first, counted in elements."""
+        size, first = operand.dtype.num_bytes, self.operands[0]
+        rows = [(operand.strides[i], first.strides[i]) for i in range(len(self.shape)) if i not in self.axes and self.shape[i] > 1]
+        return (operand.has_rows and operand.has_columns and len(self.column_digits.extents) == 1
+                and self.column_digits.strides[operand.name][-1] == size and operand.align >= min(16, vector * size)
+                and all(min(s, f) >= 0 and (s // size - f // first.dtype.num_bytes) % vector == 0 for s, f in rows))
+
+    def shifts(self, operand: RowOperand, vector: int) -> bool:
+        """Whether a pack of an operand of a value a column can be put together from two that are aligned."""
+        return (not operand.has_rows and operand.has_columns and operand.dtype.num_bytes * vector == 16 and vector == 8
+                and self.column_digits.strides[operand.name][-1] == operand.dtype.num_bytes and operand.align >= 16)
+
+    def skewed_vector(self) -> int:
+        """Elements of packs of 16 bytes, if rows that do not begin at such a pack can be moved by them; else 0."""
+        vector = 16 // self.dtype.num_bytes
+        found = vector > 1 and vector > self.vector() and self.operands[0].align >= 16
+        return vector if found and all(self.keeps_skew(o, vector) for o in self._full) else 0
+
+    def holds_skew(self, operands: Sequence[RowOperand], vector: int) -> bool:
+        """Whether copies bring packs of these operands' skewed rows to shared memory."""
+        return all(o.dtype is self.dtype and self.keeps_skew(o, vector) for o in operands)
+
+    @property
+    def period(self) -> int:
+        """Rows of one row digit from one to the next that begins as far behind the address of a pack."""
+        stride, pack = self.row_digits.strides[self.operands[0].name][-1], 16
+        return pack // gcd(stride, pack)
+
     def vector(self) -> int:
         """The longest pack of columns (at most 16 bytes) with which every full operand that does not broadcast can be moved."""
-        bound = [o for o in self.operands if o.has_rows and o.has_columns and all(o.strides[i] for i in self.axes if self.shape[i] > 1)]
+        bound = self._full
         vector = 16 // self.dtype.num_bytes
         while vector > 1 and not all(self.moves_packs(o, vector) for o in bound):
             vector //= 2
@@ -257,6 +300,10 @@ class RowEngine(Engine):
     held: ClassVar[int] = 1  # of them in registers at once
     live_elements: ClassVar[int] = 32  # of a row that is read again, loaded before the first is used
     most_threads: ClassVar[int] = 512  # of a CTA that holds a row in registers, where shared memory would do, too
+
+    def takes_skew(self, problem: Problem) -> bool:
+        """Whether the template works on elements beyond the row that hold the presets of its loads."""
+        return False
 
     def rows(self, problem: Problem) -> Rows:
         raise NotImplementedError
@@ -308,7 +355,30 @@ class RowEngine(Engine):
                 found = [memory[-1], *(c for c in found if c != memory[-1])]  # many small loads under way count for more than a second read
             if self.held == 2 and 512 * 8 < packs <= 512 * 16 and clusters:
                 found.insert(0, memory[0])  # L1 holds two operands of 32 KB a CTA
-        return tuple(dict.fromkeys(found)) or (warp,)
+        skewed = self._skewed_configs(rows, device) if self.takes_skew(problem) else []
+        return tuple(dict.fromkeys([*skewed, *found])) or (warp,)
+
+    def _skewed_configs(self, rows: Rows, device: DeviceInfo) -> list[EngineConfig]:
+        """Rows that begin between packs, in shared memory: a thread has some packs of a row, so that loads are under way."""
+        vector, held = rows.skewed_vector(), [o for o in rows.operands if o.name in self.held_operands]
+        packs = (rows.column_digits.size + 2 * vector - 2) // max(vector, 1)
+        if not device.at_least(8, 0) or not vector or packs < 8 or not rows.holds_skew(held, vector):
+            return []
+        pack = 16 * len(held)
+        if packs <= 64:
+            return [EngineConfig.of(home="skewed", lanes=power_of_two(-(-packs // 4)), vec=vector, threads=128, cluster=1)]
+        clusters = (1, 2, 4, 8) if device.at_least(9, 0) and rows.row_digits.size * 8 < LIMIT else (1,)
+        found = []
+        for threads in (512, 256, 128):
+            for cluster in clusters:
+                each = -(-packs // (threads * cluster))
+                if each <= _SHARED_PACKS and each * threads * pack <= min(_SHARED_BYTES, device.smem_per_cta // 2):
+                    if packs > threads * cluster // 2:
+                        found += [EngineConfig.of(home="skewed", lanes=threads, vec=vector, threads=threads, cluster=k)
+                                  for k in ((cluster, 8) if cluster in (2, 4) else (cluster,)) if packs > threads * k // 2]
+                    break
+        few = [c for c in found if packs >= 3 * c["threads"] * c["cluster"]]  # several packs a thread
+        return [*few, *(c for c in found if c not in few)]
 
     def _shared_configs(self, rows: Rows, vector: int, packs: int, device: DeviceInfo) -> list[EngineConfig]:
         """The row in shared memory, of several CTAs if it is long."""
@@ -342,17 +412,21 @@ class RowEngine(Engine):
         cluster, vector = knobs["cluster"], knobs["vec"]
         lanes = knobs["lanes"] * cluster
         columns, digits = rows.column_digits, rows.row_digits
-        per_thread = -(-columns.size // (lanes * vector))
+        is_skewed = knobs["home"] == "skewed"
+        per_thread = -(-(columns.size + (vector - 1 if is_skewed else 0)) // (lanes * vector))
         chunks = per_thread if knobs["home"] == "registers" and per_thread * vector <= self.resident(rows.dtype) else 0
-        shared = per_thread if knobs["home"] == "shared" else 0
+        shared = per_thread if knobs["home"] in ("shared", "skewed") else 0
         names = tuple(o.name for o in rows.operands if o.name in self.held_operands)
         live = chunks or min(shared, 1) or max(1, min(8, self.live_elements // (vector * max(1, len(names)))))
-        operands = tuple(OperandConsts(o.name, o.dtype.name, o.has_rows, o.has_columns, rows.moves_packs(o, vector)) for o in rows.operands)
+        moves_packs = rows.keeps_skew if is_skewed else rows.moves_packs
+        operands = tuple(OperandConsts(o.name, o.dtype.name, o.has_rows, o.has_columns, moves_packs(o, vector),
+                                       is_skewed and rows.shifts(o, vector)) for o in rows.operands)
         wide = digits.consts().wide or columns.consts().wide
         together = max(1, knobs["threads"] // lanes) if "threads" in knobs else 0  # rows of a CTA
         is_whole = bool(chunks or shared) and columns.size == lanes * vector * per_thread and together > 0 and digits.size % together == 0
         return RowConsts(operands, compute_type(rows.dtype), digits.consts(wide), columns.consts(wide), lanes, vector, chunks, slots,
-                         epilogue, tuple(outputs), shared, names if shared else (), cluster, live, is_whole)
+                         epilogue, tuple(outputs), shared, names if shared else (), cluster, live, is_whole and not is_skewed,
+                         is_skewed)
 
     def row_step(self, template: str, consts: TemplateConsts, op: str, rows: Rows, config: EngineConfig, device: DeviceInfo,
                  extra: Sequence[Arg] = ()) -> Step:
@@ -366,7 +440,7 @@ class RowEngine(Engine):
         smem = r.shared * threads * r.pack_bytes * len(r.held) if r.shared else 0
         # threads of an SM; fewer where each element of a held row has an address of its own
         resident = 768 if smem else 256 if r.chunks > 8 and len(rows.column_digits.extents) > 1 else 512
-        home = f"s{r.shared}" if r.shared else f"c{r.chunks}"
+        home = f"{'k' if r.is_skewed else 's'}{r.shared}" if r.shared else f"c{r.chunks}"
         return Step.of(template, op, r.target(device), threads, [*args, *extra], consts, -(-digits.size * r.lanes // threads),
                        min_ctas_per_sm=max(1, resident // threads), dynamic_smem=smem, cluster=r.cluster,
                        suffix=f"{rows.dtype.name}_l{r.lanes}_v{r.vector}_{home}")
