@@ -7,33 +7,49 @@ too few to fill the device, and added up through distributed shared memory: one 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import NamedTuple
 
 from ..codegen.spec import Target as PtxTarget
 from ..device import DeviceInfo
 from . import affine_tiling as tiling
 from .affine import AffineMatmul
 from .affine_tma import SPAN_BYTES, Boxes, BoxesConsts, plan_boxes, walk_linear
-from .affine_turned import turned
+from .affine_wgmma_sm90 import promotions
 from .base import Arg, Build, EngineConfig, Step, Support, TensorMapArg, refuse
 
 MAX_COLUMNS = 128
-TILE_K = 64
 MAX_STAGES = 24
 BARRIER_BYTES = 8
 GROUP_ROWS = 64  # of a warpgroup
+FP8 = {"e4m3", "e5m2"}
+INTEGERS = {"s8", "u8"}
+
+
+class Staged(NamedTuple):
+    """How sums lie in shared memory, rows of weights for "m": inner, the contiguous direction, and words from one line to the next."""
+
+    inner: str
+    pitch: int
 
 
 @dataclass(frozen=True, slots=True)
 class SkinnyWgmmaConsts:
-    """Consts of matmul/skinny_wgmma_sm90. splits: CTAs of a cluster that deal out k. epilogue: of a warpgroup's 64 rows; share: the part of
-    them that each CTA of the cluster writes. Of a launch that may start before the one before it has ended: ahead, stages of weights that
-    it has L2 fetch until then; is_late, whether it lets the next one start once its own loads are under way rather than at once."""
+    """Consts of matmul/skinny_wgmma_sm90. kind, kind_b: of weights and columns; side: "m" | "n", the side of D the weights make; tile_m:
+    rows of weights, those of both sums of a gate; promotes: sums of a stage are added up outside the tensor cores.
+
+    splits: CTAs of a cluster that deal out k. epilogue: of a panel, 64 rows of a warpgroup, or of two that have the sums of a gate; share:
+    the part of it that each CTA of the cluster writes. Of a launch that may start before the one before it has ended: ahead, stages of
+    weights that it has L2 fetch until then; is_late, whether it lets the next one start once its own loads are under way, not at once.
+    """
 
     kind: str
+    kind_b: str
+    side: str
     tile_m: int
     tile_n: int
+    promotes: bool
     stages: int
     splits: int
     ahead: int
@@ -41,16 +57,27 @@ class SkinnyWgmmaConsts:
     batch_digits: int
     a: BoxesConsts
     b: BoxesConsts
+    up: BoxesConsts | None
     epilogue: tiling.EpilogueConsts
     share: tiling.EpilogueConsts
 
     @property
-    def tile_k(self) -> int:
-        return TILE_K
+    def other(self) -> str:
+        return "n" if self.side == "m" else "m"
 
     @property
     def warpgroups(self) -> int:
         return self.tile_m // GROUP_ROWS
+
+    @property
+    def sums(self) -> int:
+        """Of an element of D: warpgroups that share a panel."""
+        return 2 if self.up is not None else 1
+
+    @property
+    def tile_rows(self) -> int:
+        """Of D."""
+        return self.tile_m // self.sums
 
     @property
     def stage_bytes(self) -> int:
@@ -58,19 +85,35 @@ class SkinnyWgmmaConsts:
 
     @property
     def barriers_at(self) -> int:
-        return max(self.stages * self.stage_bytes, self.warpgroups * self.epilogue.smem_bytes)
+        return max(self.stages * self.stage_bytes, self.warpgroups // self.sums * self.epilogue.smem_bytes)
 
     @property
     def smem_bytes(self) -> int:
         return self.barriers_at + 2 * BARRIER_BYTES * self.stages
 
     @property
+    def tile_k(self) -> int:
+        return SPAN_BYTES // {"f16": 2, "bf16": 2, "tf32": 4}.get(self.kind, 1)
+
+    @property
+    def product(self) -> str:
+        return "b32" if self.kind in INTEGERS else "f32"
+
+    @property
     def acc(self) -> list[str]:
         return [f"%acc{i}" for i in range(self.tile_n // 2)]
 
     @property
+    def products(self) -> list[str]:
+        return [f"%product{i}" for i in range(self.tile_n // 2)] if self.promotes else self.acc
+
+    @property
     def transposes(self) -> str:
-        return f"{int(self.a.major == 'row')}, 0"
+        return f"{int(self.a.major == 'row')}, 0" if self.kind in ("f16", "bf16") else ""
+
+    @property
+    def staged(self) -> Staged:
+        return Staged("m" if self.epilogue.inner == self.side else "n", self.epilogue.pitch)
 
     @staticmethod
     def fixed_bits(x: BoxesConsts) -> str:
@@ -79,84 +122,123 @@ class SkinnyWgmmaConsts:
 
     @staticmethod
     def step_units(x: BoxesConsts) -> int:
-        """Descriptor units (16 bytes) from one k step of 16 to the next."""
+        """Descriptor units (16 bytes) from one k step of 32 bytes to the next."""
         return 32 >> 4 if x.major == "k" else 16 * SPAN_BYTES >> 4
+
+
+class Operands(NamedTuple):
+    """digits: of the outputs; boxes of the weights, of the columns, and of the weights of a gate's other sum."""
+
+    digits: tiling.Digits
+    a: Boxes
+    b: Boxes
+    up: Boxes | None
 
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    am: AffineMatmul  # with the weights as A
     consts: SkinnyWgmmaConsts
-    digits: tiling.Digits
-    boxes: tuple[Boxes, Boxes]
-    m_tiles: int
+    operands: Operands
+    row_tiles: int
     k_tiles: int
     k_tiles_per_split: int
 
 
-def _upright(am: AffineMatmul) -> AffineMatmul:
-    """The weights, the longer operand, as A."""
-    return turned(am) if am.n.size >= am.m.size else am
+def _side(am: AffineMatmul) -> str:
+    """The side of D that the weights make: the longer one, of a gate the one that has two sums."""
+    return "n" if am.up is not None or am.n.size >= am.m.size else "m"
+
+
+def _sizes(am: AffineMatmul) -> tuple[int, int]:
+    """Rows of D that the weights make, columns."""
+    return (am.n.size, am.m.size) if _side(am) == "n" else (am.m.size, am.n.size)
 
 
 def _columns(am: AffineMatmul) -> int:
-    return max(8, 1 << (min(am.m.size, am.n.size) - 1).bit_length())
+    return max(8, 1 << (_sizes(am)[1] - 1).bit_length())
+
+
+def _tile_k(am: AffineMatmul) -> int:
+    return SPAN_BYTES // am.a.dtype.num_bytes
 
 
 @lru_cache(maxsize=256)
-def _operands(am: AffineMatmul, tile_m: int) -> tuple[tiling.Digits, Boxes, Boxes] | str:
-    """(digits, boxes of the weights, of the columns) of an upright matmul, or why tensor maps cannot fetch them."""
-    d = tiling.merged_digits(am)
+def _operands(am: AffineMatmul, rows: int) -> Operands | str:
+    """Of tiles of `rows` of D, or why tensor maps cannot fetch them."""
+    plain = replace(am, up=None)
+    d = tiling.merged_digits(plain)
+    weights, columns = (d.b, d.a) if _side(am) == "n" else (d.a, d.b)
     if len(d.k) > 1 or len(d.a.rows) > 1 or len(d.b.rows) > 1 or d.a.bounds or d.b.bounds:
         return "skinny_wgmma takes plain matrices: one digit of rows, one of columns, one of k, no padding"
-    if d.b.k_strides[-1] != 1 and d.k != (1,):
+    if columns.k_strides[-1] != 1 and d.k != (1,):
         return "skinny_wgmma takes columns that lie along k"
-    walk = walk_linear(d.k, TILE_K)
-    a, b = plan_boxes(d.a, d, walk, tile_m), plan_boxes(d.b, d, walk, _columns(am))
-    if isinstance(a, str) or isinstance(b, str):
-        return f"skinny_wgmma: {a if isinstance(a, str) else b}"
+    walk = walk_linear(d.k, _tile_k(am))
+    a, b = plan_boxes(weights, d, walk, rows), plan_boxes(columns, d, walk, _columns(am))
+    up = a if am.up is None else plan_boxes(tiling.merged_digits(replace(plain, b=am.up)).b, d, walk, rows)
+    for found in (a, b, up):
+        if isinstance(found, str):
+            return f"skinny_wgmma: {found}"
+    assert isinstance(a, Boxes) and isinstance(b, Boxes) and isinstance(up, Boxes)
     if b.major != "k" or a.offsets or b.offsets:
         return "skinny_wgmma takes columns that lie along k"
-    return d, a, b
+    return Operands(tiling.merged_digits(am), a, b, up if am.up is not None else None)
+
+
+def _epilogue(d: tiling.Digits, am: AffineMatmul, rows: int, columns: int, threads: int, is_added: bool) -> tiling.EpilogueConsts:
+    """Of rows of weights by columns. Lines are apart so that words of a warp's sums spread over the banks, but where all words between
+    are added up over a cluster."""
+    side = _side(am)
+    tile_m, tile_n = (columns, rows) if side == "n" else (rows, columns)
+    e = tiling.plan_epilogue(d, am, tile_m, tile_n, threads, tiling.needs_wide(d), False)
+    return replace(e, pitch=e.tile_inner * (2 if e.is_gated else 1) + (0 if is_added else 4 if e.inner == side else 8))
 
 
 @lru_cache(maxsize=512)
 def _plan(am: AffineMatmul, config: EngineConfig) -> _Plan:
-    am = _upright(am)
-    tile_m, tile_n, splits = config["rows"], _columns(am), config["splits"]
-    found = _operands(am, tile_m)
-    assert not isinstance(found, str), found
-    d, a, b = found
-    wide = tiling.needs_wide(d)
-    whole = tiling.plan_epilogue(d, am, GROUP_ROWS, tile_n, 128, wide, False)
-    rows_m, rows_n = (GROUP_ROWS // splits, tile_n) if whole.inner == "n" else (GROUP_ROWS, tile_n // splits)
-    share = tiling.plan_epilogue(d, am, rows_m, rows_n, 128, wide, False)
+    tile_m, tile_n, splits, sums = config["rows"], _columns(am), config["splits"], 2 if am.up is not None else 1
+    operands = _operands(am, tile_m // sums)
+    assert not isinstance(operands, str), operands
+    d, a, b, up = operands
+    whole = _epilogue(d, am, GROUP_ROWS * sums, tile_n, 128 * sums, splits > 1)
+    share = (GROUP_ROWS * sums, tile_n // splits) if whole.inner == _side(am) else (GROUP_ROWS // splits, tile_n)
     knobs = dict(config.knobs)
-    consts = SkinnyWgmmaConsts(am.a.dtype.name, tile_m, tile_n, config["stages"], splits, knobs.get("ahead", 0),
-                               knobs.get("overlaps") == "late", len(d.batch), a.consts("a", tile_m, 0),
-                               b.consts("b", tile_n, tile_m * SPAN_BYTES), whole, share)
-    k_tiles = -(-am.k.size // TILE_K)
-    return _Plan(am, consts, d, (a, b), -(-am.m.size // tile_m), k_tiles, -(-k_tiles // splits))
+    kinds = [x.source.dtype.name if x.source.dtype.name != "f32" else "tf32" for x in ((d.b, d.a) if _side(am) == "n" else (d.a, d.b))]
+    consts = SkinnyWgmmaConsts(
+        kinds[0], kinds[1], _side(am), tile_m, tile_n, knobs.get("promotes", False), config["stages"], splits, knobs.get("ahead", 0),
+        knobs.get("overlaps") == "late", len(d.batch), a.consts("a", tile_m // sums, 0), b.consts("b", tile_n, tile_m * SPAN_BYTES),
+        up.consts("up", tile_m // sums, tile_m // sums * SPAN_BYTES) if up is not None else None, whole,
+        _epilogue(d, am, share[0], share[1], 128 * sums, splits > 1))
+    k_tiles = -(-am.k.size // consts.tile_k)
+    return _Plan(consts, operands, -(-_sizes(am)[0] // consts.tile_rows), k_tiles, -(-k_tiles // splits))
 
 
 class SkinnyWgmmaMatmul:
-    """f16 and bf16 products with at most 128 rows or columns on one side, f32 accumulators, on Hopper's asynchronous tensor cores."""
+    """Products with at most 128 rows or columns on one side, on Hopper's asynchronous tensor cores: pairs of f16, bf16 or f32 (rounded to
+    tf32), 8-bit floats in any mix, 8-bit integers."""
 
     name = "skinny_wgmma"
     is_deterministic = True
+    sums_coarsely = True
     takes_aux = True
+    takes_gates = True
 
     def check(self, am: AffineMatmul, device: DeviceInfo) -> Support:
-        """sm_90a; both operands f16 or both bf16; the shorter side at most 128 and along k; operands that tensor maps can fetch."""
-        halves = tiling.check_halves_sm90(self.name, am, device)
-        if not halves:
-            return halves
-        if min(am.m.size, am.n.size) > MAX_COLUMNS:
-            return refuse(f"skinny_wgmma takes at most {MAX_COLUMNS} columns, the shorter side is {min(am.m.size, am.n.size)}")
+        """sm_90a; the shorter side (with a gate the rows) at most 128 and along k; operands that tensor maps can fetch."""
+        if device.arch != "sm_90a":
+            return refuse(f"{self.name} needs sm_90a, the device is {device.arch}")
+        kinds = {am.a.dtype.name, am.b.dtype.name}
+        is_float = am.acc.name == "f32" and (kinds <= FP8 or len(kinds) == 1 and kinds <= {"f16", "bf16", "f32"})
+        if not is_float and not (am.acc.name == "s32" and kinds <= INTEGERS):
+            return refuse(f"{self.name} multiplies f16, bf16 or f32 pairs and 8-bit floats in f32, 8-bit integers in s32, not "
+                          f"{am.a.dtype} x {am.b.dtype} in {am.acc}")
+        if kinds == {"f32"} and am.math not in ("tf32", "fast"):
+            return refuse(f'{self.name} rounds f32 to tf32, which math="{am.math}" does not allow (math="tf32" or "fast" does)')
+        if _sizes(am)[1] > MAX_COLUMNS:
+            return refuse(f"{self.name} takes at most {MAX_COLUMNS} columns, the shorter side is {_sizes(am)[1]}")
         common = tiling.check_common(am, device)
         if not common or tiling.empty_build(am) is not None:
             return common
-        found = _operands(_upright(am), GROUP_ROWS)
+        found = _operands(am, GROUP_ROWS)
         return refuse(found) if isinstance(found, str) else common
 
     def configs(self, am: AffineMatmul, device: DeviceInfo) -> tuple[EngineConfig, ...]:
@@ -166,10 +248,10 @@ class SkinnyWgmmaMatmul:
     def estimate(self, am: AffineMatmul, config: EngineConfig, device: DeviceInfo) -> float:
         plan = _plan(am, config)
         c = plan.consts
-        ctas = plan.m_tiles * am.batch.size * c.splits
+        ctas = plan.row_tiles * am.batch.size * c.splits
         if device.is_emulated:  # there a warpgroup's multiplication has no speed of its own: a tile costs what its threads cost
             return 1000.0 * ctas * (plan.k_tiles_per_split + 20.0) * c.warpgroups
-        return _estimate_us(plan, ctas, device)
+        return _estimate_us(am, plan, ctas, device)
 
     def build(self, op: str, am: AffineMatmul, config: EngineConfig, device: DeviceInfo, workspace_offset: int = 0) -> Build:
         empty = tiling.empty_build(am)
@@ -177,28 +259,29 @@ class SkinnyWgmmaMatmul:
             return empty
         plan = _plan(am, config)
         c = plan.consts
-        suffix = f"{c.kind}_{c.a.major}_{c.tile_m}x{c.tile_n}"
+        kinds = (c.kind if c.kind_b == c.kind else f"{c.kind}_{c.kind_b}") + ("_promoted" if c.promotes else "")
+        suffix = f"{kinds}_{c.a.major}_{c.tile_m}x{c.tile_n}"
         return Build((Step.of("matmul/skinny_wgmma_sm90", op, PtxTarget.for_arch(device.arch, (8, 0)), 128 * c.warpgroups + 32,
-                              _arguments(plan), c, plan.m_tiles * am.batch.size * c.splits, dynamic_smem=c.smem_bytes, cluster=c.splits,
-                              follows=bool(dict(config.knobs).get("overlaps")), suffix=suffix),), workspace_offset)
+                              _arguments(am, plan), c, plan.row_tiles * am.batch.size * c.splits, dynamic_smem=c.smem_bytes,
+                              cluster=c.splits, follows=bool(dict(config.knobs).get("overlaps")), suffix=suffix),), workspace_offset)
 
 
-def _estimate_us(plan: _Plan, ctas: int, device: DeviceInfo) -> float:
+def _estimate_us(am: AffineMatmul, plan: _Plan, ctas: int, device: DeviceInfo) -> float:
     """The slowest of memory, L2, what an SM can take in, and the products; a start, and the exchange of parts of k.
 
     Fitted to 185 timings on an H100 (four matrices of 29 to 75 MB, 1 to 128 columns).
     """
-    c, am = plan.consts, plan.am
+    c = plan.consts
     per_sm = max(1, min(device.smem_per_sm // (c.smem_bytes + 1024), 2048 // (128 * c.warpgroups + 32)))
     sms = min(device.num_sms, ctas)
     in_flight = min(per_sm * device.num_sms, ctas) * min(c.stages, plan.k_tiles_per_split) * c.tile_m * SPAN_BYTES
-    weights = am.batch.size * am.m.size * am.k.size * 2
+    weights = am.batch.size * _sizes(am)[0] * c.sums * am.k.size * am.a.dtype.num_bytes
     # A ring that leaves no room for a second CTA takes longer to start, and to end.
     memory_us = weights / (device.bandwidth_gbs * 0.96e3) * max(1.0, 40e3 * device.num_sms / in_flight) ** 0.5
     memory_us *= 1.03 if per_sm == 1 else 1.0
     l2_us = weights * (1 + c.tile_n / c.tile_m) / (device.bandwidth_gbs * 2.65e3)
     taken_us = weights * (1 + c.tile_n / c.tile_m) / sms / 118e3
-    clocks = c.tile_m * max(c.tile_n, 32) * TILE_K / 2048
+    clocks = c.tile_m * max(c.tile_n, 32) / 32
     multiply_us = -(-ctas // device.num_sms) * plan.k_tiles_per_split * clocks / 1620
     places = device.num_sms * (per_sm if ctas > per_sm * device.num_sms else 1)  # filled in turn
     rounds = -(-ctas // places) * places / ctas
@@ -208,17 +291,21 @@ def _estimate_us(plan: _Plan, ctas: int, device: DeviceInfo) -> float:
     return 4.1 + max(memory_us, l2_us, taken_us, multiply_us) + uneven_us + exchange_us + few_us
 
 
-def _arguments(plan: _Plan) -> list[Arg]:
-    c, d, am = plan.consts, plan.digits, plan.am
+def _arguments(am: AffineMatmul, plan: _Plan) -> list[Arg]:
+    c, d = plan.consts, plan.operands.digits
     t = tiling.Arguments(c.epilogue.wide)
-    for boxes, source, loader in zip(plan.boxes, (am.a, am.b), (c.a, c.b), strict=True):
+    weights, columns = (am.b, am.a) if c.side == "n" else (am.a, am.b)
+    operands = [(plan.operands.a, weights, c.a), (plan.operands.b, columns, c.b)]
+    if plan.operands.up is not None and am.up is not None and c.up is not None:
+        operands.append((plan.operands.up, am.up, c.up))
+    for boxes, source, loader in operands:
         t.add(loader.map, "tensor_map", TensorMapArg(source.name, boxes.map, boxes.byte_offset))
-    t.add("m_tiles", "u32", plan.m_tiles)
-    t.divisor("m_tiles", plan.m_tiles)
+    t.add("row_tiles", "u32", plan.row_tiles)
+    t.divisor("row_tiles", plan.row_tiles)
     t.add("k_tiles", "u32", plan.k_tiles)
     t.add("k_tiles_per_split", "u32", plan.k_tiles_per_split)
     t.space("batch", d.batch)
-    for boxes, loader in zip(plan.boxes, (c.a, c.b), strict=True):
+    for boxes, _, loader in operands:
         for shape, total in zip(loader.coordinates, boxes.coordinates, strict=True):
             coefficients = dict(total.terms)
             t.add(f"{shape.stem}_base", "s32", total.base)
@@ -238,25 +325,31 @@ def _sorted_configs(am: AffineMatmul, device: DeviceInfo) -> tuple[EngineConfig,
 
 
 def _candidates(am: AffineMatmul, device: DeviceInfo) -> Iterator[EngineConfig]:
-    up = _upright(am)
-    k_tiles, columns = -(-am.k.size // TILE_K), _columns(am)
-    for rows in (64, 128, 192, 256):
-        if rows > 64 and (rows >= 2 * up.m.size or isinstance(_operands(up, rows), str)):
+    k_tiles, columns = -(-am.k.size // _tile_k(am)), _columns(am)
+    sums = 2 if am.up is not None else 1
+    size = _sizes(am)[0] * sums
+    for rows in (64, 128, 192, 256) if sums == 1 else (128, 256):
+        if rows > 64 * sums and (rows >= 2 * size or isinstance(_operands(am, rows // sums), str)):
             continue
-        for splits in (1, 2, 4, 8):
-            per_split = -(-k_tiles // splits)
-            ctas = -(-up.m.size // rows) * am.batch.size * splits
-            # Larger clusters than pairs find no room on many SMs at once.
-            most = device.num_sms // (1 if splits == 2 else 2)
-            if splits > 1 and ((splits - 1) * per_split >= k_tiles or ctas > most or splits * 2 > columns):
+        for promotes in promotions(am):
+            # Threads share 65536 registers; beside sums they need 48.
+            if columns // 2 * (2 if promotes else 1) + 48 > 65536 // (2 * rows + 32):
                 continue
-            depths = set()
-            for per_sm in (1, 2, 3):
-                room = min(device.smem_per_cta, device.smem_per_sm // per_sm - 1024) - 2 * BARRIER_BYTES * MAX_STAGES
-                depths.add(min(MAX_STAGES, per_split, room // ((rows + columns) * SPAN_BYTES)))
-            for stages in sorted(depths, reverse=True)[: 1 if device.is_emulated else None]:
-                stages = min(stages, 4) if device.is_emulated else stages  # a long ring hides nothing there
-                config = EngineConfig.of(rows=rows, stages=stages, splits=splits)
-                # A stage is freed while the next is multiplied.
-                if (stages > 1 or per_split == 1) and _plan(am, config).consts.smem_bytes <= device.smem_per_cta:
-                    yield config
+            for splits in (1, 2, 4, 8) if am.acc.is_float else (1,):
+                per_split = -(-k_tiles // splits)
+                ctas = -(-size // rows) * am.batch.size * splits
+                # Larger clusters than pairs find no room on many SMs at once.
+                most = device.num_sms // (1 if splits == 2 else 2)
+                if splits > 1 and ((splits - 1) * per_split >= k_tiles or ctas > most or splits * 2 * sums > columns):
+                    continue
+                depths = set()
+                for per_sm in (1, 2, 3):
+                    room = min(device.smem_per_cta, device.smem_per_sm // per_sm - 1024) - 2 * BARRIER_BYTES * MAX_STAGES
+                    depths.add(min(MAX_STAGES, per_split, room // ((rows + columns) * SPAN_BYTES)))
+                for stages in sorted(depths, reverse=True)[: 1 if device.is_emulated else None]:
+                    stages = min(stages, 4) if device.is_emulated else stages  # a long ring hides nothing there
+                    knobs = {"promotes": promotes} if am.a.dtype.name in FP8 else {}
+                    config = EngineConfig.of(rows=rows, stages=stages, splits=splits, **knobs)
+                    # A stage is freed while the next is multiplied.
+                    if (stages > 1 or per_split == 1) and _plan(am, config).consts.smem_bytes <= device.smem_per_cta:
+                        yield config

@@ -111,6 +111,38 @@ def test_wgmma(line: str, rows: int, stages: int, splits: int, schedule: object)
     run_problem(backend, problem, WGMMA, EngineConfig.of(rows=rows, stages=stages, splits=splits), seed=len(line), aliases=True)
 
 
+@pytest.mark.parametrize("line", [
+    "gemm a=bf16[9,200] b=bf16[272,200] transpose_b=True gate=silu bias=f32[272]",
+    "gemm a=f16[33,264] b=f16[264,144] gate=gelu d=f32[33,72]",
+    "gemm a=bf16[2,100,136] b=bf16[2,240,136] transpose_b=True gate=relu d=bf16[2,100,120](15000,1,100) alpha=0.5",
+    "gemm a=e4m3[20,400] b=e5m2[144,400] transpose_b=True gate=sigmoid scale_a=f32[20] scale_b=f32[144]",
+    "gemm a=bf16[120,72] b=bf16[16,72] transpose_b=True gate=tanh",  # fewer columns than rows
+], ids=lambda line: line.split()[1])
+def test_wgmma_gates(line: str) -> None:
+    run_every_shape(line)
+
+
+@pytest.mark.parametrize("line", [
+    "gemm a=e4m3[9,400] b=e5m2[136,400] transpose_b=True bias=f32[136] epilogue=bias_relu scale_a=f32[9] scale_b=f32[1]",
+    "gemm a=e5m2[136,912] b=e5m2[100,912] transpose_b=True d=f32[136,100] math=fast", "gemm a=u8[33,400] b=s8[136,400] transpose_b=True",
+    "gemm a=s8[200,272] b=u8[3,272] transpose_b=True scale_a=f32[200] scale_b=f32[3] d=f16[200,3]",
+    "gemm a=f32[17,200] b=f32[136,200] transpose_b=True math=tf32", "gemm a=f32[2,72,100] b=f32[2,5,100] transpose_b=True math=tf32",
+], ids=lambda line: line.split()[1])
+def test_wgmma_of_other_types(line: str) -> None:
+    run_every_shape(line)
+
+
+def run_every_shape(line: str) -> None:
+    """As for a GPU: each tile, with and without clusters and promoted sums."""
+    problem, backend = parse_case(line), EmulatedBackend("sm_90a", checkers="all", schedule=("random", 5))
+    support = WGMMA.check_support(problem, backend.info)
+    assert support, support.reason
+    configs = {(c["rows"], c["splits"] > 1, dict(c.knobs).get("promotes")): c for c in WGMMA.configs(problem, known_device("sm_90a"))}
+    assert configs
+    for seed, chosen in enumerate(configs.values()):
+        run_problem(backend, problem, WGMMA, chosen, seed=seed, aliases=True)
+
+
 @pytest.mark.parametrize("line", ["gemm a=bf16[9,456] b=bf16[72,456] transpose_b=True bias=f32[72] epilogue=bias_relu",
                                   "gemm a=f16[33,264] b=f16[264,136] residual=f16[33,136] epilogue='relu(acc + residual)'"])
 @pytest.mark.parametrize("splits", [1, 2])
@@ -132,12 +164,16 @@ def test_wgmma_refusals_say_why(line: str, reason: str) -> None:
 
 
 @pytest.mark.parametrize("m", [1, 16, 64, 128])
-@pytest.mark.parametrize("weights", ["bf16[4096,7168] transpose_b=True", "bf16[7168,4096]"])
-def test_no_wgmma_config_spills(m: int, weights: str) -> None:
-    (am,) = lower(parse_case(f"gemm a=bf16[{m},7168] b={weights} bias=f32[4096] epilogue=bias_relu"))
+@pytest.mark.parametrize("more", ["b=bf16[4096,7168] transpose_b=True bias=f32[4096] epilogue=bias_relu",
+                                  "b=bf16[7168,4096] bias=f32[4096] epilogue=bias_relu", "b=bf16[7168,4096] gate=silu",
+                                  "b=e4m3[4096,7168] transpose_b=True scale_a=f32[1] scale_b=f32[4096]",
+                                  "b=e4m3[4096,7168] transpose_b=True scale_a=f32[1] scale_b=f32[4096] gate=gelu math=fast",
+                                  "b=s8[4096,7168] transpose_b=True scale_a=f32[1] scale_b=f32[4096] out_dtype=bf16"])
+def test_no_wgmma_config_spills(m: int, more: str) -> None:
+    (am,) = lower(parse_case(f"gemm a={more[2:].split('[')[0]}[{m},7168] {more}"))
     device, seen = known_device("sm_90a"), set()
     for c in SKINNY_WGMMA.configs(am, device):
-        key = (c["rows"], c["splits"])
+        key = (c["rows"], c["splits"], dict(c.knobs).get("promotes"))
         if key not in seen:
             seen.add(key)
             assembled = assemble(render(SKINNY_WGMMA.build("gemm", am, c, device).steps[0].spec), "sm_90a")
