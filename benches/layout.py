@@ -1,11 +1,9 @@
 """Layout, shape and scan ops against torch: verified on poisoned outputs, then timed interleaved.
 
-    python benches/layout.py [--match "permute bf16"] [--configs [cumsum,f32]] [--repeats 9] [--seconds S] [--json out.json]
+    python benches/layout.py [--match "permute bf16"] [--configs [cumsum,f32]] [--workers 14] [--repeats 9] [--seconds S] [--json out.json]
 
-Needs a CUDA device and torch. A row a case: our untuned choice (with --configs also the best one), TB/s by the bytes that must move (input
-and output), its ratio to a copy of as many bytes measured here, and how many times as fast as torch. Times are medians in microseconds, L2
-flushed before each run; all launches of ours count. Copies must equal torch's bit for bit, scans torch's in f64 within the tolerance of a
-sum in f32. --seconds: start no case after so long.
+Needs a CUDA device and torch. Bytes: input + output; all launches of ours count. Copies must equal torch's bit for bit, scans torch's
+in f64 within the tolerance of a sum in f32. Columns: see moving.py.
 """
 
 from __future__ import annotations
@@ -14,7 +12,6 @@ import argparse
 import math
 import sys
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,16 +19,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import torch
 import torch.nn.functional as F
-from conv_mma import TORCH_TYPES as FLOAT_TYPES
-from moving import against_copy, run
+from moving import Case, add_options, matching, operands, run
 from verify import Tensors
 
 from oxidnn.dispatch.registry import ENGINES
 from oxidnn.ops.case import parse_case
-from oxidnn.runtime.cuda_backend import CudaBackend
 
-TORCH_TYPES = FLOAT_TYPES | {"f64": torch.float64, "s8": torch.int8, "u8": torch.uint8, "s32": torch.int32, "s64": torch.int64,
-                             "bool": torch.bool}
 Peer = Callable[..., Any]
 CASES: tuple[tuple[str, str, Peer], ...] = (
     ("permute bf16 16384x16384", "permute x=bf16[16384,16384]", lambda x: x.t().contiguous()),
@@ -90,42 +83,26 @@ def matches(got: list[torch.Tensor], want: Any, is_copy: bool, terms: int) -> fl
     return worst
 
 
-def with_configs(label: str, options: argparse.Namespace) -> bool:
-    return options.configs is not None and any(word in label for word in options.configs.split(","))
+def judge(case: Case, tensors: Tensors) -> Callable[[], float]:
+    op, outputs = case.problem.op, [tensors[o.name] for o in case.problem.outputs]
+    is_copy = any(e.id.startswith("layout.") for e in ENGINES[op]) and "_backward" not in op
+    given = tensors if is_copy or op.startswith(("cummax", "cummin")) else {n: t.double() for n, t in tensors.items()}
+    want, terms = case.forward(given), max(case.problem.operands[0].desc.shape, default=1)
+    return lambda: matches(outputs, want, is_copy, terms)
 
 
-def measure(backend: CudaBackend, label: str, line: str, peer: Peer, options: argparse.Namespace) -> dict[str, Any]:
+def case_of(label: str, line: str, peer: Peer) -> Case:
     problem = parse_case(line)
-    generator = torch.Generator("cuda").manual_seed(1)
-    tensors: Tensors = {}
-    for o in problem.operands:
-        tensor = torch.empty_strided(o.desc.shape, o.desc.strides, dtype=TORCH_TYPES[o.desc.dtype.name], device="cuda")
-        if not o.is_output and o.desc.dtype.is_float:
-            tensor.copy_(torch.randn(o.desc.shape, device="cuda", generator=generator))
-        elif not o.is_output:
-            tensor.copy_(torch.randint(0, 100, o.desc.shape, device="cuda", generator=generator))
-        tensors[o.name] = tensor
-    inputs, outputs = [tensors[o.name] for o in problem.inputs], [tensors[o.name] for o in problem.outputs]
-    is_copy = any(e.id.startswith("layout.") for e in ENGINES[problem.op]) and "_backward" not in problem.op
-    want = peer(*inputs) if is_copy or problem.op.startswith("cummax") else peer(*(t.double() for t in inputs))
-    terms = max(problem.operands[0].desc.shape, default=1)
-    return against_copy(backend, label, line, problem, tensors, lambda: matches(outputs, want, is_copy, terms), lambda: peer(*inputs),
-                        with_configs(label, options), options.repeats)
+    names = [o.name for o in problem.inputs]
+    label = label.removeprefix(problem.op).strip()
+    return Case(label, problem, operands, lambda t: peer(*(t[n] for n in names)), judge=judge)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--match", default="", help="words that a case's label holds, e.g. 'permute bf16'")
-    parser.add_argument("--configs", nargs="?", const="", help="all configs, not the untuned choice alone (of cases with these words)")
-    parser.add_argument("--repeats", type=int, default=9)
-    parser.add_argument("--seconds", type=float, default=math.inf)
-    parser.add_argument("--json", default="")
-    options = parser.parse_args()
-
-    backend = CudaBackend(0)
-    run(backend, [(label, partial(measure, backend, label, line, peer, options)) for label, line, peer in CASES
-                  if all(word in label for word in options.match.split())], options)
+def cases_of(options: argparse.Namespace) -> list[Case]:
+    return matching([case_of(*row) for row in CASES], options)
 
 
 if __name__ == "__main__":
-    main()
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    add_options(parser)
+    run(cases_of, parser.parse_args())

@@ -5,7 +5,8 @@
 Needs a CUDA device and torch. CTC: GPU microseconds of the loss and of the gradient beside torch's own kernels (its backward keeps what
 the forward stored; ours makes it again) and, where torch hands it to cuDNN (labels of at most 256 on the CPU, blank 0), both together.
 Linear: milliseconds of the loss, and of the loss with its gradients, beside F.cross_entropy(F.linear(x, w), target) and its backward, bf16;
-MiB beyond x, w and the gradients; relative errors against f32. --configs: every engine and config as well. Medians of events.
+MiB beyond x, w and the gradients; relative errors against f32. --configs: every engine and config as well. Medians, L2-cold, interleaved,
+queued ahead.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ from __future__ import annotations
 import argparse
 import gc
 import json
-import statistics
 import sys
 import warnings
 from collections.abc import Callable
@@ -25,6 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import torch
 import torch.nn.functional as F
+from moving import median_us
 from stamp import stamp
 
 import oxidnn
@@ -39,20 +40,6 @@ LINEAR = ((8192, 4096, 32000), (2048, 4096, 32000), (8192, 2048, 128256))  # row
 MIB = 2**20
 
 
-def gpu_us(run: Callable[[], Any], repeats: int) -> float:
-    run()
-    times = []
-    for _ in range(repeats):
-        a, b = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        torch.cuda._sleep(2_000_000)  # the queue is filled meanwhile
-        a.record()
-        run()
-        b.record()
-        torch.cuda.synchronize()
-        times.append(a.elapsed_time(b) * 1e3)
-    return statistics.median(times)
-
-
 def peak(run: Callable[[], Any]) -> float:
     """MiB beyond what was there before."""
     gc.collect()
@@ -62,6 +49,10 @@ def peak(run: Callable[[], Any]) -> float:
     run()
     torch.cuda.synchronize()
     return (torch.cuda.max_memory_allocated() - before) / MIB
+
+
+def timed(h: oxidnn.DnnHandle, calls: dict[str, Callable[[], Any]], repeats: int) -> dict[str, float]:
+    return dict(zip(calls, median_us(h._session.backend, list(calls.values()), repeats), strict=True))
 
 
 def relative(a: torch.Tensor, b: torch.Tensor) -> float:
@@ -80,7 +71,7 @@ def every_config(h: oxidnn.DnnHandle, problem: Problem, tensors: dict[str, torch
         for config in engine.configs(problem, backend.info):
             plan = build_plan(problem, engine, config, backend)
             scratch = torch.empty(max(plan.workspace_bytes, 1), dtype=torch.uint8, device="cuda")
-            us = gpu_us(partial(plan.execute, pointers, scratch.data_ptr(), backend.default_stream()), repeats)
+            us = median_us(backend, [partial(plan.execute, pointers, scratch.data_ptr(), backend.default_stream())], repeats)[0]
             row = {"engine": engine.id, "config": config.name, "us": us, "workspace_mib": plan.workspace_bytes / MIB,
                    "estimate_us": engine.estimate(problem, config, backend.info),
                    "reason": engine.check_support(problem, backend.info).reason}
@@ -115,16 +106,16 @@ def ctc(h: oxidnn.DnnHandle, shape: tuple[int, ...], repeats: int, configs: bool
     row: dict[str, Any] = {"shape": shape, "loss_error": abs(float(loss) / float(want) - 1), "error": relative(gradient, exact.grad),
                            "torch_error": relative(log_probs.grad, exact.grad)}
     assert row["loss_error"] < 1e-4 and row["error"] < 1e-3, row
-    row["loss_us"] = gpu_us(lambda: h.ctc_loss(*given), repeats)
-    row["gradient_us"] = gpu_us(lambda: h.ctc_loss_backward(*given), repeats)
-    row["both_us"] = gpu_us(lambda: h.ctc_loss(*given, return_gradient=True), repeats)
-    with torch.no_grad():
-        row["torch_loss_us"] = gpu_us(lambda: F.ctc_loss(log_probs, targets, *host), repeats)
-    row["torch_both_us"] = gpu_us(lambda: both(log_probs, targets, *host), repeats)
+    plain = log_probs.detach()
+    calls: dict[str, Callable[[], Any]] = {
+        "loss_us": lambda: h.ctc_loss(*given), "gradient_us": lambda: h.ctc_loss_backward(*given),
+        "both_us": lambda: h.ctc_loss(*given, return_gradient=True), "torch_loss_us": lambda: F.ctc_loss(plain, targets, *host),
+        "torch_both_us": lambda: both(log_probs, targets, *host)}
     if labels <= 256:
         flat = torch.cat([t[:n] for t, n in zip(targets, host[1], strict=True)]).int()
         short = (flat, lengths.int(), counts.int())  # 32 bits, one beside the other, all on the device: what cuDNN's takes
-        row["cudnn_both_us"] = gpu_us(lambda: both(log_probs, *short), repeats)
+        calls["cudnn_both_us"] = lambda: both(log_probs, *short)
+    row |= timed(h, calls, repeats)
     print(f"ctc T={frames} N={sequences} C={classes} S={labels}: loss {row['loss_us']:.0f} us (torch {row['torch_loss_us']:.0f}), "
           f"gradient {row['gradient_us']:.0f}, both {row['both_us']:.0f} (torch {row['torch_both_us']:.0f}, "
           f"cuDNN {row.get('cudnn_both_us', 0):.0f}); error {row['error']:.1e} (torch {row['torch_error']:.1e})", flush=True)
@@ -156,25 +147,27 @@ def linear(h: oxidnn.DnnHandle, shape: tuple[int, ...], repeats: int, configs: b
 
     gradients = (rows + classes) * features * 2 / MIB
     row: dict[str, Any] = {"shape": shape, "logits_mib": rows * classes * 2 / MIB}
-    row["torch_loss_ms"], row["torch_step_ms"] = gpu_us(theirs, repeats) / 1e3, gpu_us(step, repeats) / 1e3
     x.grad = w.grad = None
     row["torch_mib"] = peak(step) - gradients
     torch_loss = step()
-    torch_gradients = (x.grad, w.grad)
-    row["loss_ms"] = gpu_us(lambda: h.linear_cross_entropy(*given), repeats) / 1e3
-    row["step_ms"] = gpu_us(lambda: h.linear_cross_entropy(*given, return_gradients=True), repeats) / 1e3
+    assert x.grad is not None and w.grad is not None
+    torch_gradients = (x.grad.clone(), w.grad.clone())
     loss, dx, dw = h.linear_cross_entropy(*given, return_gradients=True)
     again = h.linear_cross_entropy(*given, return_gradients=True)
     assert torch.equal(dx, again[1]) and torch.equal(dw, again[2]), "not the same bits"
     del again
     wide = torch.empty(classes, features, device="cuda")
     spare = (torch.empty_like(loss), torch.empty_like(dx), wide)
-    row["step_f32_dw_ms"] = gpu_us(lambda: h.linear_cross_entropy(*given, return_gradients=True, out=spare), repeats) / 1e3
+    calls: dict[str, Callable[[], Any]] = {
+        "torch_loss_ms": theirs, "torch_step_ms": step, "loss_ms": lambda: h.linear_cross_entropy(*given),
+        "step_ms": lambda: h.linear_cross_entropy(*given, return_gradients=True),
+        "step_f32_dw_ms": lambda: h.linear_cross_entropy(*given, return_gradients=True, out=spare)}
+    row |= {name: us / 1e3 for name, us in timed(h, calls, repeats).items()}
     f32 = [t.float().requires_grad_() for t in given[:2]]
     for first in range(0, rows, 1024):  # torch in f32, some rows at a time
         part = F.cross_entropy(F.linear(f32[0][first:first + 1024], f32[1]), target[first:first + 1024], reduction="sum") / rows
         part.backward()
-    errors = [relative(a, b.grad) for a, b in zip((dx, dw, *torch_gradients), f32 * 2, strict=True)]  # type: ignore[arg-type]
+    errors = [relative(a, b.grad) for a, b in zip((dx, dw, *torch_gradients), f32 * 2, strict=True)]
     row |= dict(zip(("dx_error", "dw_error", "torch_dx_error", "torch_dw_error"), errors, strict=True))
     assert max(errors[:2]) < 0.01 and abs(float(loss) - float(torch_loss)) < 0.05, row
     del f32, part

@@ -2,7 +2,7 @@
 
     python benches/optimisers.py [--repeats 20] [--quick] [--json out.json]
 
-Needs a CUDA device and torch. A row a case: GPU microseconds of a step (events around it, the queue filled ahead), TB/s by the bytes that
+Needs a CUDA device and torch. A row a case: GPU microseconds of a step (medians, interleaved, queued ahead), TB/s by the bytes that
 must move, host microseconds of a warm call, and the same of torch: its foreach and its fused optimiser. The lists exceed L2.
 """
 
@@ -20,6 +20,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import torch
+from moving import median_us
 from stamp import stamp
 
 import oxidnn
@@ -38,22 +39,6 @@ def resnet50_shapes() -> list[tuple[int, ...]]:
                 shapes += [(out, channels, 1, 1), (out,), (out,)]
             channels = out
     return [*shapes, (1000, 2048), (1000,)]
-
-
-def gpu_us(run: Callable[[], Any], repeats: int) -> float:
-    """Median of events around each call, with enough work queued ahead that the host's time does not count."""
-    spin = torch.empty(1 << 28, dtype=torch.float32, device="cuda")
-    times = []
-    for _ in range(repeats):
-        for _ in range(4):
-            spin.zero_()
-        a, b = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        a.record()
-        run()
-        b.record()
-        torch.cuda.synchronize()
-        times.append(a.elapsed_time(b) * 1e3)
-    return statistics.median(times)
 
 
 def host_us(run: Callable[[], Any], repeats: int) -> float:
@@ -148,11 +133,11 @@ def main() -> None:
         for call in (run, *others.values()):
             for _ in range(3):
                 call()
-        ours = gpu_us(run, options.repeats)
+        ours, *torch_us = median_us(h._session.backend, [run, *others.values()], options.repeats)
         result: dict[str, Any] = {"case": name, "bytes": bytes_each * count, "us": ours, "host_us": host_us(run, options.repeats)}
         line = f"{name:24} {ours:8.1f} {bytes_each * count / ours * 1e-6:6.2f} {result['host_us']:8.1f}  "
-        for label, call in others.items():
-            us, host = gpu_us(call, options.repeats), host_us(call, options.repeats)
+        for (label, call), us in zip(others.items(), torch_us, strict=True):
+            host = host_us(call, options.repeats)
             result |= {f"{label}_us": us, f"{label}_host_us": host}
             line += f" {label} {us:.1f} ({us / ours:.2f}x), {host:.1f};"
         print(line, flush=True)

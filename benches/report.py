@@ -1,10 +1,10 @@
-"""The table of README's "How fast", out of records under benches/results/.
+"""The tables of README's "How fast", out of records under benches/results/.
 
-    python benches/report.py benches/results/2026-11-28_h100_conv_resnet50.json [more.json ...]
+    python benches/report.py [--card h200] [benches/results/2026-11-28_h100_conv_resnet50.json ...]
 
-Ratios are the library's time over ours, of the configuration chosen without tuning; geometric mean, worst and best over the shapes.
-Records of memory-bound ops give a table of their own: the same against eager and compiled PyTorch (the number of cases in brackets, if not
-all), and what part of a copy's speed they reach.
+Without records: of each bench the newest one there (of one card with --card). Ratios are the library's time over ours, of the configuration
+chosen without tuning; geometric mean, worst and best over the shapes. Records of memory-bound ops give tables of their own: the same
+against eager and compiled PyTorch (the number of cases in brackets, if not all), and what part of a copy's speed they reach.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import re
 import sys
 from collections import defaultdict
 from pathlib import Path
@@ -21,7 +22,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from oxidnn.ops.base import Policy
 from oxidnn.testing.cases import layer_counts, layer_name
 
-COPY_BYTES_PER_US = 3.03e6  # read and written, measured on an H100
+RESULTS = Path(__file__).resolve().parent / "results"
+COPY_TBS = 3.03  # read and written, measured on an H100: of records that do not say
 LIBRARIES = {"e4m3": "cuBLAS", "e5m2": "cuBLAS", "s8": "torch._int_mm"}
 DIRECTIONS = ("conv_fprop", "conv_dgrad", "conv_wgrad")
 
@@ -47,7 +49,7 @@ def table(records: list[dict]) -> str:
 
 
 def library_us(result: dict) -> float:
-    return result.get("library_us", result.get("cudnn_us"))
+    return result["library_us"] if "library_us" in result else result["cudnn_us"]
 
 
 def training_step(record: dict) -> str:
@@ -69,21 +71,30 @@ def mean_of(ratios: list[float]) -> float:
     return math.exp(sum(map(math.log, ratios)) / len(ratios))
 
 
-def memory_table(records: list[dict]) -> str:
-    """Markdown rows: op | cases | of a large copy's speed, of the copy of as many bytes beside it | against eager and compiled PyTorch."""
+def memory_table(records: list[dict], is_further: bool = False) -> str:
+    """Markdown rows: op | cases | of a large copy's speed, of the copy of as many bytes beside it | against eager and compiled PyTorch.
+
+    "" if there are no such cases: of benches/cases/shapes, or further ones.
+    """
     found: dict[str, list[dict]] = defaultdict(list)
-    for result in (r for record in records for r in record["results"] if "us" in r["default"]):
-        found[result["op"]].append(result)
-    lines = ["| op | cases | of 3.03 TB/s | of the copy beside | against eager PyTorch | worst | best | against compiled | worst |",
-             "|---|---|---|---|---|---|---|---|---|"]
+    for record in records:
+        speed = record.get("copy_tbs", COPY_TBS) * 1e6
+        for result in record["results"]:
+            if "us" in result["default"] and result.get("is_further", False) == is_further:
+                found[result["op"]].append(result | {"floor": result["bytes"] / speed})
+    if not found:
+        return ""
+    speeds = sorted({f"{r.get('copy_tbs', COPY_TBS):.2f}" for r in records})
+    lines = [f"| op | cases | of {' or '.join(speeds)} TB/s | of the copy beside | against eager PyTorch | worst | best | against compiled "
+             "| worst |", "|---|---|---|---|---|---|---|---|---|"]
     for op, results in found.items():
         beside = [r["copy_us"] / r["default"]["us"] for r in results if "copy_us" in r]
-        cells = [op, str(len(results)), f"{mean_of([r['bytes'] / COPY_BYTES_PER_US / r['default']['us'] for r in results]):.2f}",
+        cells = [op, str(len(results)), f"{mean_of([r['floor'] / r['default']['us'] for r in results]):.2f}",
                  f"{mean_of(beside):.2f}" if beside else "-"]
         for peer in ("eager_us", "compiled_us"):
             ratios = sorted((r[peer] / r["default"]["us"], r["case"]) for r in results if peer in r)
             if not ratios:
-                cells += ["-", "-"]
+                cells += ["-"] * (3 if peer == "eager_us" else 2)
                 continue
             ends = ratios[:1] + ratios[-1:] * (peer == "eager_us")
             cells += [f"{mean_of([x for x, _ in ratios]):.2f}x" + f" ({len(ratios)})" * (len(ratios) < len(results))]
@@ -92,21 +103,62 @@ def memory_table(records: list[dict]) -> str:
     return "\n".join(lines)
 
 
+def losses(records: list[dict]) -> str:
+    """Cases slower than a peer, the worst first."""
+    found = sorted((r[peer] / r["default"]["us"], f"{r['op']} {r['case']} {r[peer] / r['default']['us']:.2f}x of {peer[:-3]}")
+                   for record in records for r in record["results"] if "us" in r["default"]
+                   for peer in ("eager_us", "compiled_us") if peer in r and r[peer] < 0.98 * r["default"]["us"])
+    return "; ".join(line for _, line in found) or "none"
+
+
+def is_tabled(record: dict) -> bool:
+    """Whether a record has rows that the tables know."""
+    rows = record.get("results", [])
+    return bool(rows) and all("op" in r and "default" in r and ("eager_us" in r or "library_us" in r or "cudnn_us" in r) for r in rows)
+
+
+def newest(card: str) -> dict[str, dict]:
+    """The newest record of each bench, by its name without date and card; of two of one day that which has a time."""
+    found: dict[str, tuple[str, dict]] = {}
+    for path in sorted(RESULTS.glob("*.json")):
+        name = re.fullmatch(r"\d{4}-\d\d-\d\d_([a-z0-9]+)_(\w+)", path.stem)
+        record = json.loads(path.read_text())
+        if name is None or card not in ("", name[1]) or not isinstance(record, dict) or not is_tabled(record):
+            continue
+        when = record["stamp"].get("time", record["stamp"]["date"])
+        if when >= found.get(name[2], ("", {}))[0]:
+            found[name[2]] = (when, record | {"path": path.name})
+    return {name: record for name, (_, record) in found.items()}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("records", nargs="+", type=Path)
-    records = {path: json.loads(path.read_text()) for path in parser.parse_args().records}
+    parser.add_argument("records", nargs="*", type=Path)
+    parser.add_argument("--card", default="", help="as in the records' names, e.g. h200")
+    options = parser.parse_args()
+    records = {path.name: json.loads(path.read_text()) for path in options.records}
     for path, record in records.items():
-        if any("op" not in r or "default" not in r for r in record.get("results", [{}])):
-            parser.error(f"{path} is no record of matmul_wgmma, conv_mma, memory_bound or channel_norm")
-    memory = [r for r in records.values() if any("eager_us" in x for x in r["results"])]
-    others = [r for r in records.values() if r not in memory]
-    if others:
-        print(table(others))
-    for line in filter(None, map(training_step, others)):
+        if not is_tabled(record):
+            parser.error(f"{path} is no record of matmul_wgmma, conv_mma, memory_bound or another bench of moving.py")
+    if not records:
+        records = {record["path"]: record for record in newest(options.card).values()}
+    memory = {path: r for path, r in records.items() if any("eager_us" in x for x in r["results"])}
+    others = {path: r for path, r in records.items() if path not in memory}
+    if others and options.records:
+        print(table(list(others.values())))
+    for path, record in others.items() if not options.records else ():
+        print(f"{path}, {record['stamp']['card']}\n\n{table([record])}\n")
+    for line in filter(None, map(training_step, others.values())):
         print(f"\n{line}")
+    if memory and options.records:
+        for is_further in (False, True):
+            print(memory_table(list(memory.values()), is_further))
+    for path, record in memory.items() if not options.records else ():
+        print(f"{path}, {record['stamp']['card']}\n")
+        for is_further in (False, True):
+            print(memory_table([record], is_further) + "\n")
     if memory:
-        print(memory_table(memory))
+        print(f"Slower than a peer: {losses(list(memory.values()))}")
 
 
 if __name__ == "__main__":

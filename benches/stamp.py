@@ -28,4 +28,4 @@ def stamp() -> dict[str, Any]:
             continue
     return {"card": card, "driver": driver, "python": platform.python_version(), "versions": versions,
             "commit": os.environ.get("BENCH_COMMIT") or _output("git", "rev-parse", "--short", "HEAD"),
-            "date": datetime.date.today().isoformat()}
+            "date": datetime.date.today().isoformat(), "time": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")}

@@ -13,7 +13,15 @@ from oxidnn.plan import Plan
 from oxidnn.runtime.backend import Backend
 
 Tensors = dict[str, torch.Tensor]
-Row = dict[str, Any]  # of a record: engine, config, estimate_us, error over tolerance or failure, us
+Row = dict[str, Any]  # of a record: engine, config, estimate_us, workspace_bytes, error over tolerance or failure, us
+
+
+def worst_error(got: torch.Tensor, want: torch.Tensor) -> float:
+    """Error over what rounding the result and f32 arithmetic allow, the largest; infinite where a poisoned element was left."""
+    unit = 1.01 * {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-10, torch.float32: 2.0**-20}[got.dtype]
+    floor = 2.0**-14 * want.square().mean().sqrt() + (2.0**-24 if got.dtype is torch.float16 else 0.0)  # of f16: a subnormal
+    ratio = (got.double().reshape(want.shape) - want).abs_() / (unit * want.abs() + floor)
+    return float("inf") if bool(torch.isnan(ratio).any()) else float(ratio.max())
 
 
 def poison(tensor: torch.Tensor) -> None:
@@ -30,13 +38,14 @@ def verify(backend: Backend, problem: Problem, choices: Iterable[tuple[Engine, E
     stream = backend.default_stream()
     pointers, scalars = [tensors[o.name].data_ptr() for o in problem.operands], [1 for _ in problem.scalars]
     rows: list[Row] = []
-    ran = []
+    ran: list[tuple[Row, Plan, Callable[[], None]]] = []
     for engine, config in choices:
         row: Row = {"engine": engine.id, "config": config.name, "estimate_us": engine.estimate(problem, config, backend.info)}
         rows.append(row)
         try:
             plan = Plan(problem, engine, config, engine.build_steps(problem, config, backend.info), backend)
             scratch = torch.full((max(1, plan.workspace_bytes),), 0xFF, dtype=torch.uint8, device=tensors[problem.operands[0].name].device)
+            row["workspace_bytes"] = plan.workspace_bytes
             for output in problem.outputs:
                 poison(tensors[output.name])
             torch.cuda.synchronize()
