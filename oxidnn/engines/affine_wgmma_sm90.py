@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from math import ceil
 from typing import Any
 
 from ..codegen.spec import Target as PtxTarget
@@ -41,6 +42,9 @@ SMEM_BYTES = 232448  # of a CTA, all in all
 MAX_STAGES = 8
 MAX_PREFETCHED_TILES = 264  # two rounds of the largest devices
 MIN_STREAMED_BYTES = 8 << 20
+# Rows of tiles in a group of the raster. The tiles of a round of 132 SMs are then 11 x 12: of 2, 4, 6, 8, 11, 12 and 16 rows the best or
+# within 2 % of it wherever measured (H200, 4096 to 8192, all tiles, bf16 and e4m3; others cost up to 8 %).
+GROUP_M = 11
 PANEL = 64  # rows and columns of D staged at a time by a warpgroup; direct panels of 32 bits have 32 columns
 MAX_DIRECT_LINES = 2000  # of an epilogue applied to all accumulators of a thread; longer ones loop over staged panels
 PANEL_PITCH = 68  # f32 elements of a row of a general panel
@@ -310,7 +314,7 @@ def plan_scales(am: AffineMatmul, d: tiling.Digits, tile_n: int) -> tuple[ScaleC
 
 
 def shares_of(config: EngineConfig) -> str:
-    """The operand ("a", "b") of which two CTAs each bring half for both, or nothing."""
+    """"b" where two CTAs each bring half of B for both, or nothing."""
     return dict(config.knobs).get("shares", "")
 
 
@@ -377,9 +381,7 @@ def streamed(am: AffineMatmul, grid: tiling.Grid, walk: Walk, boxes: Sequence[Bo
 def plan_grid(am: AffineMatmul, tile: tuple[int, int, int], split_k: int, inner: str, k_tiles: int, group: int = 0) -> tiling.Grid:
     """group: m tiles that the raster goes through before the next n tile; by default as measured to be the fastest."""
     grid = tiling.plan_grid(am, tile, 1, inner)
-    # Of 128x256, 16 rows take 0.2 to 0.8 % less time than 8; of 128x128 and 256x128 1 to 8 % more (H100, 4096 to 8192).
-    group = group or (16 if tile[1] >= 2 * tile[0] else 8)
-    grid = replace(grid, group_m=min(group, grid.m_tiles))
+    grid = replace(grid, group_m=min(group or GROUP_M, grid.m_tiles))
     per_split = -(-k_tiles // min(split_k, k_tiles))
     return replace(grid, k_tiles=k_tiles, k_tiles_per_split=per_split, splits=-(-k_tiles // per_split))
 
@@ -401,7 +403,7 @@ def _plan(am: AffineMatmul | MatmulGroup, config: EngineConfig) -> _Plan | str:
     size = first.a.dtype.num_bytes
     tile_m, tile_n = config["tile_m"], config["tile_n"]
     shares = shares_of(config)
-    rows_m, rows_n = tile_m // (2 if shares == "a" else 1), tile_n // (2 if shares == "b" else 1)  # that a CTA brings
+    rows_n = tile_n // (2 if shares else 1)  # that a CTA brings
     a: tuple[Boxes | Halo, ...]
     b: tuple[Boxes, ...]
     if config["loader"] == "halo":
@@ -418,7 +420,7 @@ def _plan(am: AffineMatmul | MatmulGroup, config: EngineConfig) -> _Plan | str:
     else:
         walks, operands = [], []
         for d in digits:
-            found = plan_operands(d, (rows_m, rows_n, tile_k))
+            found = plan_operands(d, (tile_m, rows_n, tile_k))
             if isinstance(found, str):
                 return found
             walks.append(found[0])
@@ -431,17 +433,16 @@ def _plan(am: AffineMatmul | MatmulGroup, config: EngineConfig) -> _Plan | str:
         halo = None
         a, b = (tuple(boxes if has_products else beyond(boxes) for boxes, has_products in zip(joint, are_products, strict=True))
                 for joint in (joint_a, joint_b))
-        a_consts, b_consts = joint_a[0].consts("a", rows_m, 0, joint_a[1:]), b[0].consts("b", rows_n, tile_m * SPAN_BYTES, b[1:])
+        a_consts, b_consts = joint_a[0].consts("a", tile_m, 0, joint_a[1:]), b[0].consts("b", rows_n, tile_m * SPAN_BYTES, b[1:])
     if shares:
         is_plain = all(isinstance(x, Boxes) and len(x.rows) == 1 and x.map.corners is None for x in (*a, *b))
         if not is_plain or len(parts) > 1:
             return "only plain matrices are shared"
-        if (a, b)[shares == "b"][0].major == "row" and (rows_m, rows_n)[shares == "b"] % CHUNK_ROWS:  # type: ignore[union-attr]
+        if b[0].major == "row" and rows_n % CHUNK_ROWS:
             return "halves of its tiles are no whole panels"
-        a_consts = replace(a_consts, shared_rows=rows_m if shares == "a" else 0)
-        b_consts = replace(b_consts, shared_rows=rows_n if shares == "b" else 0)
+        b_consts = replace(b_consts, shared_rows=rows_n)
     inner = tiling.inner_direction(digits[0])
-    pair = (tile_m * (2 if shares == "b" else 1), tile_n * (2 if shares == "a" else 1), tile_k)  # tiles of CTAs that share, side by side
+    pair = (tile_m * (2 if shares else 1), tile_n, tile_k)  # tiles of CTAs that share, one below the other
     grids = [plan_grid(part, pair, config["split_k"], inner, walk.k_tiles, dict(config.knobs).get("group", 0))
              for part, walk in zip(parts, walks, strict=True)]
     if halo is not None and isinstance(a[0], Halo):
@@ -686,30 +687,48 @@ class WgmmaSm90Matmul:
         return _sorted_configs(am, device)
 
     def estimate(self, am: AffineMatmul | MatmulGroup, config: EngineConfig, device: DeviceInfo) -> float:
-        """Rounds of tiles over the SMs at the slower of multiplying and loading, an epilogue each, over the traffic of the whole.
+        """Rounds of tiles over the SMs at the slower of multiplying and loading, and what of the epilogues stays in sight, over the traffic
+        of the whole.
 
-        Constants fitted to 569 timings on an H100 (3x3 and 1x1 layers of ResNet-50, N=128, all directions, and GEMM 1024 to 8192): off by
-        7 % (root mean square), the first choice 1 % slower than the best.
+        Constants fitted to 2500 timings on an H100 and an H200 (layers of ResNet-50 and EfficientNet-B0, N = 1, 32 and 128; GEMM 1024 to
+        8192 and of language models, bf16, tf32, e4m3): from 4096 on GEMM is off by 2 % and the first choice 0.1 % slower than the best;
+        layers are off by 9 %, their first choice is 1 % slower.
         """
         plan = _plan(am, config)
         if isinstance(plan, str):
             return float("inf")
         c, first, grid = plan.consts, plan.members[0].am, plan.members[0].grid
+        num_ctas = grid.ctas * c.ring.ctas
         # wgmma multiplies 4096 flop per clock and SM in 16-bit types, half of that in tf32, twice in 8-bit types: 128 bytes of k take the
-        # same time. Narrow tiles read shared memory too often.
+        # same time. Narrow tiles read shared memory too often; sums that leave the tensor cores hold them up, more so beside a filling thread.
         area = c.tile_m * c.tile_n
-        multiply_clocks = area * 2 * 64 / 4096 * (1.6 if c.tile_n <= 64 and c.halo is None else 1.0) * (1.08 if c.promotes else 1.0)
+        multiply_clocks = area * 2 * 64 / 4096 * (1.3 if c.tile_n <= 64 and c.halo is None else 1.0)
+        if c.promotes:
+            multiply_clocks *= 1.03 * (1.15 if c.scales else 1.0) * (1.3 if c.ring.is_merged else 1.0)
         rows_bytes = min(c.tile_m, first.m.size) * SPAN_BYTES if c.halo is None else c.halo.slot_bytes / c.halo.taps
         is_grouped = first.ragged is not None and first.ragged.side == "m"
-        # Tiles of several groups share less in L2 (256 experts, 64k rows: 128x128 took up to twice the time of 128x256).
-        # Where tiles of both operands are many, L2 brings less, but in long runs, which slow the SMs down and not L2.
-        is_short = grid.ctas * grid.k_tiles_per_split * multiply_clocks < 1e6 * device.num_sms
-        load_clocks = (rows_bytes + c.tile_n * SPAN_BYTES) / (50 if is_grouped else 57 if is_wide(plan) and is_short else 66)
-        epilogue_clocks = (240 + area / 29) * (0.9 if c.is_ping_pong else 1.0)
+        # Beyond half a millisecond power is the bound: SMs slow down, L2 does not, and an SM without a tile leaves others its share.
+        is_long = first.ragged is None and num_ctas * grid.k_tiles_per_split * multiply_clocks > 8e5 * device.num_sms
+        # Bytes L2 brings a clock. Tiles of several groups share less in it (256 experts, 64k rows: 128x128 took up to twice as long as 128x256).
+        has_taps = len(plan.members[0].walk.extents) > 1 and num_ctas > device.num_sms
+        rate = 50 if first.ragged is not None else 62 if has_taps else 67.5
+        if first.ragged is None and is_wide(plan) and min(first.m.size, first.n.size) >= 4096:
+            rate = 65 if is_long else 61
+        load_clocks = (rows_bytes + c.tile_n * SPAN_BYTES) / rate
+        # Of an epilogue, a part is hidden by the products of the next tile; in ping-pong all, while it and a tile's products take less than
+        # those of two tiles: one warpgroup alone does it, in twice the time.
+        in_turns = c.is_ping_pong and num_ctas > device.num_sms
+        epilogue_clocks = 770 + area / 7.1 if in_turns else 430 + area / 15.6
+        between = 0.42 if c.defers else 0.48 if c.lead else 1.0
+        products = [m.grid.k_tiles_per_split * max(multiply_clocks, load_clocks, 280) for m in plan.members]
+        clocks = [max(p, (p + epilogue_clocks) / 2) if in_turns else p + between * epilogue_clocks for p in products]
         # Tiles of members come in turn, so only their sum is rounded up: to tiles of the last, lightest member.
-        clocks = [m.grid.k_tiles_per_split * max(multiply_clocks, load_clocks, 240) + epilogue_clocks for m in plan.members]
-        work = sum(m.grid.ctas * c.ring.ctas * t for m, t in zip(plan.members, clocks, strict=True))
-        compute_us = -(-work // (device.num_sms * clocks[-1])) * clocks[-1] / 1620
+        rounds = sum(m.grid.ctas * c.ring.ctas * t for m, t in zip(plan.members, clocks, strict=True)) / (device.num_sms * clocks[-1])
+        rounds = 0.3 * ceil(rounds) + 0.7 * rounds if is_long else ceil(rounds)
+        begin_clocks = 390 if c.ring.is_merged else 0  # filling the ring before the first product
+        begin_clocks += 600 if c.ring.ctas > 1 else 0  # two CTAs wait for each other's stages
+        last_clocks = products[-1] + epilogue_clocks
+        compute_us = ((rounds - 1) * clocks[-1] + last_clocks + begin_clocks) / (1400 if is_long else 1620)
         used = min(1.0, first.m.size / first.batch.size) if is_grouped else 1  # groups that may have rows
         elements = sum((1 if is_grouped else m.am.batch.size) * m.am.m.size * m.am.n.size for m in plan.members)
         # Boxes of 128 bytes part the lines of rows that are no multiple of that: what is read comes slower, and short rows are written so.
@@ -717,7 +736,8 @@ class WgmmaSm90Matmul:
         parted = [1.13 if isinstance(x, Boxes) and x.map.dims[0] * size % SPAN_BYTES else 1.0 for x in plan.members[0].boxes]
         read = first.a.dtype.num_bytes * (
             parted[0] * max(tiling.source_elements(m.am.a, m.am.m, m.am.k, m.am.batch) for m in plan.members)
-            + parted[1] * sum(tiling.source_elements(m.am.b, m.am.n, m.am.k, m.am.batch) for m in plan.members) * used)
+            + parted[1] * sum(tiling.source_elements(m.am.b, m.am.n, m.am.k, m.am.batch) for m in plan.members) * used
+            * (2 if first.up is not None else 1))
         read += elements * sum(t.dtype.num_bytes for t in first.operands if any(t.m_strides))
         written = 0.0 if grid.splits > 1 else elements * first.d.dtype.num_bytes
         row_bytes = first.n.size * first.d.dtype.num_bytes
@@ -725,7 +745,7 @@ class WgmmaSm90Matmul:
             written *= 1.6
         # Reads come at less than the speed of a copy, writes partly stay in L2.
         memory_us = (read / 0.96 + written / 1.06) / (device.bandwidth_gbs * 1e3)
-        total = max(compute_us, memory_us) + 0.32 * min(compute_us, memory_us) + 4.8
+        total = max(compute_us, memory_us) + 0.33 * min(compute_us, memory_us) + 4.4
         if grid.splits > 1:
             total += 2.4 + 2.0 * grid.partial_elements * first.acc.num_bytes / (device.bandwidth_gbs * 1.22e3)
         if device.is_emulated:  # there a warpgroup's multiplication has no speed of its own: a tile costs what its threads cost
@@ -748,7 +768,7 @@ class WgmmaSm90Matmul:
         smem += _table_bytes(m.am)
         kinds = (c.kind if c.kind_b == c.kind else f"{c.kind}_{c.kind_b}") + ("_promoted" if c.promotes else "")
         suffix = f"{kinds}_{c.tile_m}x{c.tile_n}x{c.tile_k}{'_pingpong' if c.is_ping_pong else ''}{'_halo' if c.halo is not None else ''}"
-        suffix += f"_shares_{'a' if c.a.shared_rows else 'b'}" if c.ring.ctas > 1 else ""
+        suffix += "_shares_b" if c.ring.ctas > 1 else ""
         args = _arguments(plan, tile_step, workspace_offset)
         step = Step.of("matmul/wgmma_sm90", op, target, 128 * (c.warpgroups + (not c.ring.is_merged)), args, c, num_ctas, dynamic_smem=smem,
                        cluster=c.ring.ctas, suffix=suffix)
@@ -826,7 +846,7 @@ def _forms(am: AffineMatmul | MatmulGroup, config: EngineConfig, plan: _Plan, de
     or one warpgroup a k tile ahead of the other."""
     if config["loader"] != "boxes":
         return
-    forms: list[dict[str, Any]] = [{"merged": True, "defers": True}] if plan.num_tiles > device.num_sms else []
+    forms: list[dict[str, Any]] = [{"merged": True, "defers": True}] if plan.num_tiles > device.num_sms and not plan.consts.promotes else []
     if is_wide(plan) and config["schedule"] == "coop" and plan.consts.tile_m * plan.consts.tile_n >= 128 * 128:
         forms += [{"shares": "b"}, {"lead": 1}]
     for knobs in forms:

@@ -88,9 +88,9 @@ def test_prefetched_k_tiles() -> None:
 
 
 FORMS = (
-    ("gemm a=bf16[600,264] b=bf16[392,264] transpose_b=True", {"shares": "a"}),
+    ("gemm a=bf16[600,264] b=bf16[392,264] transpose_b=True", {"shares": "b"}),
     ("gemm a=bf16[264,600] b=bf16[264,392] transpose_a=True bias=f32[392] epilogue=bias_relu", {"shares": "b", "group": 2}),
-    ("gemm a=bf16[600,264] b=bf16[392,264] transpose_b=True", {"shares": "a", "schedule": "pingpong"}),
+    ("gemm a=bf16[600,264] b=bf16[392,264] transpose_b=True", {"shares": "b", "schedule": "pingpong"}),
     ("gemm a=bf16[600,264] b=bf16[264,392] d=f32[600,392]", {"shares": "b", "merged": True}),
     ("gemm a=bf16[600,264] b=bf16[392,264] transpose_b=True", {"defers": True}),
     ("gemm a=bf16[600,264] b=bf16[392,264] transpose_b=True bias=f32[392] epilogue=bias_relu",
