@@ -700,7 +700,7 @@ class WgmmaSm90Matmul:
         c, first, grid = plan.consts, plan.members[0].am, plan.members[0].grid
         num_ctas = grid.ctas * c.ring.ctas
         # wgmma multiplies 4096 flop per clock and SM in 16-bit types, half of that in tf32, twice in 8-bit types: 128 bytes of k take the
-        # same time. Narrow tiles read shared memory too often; sums that leave the tensor cores hold them up, more so beside a filling thread.
+        # same time. Narrow tiles read shared memory too often; sums that leave the tensor cores hold them up.
         area = c.tile_m * c.tile_n
         multiply_clocks = area * 2 * 64 / 4096 * (1.3 if c.tile_n <= 64 and c.halo is None else 1.0)
         if c.promotes:
@@ -709,7 +709,7 @@ class WgmmaSm90Matmul:
         is_grouped = first.ragged is not None and first.ragged.side == "m"
         # Beyond half a millisecond power is the bound: SMs slow down, L2 does not, and an SM without a tile leaves others its share.
         is_long = first.ragged is None and num_ctas * grid.k_tiles_per_split * multiply_clocks > 8e5 * device.num_sms
-        # Bytes L2 brings a clock. Tiles of several groups share less in it (256 experts, 64k rows: 128x128 took up to twice as long as 128x256).
+        # Bytes L2 brings a clock. Tiles of several groups share less in it (256 experts, 64k rows: 128x128 took twice as long as 128x256).
         has_taps = len(plan.members[0].walk.extents) > 1 and num_ctas > device.num_sms
         rate = 50 if first.ragged is not None else 62 if has_taps else 67.5
         if first.ragged is None and is_wide(plan) and min(first.m.size, first.n.size) >= 4096:
