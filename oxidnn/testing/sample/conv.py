@@ -48,6 +48,9 @@ def _draw(rng: np.random.Generator, op: str, size: str) -> Problem | None:
         channels, filters = (int(rng.choice((8, 16, 24, 64))) for _ in range(2))
         if rng.random() < 0.4:  # the first layer of a network
             channels, groups = upto(4), 1
+    is_depthwise = not is_dense and spatial < 3 and rng.random() < 0.2
+    if is_depthwise:
+        channels, filters, groups = 1, 1, int(rng.choice((4, 6, 8, 24) if is_tiny else (6, 16, 40, 96)))
     n = 0 if rng.random() < 0.03 else upto(2 if is_tiny else 4)
     if rng.random() < 0.02 and not is_dense:
         channels = 0
@@ -66,7 +69,8 @@ def _draw(rng: np.random.Generator, op: str, size: str) -> Problem | None:
         lo_hi = [max((-(-e // s) - 1) * s + (r - 1) * d + 1 - e, 0) if attrs["padding"] != "valid" else 0
                  for e, s, r, d in zip(extents, stride, taps, dilation, strict=True)]
         padding = [(t, 0) for t in lo_hi]
-    kind = (F16, BF16)[int(rng.integers(2))] if is_dense else (F32, F64, F16, BF16)[int(rng.integers(4))]
+    is_dense |= is_depthwise
+    kind = (F16, BF16, F32)[int(rng.integers(3 if is_depthwise else 2))] if is_dense else (F32, F64, F16, BF16)[int(rng.integers(4))]
     out_kind = (F32, F64, F16, BF16)[int(rng.integers(4))] if rng.random() < 0.2 else kind
     room = [e + lo + hi - (r - 1) * d - 1 for e, (lo, hi), r, d in zip(extents, padding, taps, dilation, strict=True)]
     if any(v < 0 for v in room):
