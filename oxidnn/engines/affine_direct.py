@@ -12,7 +12,7 @@ from ..dtypes import S32
 from ..ops.epilogue import TYPES
 from ..ops.gemm import FP8, INT8
 from .affine import AffineMatmul, Bound, IndexSpace, Source, Target
-from .affine_tiling import RaggedConsts, ragged_arguments
+from .affine_tiling import RaggedConsts, ragged_arguments, source_elements
 from .base import SUPPORTED, Arg, Build, EngineConfig, ScalarArg, Step, Support, TensorArg, refuse
 
 _THREADS = 128
@@ -276,7 +276,11 @@ class DirectAlgorithm:
             return instructions * (4.0 * -(-threads // 16384) + 0.002 * threads)
         slots = threads * (terms + extra) * (16 if am.acc.name == "f64" else 12)
         in_flight = device.num_sms * _THREADS * _CTAS_PER_SM
-        return 4.0 + max(slots / (device.fma_tflops * 0.5e6), terms * (0.032 + 0.008 * -(-threads // in_flight)))
+        read = source_elements(am.a, am.m, am.k, am.batch) * am.a.dtype.num_bytes
+        read += source_elements(am.b, am.n, am.k, am.batch) * am.b.dtype.num_bytes * (2 if am.up is not None else 1)
+        # Single elements come at half of the memory's speed at best.
+        return 4.0 + max(slots / (device.fma_tflops * 0.5e6), terms * (0.032 + 0.008 * -(-threads // in_flight)),
+                         read / (device.bandwidth_gbs * 0.5e3))
 
     def build(self, op: str, am: AffineMatmul, config: EngineConfig, device: DeviceInfo, workspace_offset: int) -> Build:
         consts = _consts(am, config["lanes"])
