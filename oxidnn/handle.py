@@ -327,6 +327,18 @@ class DnnHandle(ListOps):
         attrs = (window, output_size, output_ratio, _shape(x_shape))
         return self._session.run(CALLS["fractional_max_pool_backward"], (dy, indices), attrs, out, stream)
 
+    def max_unpool(self, x: Any, indices: Any, output_size: Any, *, out: Any = None, stream: Any = None) -> Any:
+        """The elements of x (N, C, 1 to 3 spatial dimensions) at `indices`, which `max_pool` gave, of zeros of (N, C, *output_size).
+
+        indices: int64 or int32 of x's shape, flat over output_size. Of several elements with one place the last in x's order stays, on
+        every run; an index outside writes nothing.
+        """
+        return self._session.run(CALLS["max_unpool"], (x, indices), (_shape(output_size),), out, stream)
+
+    def max_unpool_backward(self, dy: Any, indices: Any, *, out: Any = None, stream: Any = None) -> Any:
+        """dx: dy at the indices (as PyTorch, of elements that another overwrote, too), 0 for indices outside."""
+        return self._session.run(CALLS["max_unpool_backward"], (dy, indices), (), out, stream)
+
     def adaptive_avg_pool(self, x: Any, output_size: Any, *, out: Any = None, stream: Any = None) -> Any:
         return self._session.run(CALLS["adaptive_avg_pool"], (x,), (output_size,), out, stream)
 

@@ -8,11 +8,12 @@ from itertools import product
 from math import prod
 from typing import Any
 
+from ..codegen.fastdiv import magic
 from ..codegen.spec import Target
 from ..device import DeviceInfo
 from ..dtypes import F64, S32, U8, DType
 from ..ops.base import Problem
-from ..ops.pool import Axis, PoolProblem
+from ..ops.pool import Axis, PoolProblem, UnpoolProblem
 from ..tensor import TensorDesc, packed_strides
 from .base import SUPPORTED, Arg, Build, Engine, EngineConfig, Scratch, Step, Support, TensorArg, WorkspaceArg, refuse
 from .digits import DigitConsts, Digits
@@ -306,6 +307,75 @@ class GatherEngine(_PoolEngine):
         return tuple(EngineConfig.of(vec=v, threads=t) for v in dict.fromkeys((vector, 1)) for t in (128, 256))
 
 
+@dataclass(frozen=True, slots=True)
+class UnpoolConsts:
+    """phase: see ptx_templates/pool/unpool. rank: spatial dimensions. num_bytes: of an element."""
+
+    phase: str
+    digits: DigitConsts
+    num_bytes: int
+    rank: int
+    index_dtype: str
+
+
+class UnpoolEngine(Engine):
+    """A thread an element. Elements of one place agree on the last of them by an atomic maximum of their numbers: no order counts."""
+
+    id = "pool.unpool"
+
+    def check_support(self, problem: Problem, device: DeviceInfo) -> Support:
+        assert isinstance(problem, UnpoolProblem)
+        most = max(problem.near.numel, problem.far.numel)
+        return refuse(f"a tensor of {most} elements (at most {_LIMIT - 1})") if most >= _LIMIT else SUPPORTED
+
+    def estimate(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> float:
+        return 7.0 + 4 * problem.num_bytes / (device.bandwidth_gbs * 1e3)
+
+    def build_steps(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> Build:
+        assert isinstance(problem, UnpoolProblem)
+        if problem.is_empty:
+            return Build(())
+        if problem.has("dx"):
+            return Build((self._step(problem, "gather", problem.near, ("indices", "dx"), None, device),))
+        scratch = Scratch()
+        owner = scratch.take(problem.far.numel * 4)
+        steps = [self._step(problem, "clear", problem.far, ("y",), owner, device)]
+        if problem.near.numel:
+            steps += [self._step(problem, "claim", problem.near, ("indices",), owner, device),
+                      self._step(problem, "write", problem.near, ("indices", "x"), owner, device)]
+        return Build(tuple(steps), scratch.num_bytes)
+
+    @staticmethod
+    def _step(problem: UnpoolProblem, phase: str, main: TensorDesc, moving: tuple[str, ...], owner: WorkspaceArg | None,
+              device: DeviceInfo) -> Step:
+        """The launch over main's elements. moving: operands that move with all of its digits."""
+        rank, far = main.rank - 2, problem.far
+        spatial = (0,) * rank
+        places = prod(far.shape[2:])
+        strides = {n: byte_strides(problem.desc(n)) for n in moving}
+        values: dict[str, Any] = {n: TensorArg(n) for n in moving}
+        if phase == "clear":
+            strides["owner"] = tuple(4 * s for s in packed_strides(far.shape))
+        elif owner is not None:
+            strides |= {"owner": (4 * far.shape[1] * places, 4 * places, *spatial), "flat": (0, 0, *packed_strides(main.shape[2:]))}
+            values["flat"] = 0
+        if owner is not None:
+            values["owner"] = owner
+        name = "dy" if phase == "gather" else "y"
+        if phase in ("gather", "write"):
+            strides[name], values[name] = (*byte_strides(far)[:2], *spatial), TensorArg(name)
+        digits = Digits(("n", "c", *(f"i{a}" for a in range(rank))), main.shape, strides).ordered_for(moving[-1])
+        wide = digits.consts().wide or any(abs(s) >= _LIMIT for s in byte_strides(far))
+        args = [Arg(f"ptr_{n}", "u64", values[n]) for n in strides]
+        args += [Arg("num_threads", "u32", digits.size), Arg("num_places", "u32", places), *digits.args(wide)]
+        for a, extent in enumerate(far.shape[2:]):
+            multiplier, shift = magic(max(extent, 1))
+            args += [Arg(f"extent_far{a}", "u32", extent), Arg(f"multiplier_far{a}", "u32", multiplier), Arg(f"shift_far{a}", "u32", shift),
+                     Arg(f"stride_far{a}", "s64" if wide else "s32", byte_strides(far)[2 + a])]
+        consts = UnpoolConsts(phase, digits.consts(wide), main.dtype.num_bytes, rank, problem.desc("indices").dtype.name)
+        return Step.of("pool/unpool", problem.op, Target.for_arch(device.arch), 256, args, consts, -(-digits.size // 256), suffix=phase)
+
+
 class CellEngine(_PoolEngine):
     """Backward by cells of `stride` elements along each axis: what a cell takes from an output is known when the kernel is written. Windows
     that lie within their cells find their maxima again on the way, in the one launch; for others the forward kernel does first."""
@@ -457,3 +527,4 @@ _NAMES = ("max_pool", "avg_pool", "lp_pool", "adaptive_max_pool", "adaptive_avg_
 ENGINES: dict[str, tuple[Engine, ...]] = {n: (_WINDOW,) for n in _NAMES}
 ENGINES |= {n + "_backward": (_GATHER,) if n in ("lp_pool", "fractional_max_pool") else (_GATHER, _CELL) for n in _NAMES}
 ENGINES |= {n: (_GLOBAL, _GLOBAL_TREE, _WINDOW) for n in ("adaptive_avg_pool", "global_max_pool", "global_avg_pool")}
+ENGINES |= {n: (UnpoolEngine(),) for n in ("max_unpool", "max_unpool_backward")}

@@ -4,6 +4,9 @@ Along one dimension, window o covers the taps o * stride - low + k * dilation, 0
 pooling instead covers [floor(o * L / O), ceil((o + 1) * L / O)); fractional pooling covers `window` elements from
 int((o + s) * a) - int(s * a) on, a = (L - window) / (O - 1), the last window the last ones, for a sample s in [0, 1) of each image, channel
 and dimension. Every window must hold at least one element, so no result is undefined.
+max_unpool puts the elements of x where indices (flat over the spatial extent of y, as max pooling's) say, zeros elsewhere: where several
+say the same, the last element in the order of x's dimensions stays, on every run. Its gradient is dy at the indices, as PyTorch's: an
+element that another one overwrote gets it, too. An index that is no place of y writes nothing, and its gradient is 0.
 NaN propagates, and the maximum of -inf is -inf. Indices are flat over the spatial extent, as PyTorch's: the first maximum, or the last NaN.
 """
 
@@ -86,6 +89,51 @@ class PoolProblem(Problem):
     def flops(self) -> int:
         shape = self.desc("dy" if self.is_backward else "y").shape
         return prod(shape) * prod(a.window for a in self.axes)
+
+
+@dataclass(frozen=True)
+class UnpoolProblem(Problem):
+    """The elements of x (or dx) and their places in y (or dy)."""
+
+    @property
+    def near(self) -> TensorDesc:
+        return self.desc("dx" if self.has("dx") else "x")
+
+    @property
+    def far(self) -> TensorDesc:
+        return self.desc("dy" if self.has("dy") else "y")
+
+    @property
+    def flops(self) -> int:
+        return 0
+
+
+def _unpooled(op: str, shape: tuple[int, ...], given: Any) -> tuple[int, ...]:
+    """The shape of y, of `shape`'s images."""
+    if len(shape) not in (3, 4, 5):
+        raise expected(op, "shape of x", list(shape), "(N, C, spatial) with 1 to 3 spatial dimensions")
+    if given is None:
+        raise expected(op, "output_size", None, f"{len(shape) - 2} extents")
+    return (*shape[:2], *check_extents(op, "output_size", given, (len(shape) - 2,)))
+
+
+def _make_unpool(tensors: Mapping[str, TensorDesc], attrs: Mapping[str, Any], policy: Policy) -> UnpoolProblem:
+    op = "max_unpool"
+    x = operand(op, "x", tensors, FLOATS + INTEGERS)
+    indices = operand(op, "indices", tensors, (S64, S32), x.shape)
+    shape = _unpooled(op, x.shape, attrs.get("output_size"))
+    operands = (Operand("x", x), Operand("indices", indices), Operand("y", output(op, "y", tensors, (x.dtype,), shape, x), True))
+    return UnpoolProblem(op, operands, (("output_size", shape[2:]),), policy=policy)
+
+
+def _make_unpool_backward(tensors: Mapping[str, TensorDesc], attrs: Mapping[str, Any], policy: Policy) -> UnpoolProblem:
+    op = "max_unpool_backward"
+    dy = operand(op, "dy", tensors, FLOATS)
+    indices = operand(op, "indices", tensors, (S64, S32))
+    if dy.rank not in (3, 4, 5) or indices.rank != dy.rank or indices.shape[:2] != dy.shape[:2]:
+        raise expected(op, "shape of indices", list(indices.shape), f"{list(dy.shape[:2])} and spatial extents, as dy's {list(dy.shape)}")
+    dx = Operand("dx", output(op, "dx", tensors, (dy.dtype,), indices.shape, dy), True)
+    return UnpoolProblem(op, (Operand("dy", dy), Operand("indices", indices), dx), policy=policy)
 
 
 def _largest_bin(length: int, count: int) -> int:
@@ -325,4 +373,6 @@ DEFINITIONS: tuple[OpDef, ...] = (
     *_definitions("fractional_max_pool", "max", "fractional"),
     *_definitions("global_max_pool", "max", "global"),
     *_definitions("global_avg_pool", "avg", "global"),
+    OpDef("max_unpool", ("x", "indices"), ("y",), _make_unpool, attrs=(("output_size", None),)),
+    OpDef("max_unpool_backward", ("dy", "indices"), ("dx",), _make_unpool_backward),
 )

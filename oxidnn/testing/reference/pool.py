@@ -10,7 +10,7 @@ import numpy as np
 
 from ...dtypes import F32, F64, DType
 from ...ops.base import Problem
-from ...ops.pool import Axis, PoolProblem
+from ...ops.pool import Axis, PoolProblem, UnpoolProblem
 from . import Expected, Reference
 
 
@@ -144,6 +144,32 @@ def backward(problem: Problem, inputs: Mapping[str, np.ndarray], scalars: Mappin
                            _accumulator(problem), _approximate(problem))}
 
 
+def unpool(problem: Problem, inputs: Mapping[str, np.ndarray], scalars: Mapping[str, float]) -> dict[str, Expected]:
+    """One element after another, so that the last one stays."""
+    assert isinstance(problem, UnpoolProblem)
+    x, shape = inputs["x"], problem.desc("y").shape
+    y = np.zeros((prod(shape[:2]), prod(shape[2:])), x.dtype)
+    if not x.size:
+        return {"y": Expected(y.reshape(shape))}
+    for image, values, places in zip(y, x.reshape(len(y), -1), inputs["indices"].reshape(len(y), -1), strict=True):
+        for value, place in zip(values, places, strict=True):
+            if 0 <= place < len(image):
+                image[place] = value
+    return {"y": Expected(y.reshape(shape))}
+
+
+def unpool_backward(problem: Problem, inputs: Mapping[str, np.ndarray], scalars: Mapping[str, float]) -> dict[str, Expected]:
+    assert isinstance(problem, UnpoolProblem)
+    dy, indices = inputs["dy"], inputs["indices"].astype(np.int64)
+    count = prod(dy.shape[2:])
+    if not count or not indices.size:
+        return {"dx": Expected(np.zeros(indices.shape))}
+    flat, places = dy.reshape(prod(dy.shape[:2]), count), indices.reshape(prod(dy.shape[:2]), -1)
+    inside = (places >= 0) & (places < count)
+    return {"dx": Expected(np.where(inside, np.take_along_axis(flat, np.where(inside, places, 0), 1), 0.0).reshape(indices.shape))}
+
+
 _NAMES = ("max_pool", "avg_pool", "lp_pool", "adaptive_max_pool", "adaptive_avg_pool", "fractional_max_pool",
           "global_max_pool", "global_avg_pool")
 REFERENCES: dict[str, Reference] = {n: forward for n in _NAMES} | {n + "_backward": backward for n in _NAMES}
+REFERENCES |= {"max_unpool": unpool, "max_unpool_backward": unpool_backward}

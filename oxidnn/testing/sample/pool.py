@@ -11,7 +11,7 @@ from ...dtypes import BF16, F16, F32, F64, S8, S32, S64, U8, DType
 from ...errors import InvalidArgument
 from ...ops import OPS
 from ...ops.base import Policy, Problem
-from ...ops.pool import PoolProblem
+from ...ops.pool import PoolProblem, UnpoolProblem
 from ...tensor import TensorDesc, layout_order, packed_strides
 from . import Fill, Sampler
 
@@ -106,6 +106,28 @@ def _draw(name: str, mode: str, variant: str, rng: np.random.Generator, size: st
             continue
 
 
+def _unpool(name: str, rng: np.random.Generator, size: str) -> Problem:
+    rank = int(rng.integers(1, 4))
+    top = {"tiny": (0, 30, 8, 5), "small": (0, 60, 24, 12)}[size][rank]
+    images = (int(rng.integers(1, 4)) if rng.random() > 0.04 else 0, int(rng.choice([1, 3, 8])))
+    shape, far = ((*images, *(int(v) for v in rng.integers(1, n + 1, rank))) for n in (top, top + 3))
+    is_backward = name.endswith("_backward")
+    kinds = (F32, F16, BF16, F64) if is_backward else (F32, F16, BF16, F64, S8, S32)
+    kind = kinds[int(rng.integers(len(kinds)))]
+    tensors = {"dy" if is_backward else "x": view(rng, kind, far if is_backward else shape)}
+    tensors["indices"] = view(rng, S32 if rng.random() < 0.3 else S64, shape)
+    if rng.random() < 0.5:
+        tensors["dx" if is_backward else "y"] = view(rng, kind, shape if is_backward else far)
+    return OPS[name].make(tensors, {} if is_backward else {"output_size": far[2:]}, Policy())
+
+
+def _places(rng: np.random.Generator, problem: Problem) -> np.ndarray:
+    """Places of the output, many of them twice; here and there one outside."""
+    assert isinstance(problem, UnpoolProblem)
+    count, shape = int(np.prod(problem.far.shape[2:])), problem.desc("indices").shape
+    return np.where(rng.random(shape) < 0.05, rng.choice([-1, count, -(2**31), 2**31 - 1], shape), rng.integers(0, count, shape))
+
+
 def _indices(rng: np.random.Generator, problem: Problem) -> np.ndarray:
     """Indices a forward pass could have given: of each window's elements, any one."""
     from ..reference.pool import tap_table
@@ -158,10 +180,12 @@ _KINDS = {"max_pool": ("max", "window"), "avg_pool": ("avg", "window"), "lp_pool
           "adaptive_max_pool": ("max", "adaptive"), "adaptive_avg_pool": ("avg", "adaptive"),
           "fractional_max_pool": ("max", "fractional"), "global_max_pool": ("max", "global"), "global_avg_pool": ("avg", "global")}
 SAMPLES: dict[str, Sampler] = {n + s: partial(_draw, n + s, *kind) for n, kind in _KINDS.items() for s in ("", "_backward")}
+SAMPLES |= {n: partial(_unpool, n) for n in ("max_unpool", "max_unpool_backward")}
 
 FILLS: dict[tuple[str, str], Fill] = {(n, "x"): _special_values for n, (mode, _) in _KINDS.items() if mode == "max"}
 FILLS |= {(n + "_backward", "x"): _special_values for n, (mode, _) in _KINDS.items() if mode == "max"}
 FILLS |= {(n + "_backward", "indices"): _indices for n, (mode, _) in _KINDS.items() if mode == "max"}
+FILLS |= {(n, "indices"): _places for n in ("max_unpool", "max_unpool_backward")}
 FILLS |= {("lp_pool_backward", "y"): _norms, ("lp_pool_backward", "x"): _unread_values, ("fractional_max_pool", "samples"): _samples}
 
 CASES: dict[str, tuple[str, ...]] = {
@@ -210,6 +234,14 @@ CASES: dict[str, tuple[str, ...]] = {
     "fractional_max_pool_backward": (
         "fractional_max_pool_backward dy=f32[2,3,5,4] indices=s64[2,3,5,4] window=(2,3) output_size=(5,4) x_shape=(2,3,11,8)",
         "fractional_max_pool_backward dy=bf16[1,8,5,3,4]nhwc indices=s64[1,8,5,3,4]nhwc window=2 output_size=(5,3,4) x_shape=(1,8,9,7,6)"),
+    "max_unpool": ("max_unpool x=f32[2,3,4]nchw indices=s64[2,3,4]nchw output_size=(9,)",
+                   "max_unpool x=bf16[2,8,5,4]nhwc indices=s64[2,8,5,4]nhwc output_size=(10,9)",
+                   "max_unpool x=s8[1,2,3,2,4]nchw indices=s32[1,2,3,2,4]nchw output_size=(6,5,8)",
+                   "max_unpool x=f64[2,1,40]nchw indices=s64[2,1,40]nchw output_size=(7,)",
+                   "max_unpool x=f32[0,3,4]nchw indices=s64[0,3,4]nchw output_size=(9,)"),
+    "max_unpool_backward": ("max_unpool_backward dy=f32[2,3,9]nchw indices=s64[2,3,4]nchw",
+                            "max_unpool_backward dy=f16[2,8,10,9]nhwc indices=s32[2,8,5,4]nchw",
+                            "max_unpool_backward dy=f64[1,2,6,5,8]nchw indices=s64[1,2,3,2,4]nchw"),
     "global_max_pool": ("global_max_pool x=f32[2,3,7,7]nchw", "global_max_pool x=bf16[1,2,80,80]nchw"),
     "global_max_pool_backward": ("global_max_pool_backward dy=f32[2,3,1,1]nchw x=f32[2,3,7,7]nchw",),
     "global_avg_pool": ("global_avg_pool x=bf16[2,16,7,7]nhwc", "global_avg_pool x=f32[2,3,5,5,5]nchw",
