@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import zip_longest
 from math import lcm
 
 from ..codegen.spec import Target
@@ -31,7 +32,8 @@ _MAX_SHARED = 32  # packs of a thread in shared memory
 class ResidentConsts:
     """lanes: packs of a tile's rows; slots: rows a CTA has at once; packs: rows a thread holds; cluster: CTAs that share the rows. width:
     channels of a group; groups: those of a tile; parts: runs of one group in a pack, with cuts_packs found at run time; reach: packs that
-    a group may touch. statistics: outputs beside y. is_shared: x lies in shared memory, of which a loop takes `unroll` packs a round."""
+    a group may touch. statistics: outputs beside y. is_shared: x lies in shared memory, of which a loop takes `unroll` packs a round.
+    reads_once: what x occupies of the L2 is the first to go."""
 
     tile: TileConsts
     x_dtype: str
@@ -47,6 +49,7 @@ class ResidentConsts:
     statistics: tuple[str, ...]
     is_shared: bool = False
     unroll: int = 4
+    reads_once: bool = False
 
     def guard_none(self, element: int) -> str:
         return ""
@@ -118,11 +121,16 @@ class ChannelNormResident(ChannelNormEngine):
                     together = min(room // num_bytes, 1024 // (lanes * slots))  # CTAs an SM
                     if packs > _MAX_SHARED or not together or num_bytes < room // 6:
                         continue
-                    clusters = device.num_sms * (10 if cluster > 4 else 11) // 11 * together // cluster
+                    parts = max(1, device.num_sms // 16)  # of the device, within which a cluster lies
+                    clusters = max(1, device.num_sms // parts * together // cluster * parts)
                     units = problem.batches * problem.channels // (lanes * vector)
-                    found.append((-(-units // clusters), -min(lanes, 16), -lanes * slots, cluster,
+                    found.append((-(-units // clusters), -min(lanes, 16), -lanes * slots, cluster, together,
                                   {"lanes": lanes, "slots": slots, "packs": packs, "cluster": cluster}))
-        return [shape for *_, shape in sorted(found, key=lambda f: f[:-1])]
+        found.sort(key=lambda f: f[:-2])
+        # by turns: of several CTAs an SM, and of any number
+        several, alone = ([shape for *_, together, shape in found if (together > 1) == wanted] for wanted in (True, False))
+        turns = [shape for pair in zip_longest(several, alone) for shape in pair if shape]
+        return turns
 
     def configs(self, problem: Problem, device: DeviceInfo) -> tuple[EngineConfig, ...]:
         assert isinstance(problem, ChannelNormProblem)
@@ -142,8 +150,9 @@ class ChannelNormResident(ChannelNormEngine):
         shapes = sorted(self._shapes(problem, vector), key=cost)
         held = [EngineConfig.of(along="column", vec=vector, unroll=1, **s) for s in shapes[:6]]
         shared = [EngineConfig.of(along="column", vec=vector, unroll=1, home="shared", **s)
-                  for s in self._shared_shapes(problem, vector, device)[:4]]
-        return (*shared, *held) if problem.num_bytes > _LARGE else (*held, *shared)
+                  for s in self._shared_shapes(problem, vector, device)[:6]]
+        once = [EngineConfig.of(**dict(c.knobs), once=True) for c in shared[:3]]
+        return (*shared, *once, *held) if problem.num_bytes > _LARGE else (*held, *shared, *once)
 
     def estimate(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> float:
         shared = 0.7 if problem.num_bytes > _LARGE else 0.6  # of the device's bandwidth; in registers 0.64
@@ -167,7 +176,7 @@ class ChannelNormResident(ChannelNormEngine):
         statistics = tuple(n for n in ("mean", "rstd") if problem.has(n))
         is_shared = dict(config.knobs).get("home") == "shared"
         consts = ResidentConsts(tile, problem.desc("x").dtype.name, width, lanes, slots, config["packs"], cluster, groups, parts, cuts,
-                                reach, statistics, is_shared)
+                                reach, statistics, is_shared, reads_once=dict(config.knobs).get("once", False))
         tiles = problem.channels // (lanes * vector)
         args += [Arg("num_tiles", "u32", tiles), *magic_args("tiles", tiles), Arg("num_rows", "u32", problem.rows),
                  Arg("chunk_length", "u32", -(-problem.rows // cluster)), Arg("eps", "f32", problem.eps)]
@@ -176,7 +185,8 @@ class ChannelNormResident(ChannelNormEngine):
             args += [Arg(f"ptr_{name}", "u64", v.value), Arg(f"stride_{name}_b", "s64", v.strides[0]),
                      Arg(f"stride_{name}_g", "s64", v.strides[1])]
         suffix = f"{consts.x_dtype}_w{width}_l{lanes}_{'s' if is_shared else 'p'}{config['packs']}_c{cluster}"
-        ctas = 3 if config["packs"] <= _MAX_PACKS // 2 and lanes * slots <= _MAX_THREADS // 2 else 1
+        # few registers a thread, where clusters of eight with their longer merge do not need more
+        ctas = 3 if config["packs"] <= _MAX_PACKS // 2 and lanes * slots <= _MAX_THREADS // 2 and cluster < 8 else 1
         num_bytes = config["packs"] * lanes * slots * 16
         if is_shared:
             ctas = min(device.smem_per_cta // num_bytes, 1024 // (lanes * slots))
