@@ -23,11 +23,10 @@ from ..device import DeviceInfo
 from ..dtypes import BF16, F16, F32
 from ..ops.base import Problem
 from ..ops.conv import ConvProblem
-from ..ops.epilogue import align_shape, align_strides
 from ..tensor import TensorDesc
 from .base import SUPPORTED, Arg, Build, Engine, EngineConfig, ScalarArg, Scratch, Step, Support, TensorArg, refuse
 from .digits import DigitConsts, Digits, ceil_div
-from .element_epilogue import ElementEpilogue
+from .element_epilogue import ElementEpilogue, OperandConsts, operand_over
 from .reduce_tree import reduction_steps
 
 _THREADS = 128
@@ -107,18 +106,6 @@ class Axis:
 
 
 _POINT = Axis(1, 1, 1, 0, 1, 1, False)
-
-
-@dataclass(frozen=True, slots=True)
-class OperandConsts:
-    """An epilogue's tensor: read where it is used if it `walks` over positions, else once; in packs or an element at a time."""
-
-    name: str
-    dtype: str
-    walks: bool
-    in_packs: bool
-    channel_bytes: int
-    column_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -352,7 +339,7 @@ class DepthwiseEngine(Engine):
         rows = [Arg("row_source", "s64", source[2]), Arg("row_target", "s64", target[2])]
         operands = []
         for name in (n for n in (p.epilogue.args if p.epilogue is not None else ()) if n != "acc"):
-            operand, row = _operand(p, name, d.target.shape, vector)
+            operand, row = operand_over(p, p.epilogue, name, d.target.shape, vector)
             operands.append(operand)
             strides[name] = _digit_strides(row, moved, vector)
             args.append(Arg(f"ptr_{name}", "u64", TensorArg(name, begin * row[2] + d.columns.first_target * row[3])))
@@ -416,18 +403,6 @@ class DepthwiseEngine(Engine):
         whole = TensorDesc(F32, (groups, *shape), (d.channels * taps, taps, taps, *_dense(shape[2:])))
         steps = reduction_steps(p.op, (whole, partial), (d.filter, TensorArg(d.names[2])), (0,), "sum", device, scratch)
         return Build((first, *steps), scratch.num_bytes)
-
-
-def _operand(p: ConvProblem, name: str, shape: tuple[int, ...], vector: int) -> tuple[OperandConsts, tuple[int, int, int, int]]:
-    """An epilogue's tensor over an output of `shape`, and its byte strides."""
-    desc = p.desc(name)
-    assert p.epilogue is not None
-    aligned = align_shape(p.op, name, desc.shape, shape, 1, p.epilogue.axis(name))
-    n, c, h, *w = (s * desc.dtype.num_bytes for s in align_strides(desc, aligned, 1))
-    row = (n, c, h, *(w or (0,)))
-    unit = min(16, vector * desc.dtype.num_bytes)
-    in_packs = c == desc.dtype.num_bytes and desc.align % unit == 0 and not any(s % unit for s in (n, h, *w))
-    return OperandConsts(name, desc.dtype.name, any((n, h, *w)), in_packs, c, row[3]), row  # type: ignore[return-value]
 
 
 def _dense(shape: tuple[int, ...]) -> tuple[int, ...]:
