@@ -253,8 +253,9 @@ def _candidates(am: AffineMatmul) -> Iterator[EngineConfig]:
 BLOCK_ROWS = 64  # of wgmma
 SPANS = (64, 32, 16)  # elements of a panel of B, of which a swizzle has 128, 64 or 32 bytes
 MAX_BOX = 256
-BATCH = {1: 12, 2: 12, 3: 8}  # products whose operands are in registers at a time, by warpgroups
-MAX_COLUMNS = {1: 256, 2: 256, 3: 128}  # multiplied at a time
+MAX_COLUMNS = {1: 256, 2: 160, 3: 96}  # multiplied at a time, by warpgroups
+WARPGROUP_REGISTERS = {1: 255, 2: 168, 3: 128}  # of a thread: a quarter of an SM has 512 a lane for its warps
+OTHER_REGISTERS = 40  # beside sums and fragments
 MAX_SLOTS = 24
 
 
@@ -281,7 +282,9 @@ class StreamWgmmaConsts:
 
     @property
     def batch(self) -> int:
-        return min(self.steps, BATCH[self.warpgroups])
+        """Steps whose fragments of A are in registers at a time: all, where these find room, so that their place is soon free again."""
+        most = (WARPGROUP_REGISTERS[self.warpgroups] - OTHER_REGISTERS - self.chunk // 2) // 4
+        return -(-self.steps // -(-self.steps // most))
 
     @property
     def batches(self) -> list[list[int]]:
