@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import prod
-from typing import ClassVar
 
 from ..codegen.pointwise import Expression
 from ..device import DeviceInfo
@@ -57,11 +56,9 @@ class RowMapConsts:
 
 
 class RowMapEngine(RowEngine):
-    """Any map of rows but sparsemax. Sums over rows that follow are made in a fixed order."""
+    """Any map of one tensor's rows but sparsemax. Sums over rows that follow are made in a fixed order."""
 
     id = "row_map.row"
-    held_operands: ClassVar[tuple[str, ...]] = ("x", "dy", "y")
-    held = 2
     live_elements = 16
 
     def rows(self, problem: Problem, values: dict[str, ArgValue] | None = None) -> Rows:
@@ -108,6 +105,19 @@ class RowMapEngine(RowEngine):
         return NormBackwardEngine()._parameter_steps(same, config, device, scratch)
 
 
+class RowMapBackwardEngine(RowMapEngine):
+    """Of two tensors' rows."""
+
+    id = "row_map_backward.row"
+    held_operands = ("dy", "x")
+    held = 2
+
+
+class SparsemaxBackwardEngine(RowMapBackwardEngine):
+    id = "sparsemax_backward.row"
+    held_operands = ("dy", "y")
+
+
 @dataclass(frozen=True, slots=True)
 class SparsemaxConsts:
     rows: RowConsts
@@ -117,8 +127,6 @@ class SparsemaxEngine(RowMapEngine):
     """Michelot's iterations: the threshold of the elements above it, until no more fall below. The row is held, if it fits."""
 
     id = "sparsemax.row"
-    held_operands = ("x",)
-    held = 1
 
     def configs(self, problem: Problem, device: DeviceInfo) -> tuple[EngineConfig, ...]:
         """Without clusters: their exchanges serve once."""
@@ -133,5 +141,7 @@ class SparsemaxEngine(RowMapEngine):
         return Build((self.row_step("rowwise/sparsemax", consts, problem.op, rows, config, device),))
 
 
-_OPS = ("normalize", "normalize_backward", "power_norm", "power_norm_backward", "sparsemax_backward")
-ENGINES: dict[str, tuple[Engine, ...]] = {**{op: (RowMapEngine(),) for op in _OPS}, "sparsemax": (SparsemaxEngine(),)}
+ENGINES: dict[str, tuple[Engine, ...]] = {
+    "normalize": (RowMapEngine(),), "normalize_backward": (RowMapBackwardEngine(),), "power_norm": (RowMapEngine(),),
+    "power_norm_backward": (RowMapBackwardEngine(),), "sparsemax": (SparsemaxEngine(),), "sparsemax_backward": (SparsemaxBackwardEngine(),),
+}

@@ -168,10 +168,10 @@ def _normalize_backward(tensors: Mapping[str, TensorDesc], attrs: Mapping[str, A
         operands.append(Operand("dg", output(op, "dg", tensors, (g.dtype,), g.shape, g), True))
     # y = g x / m, m = max(norm, eps): dx = g / m dy - g (sum of dy x) / m^2 dnorm/dx, the latter while norm >= eps;
     # dnorm/dx = slope / norm^(p-1)
-    g = "g" if gain else "1"
+    gained = "g" if gain else "1"
     norm = f"(n0 := {_root(p, 's0')})"
     over = {1.0: "1", 2.0: "n0"}.get(p, f"pow(n0, {p - 1!r})")
-    finish = f"s1 / (m := maximum({norm}, eps)), {g} / m, where(n0 < eps, 0, {g} * s1 / m / m / {over})"
+    finish = f"s1 / (m := maximum({norm}, eps)), {gained} / m, where(n0 < eps, 0, {gained} * s1 / m / m / {over})"
     return RowMapProblem(op, tuple(operands), tuple(normal + more + also), policy=policy, axes=axes,
                          terms=parse(f"{_power(p, 'x')}, dy * x"), finish=parse(finish), elements=parse(f"r1 * dy - r2 * {_slope(p)}"),
                          numbers={"eps": eps}, row_outputs=("dg",) if gain else ())
