@@ -244,7 +244,7 @@ class DirectAlgorithm:
     def check(self, am: AffineMatmul, device: DeviceInfo) -> Support:
         tensors: tuple[Source | Target, ...] = (am.a, am.b, am.d, *am.operands)
         for tensor in tensors:
-            allowed = (*TYPES, *FP8, *INT8) if isinstance(tensor, Source) else (*TYPES, S32) if tensor is am.d else TYPES
+            allowed = (*TYPES, *FP8, *INT8) if isinstance(tensor, Source) else (*TYPES, S32)
             if tensor.dtype not in allowed:
                 return refuse(f"type of {tensor.name} is {tensor.dtype} (takes {', '.join(t.name for t in allowed)})")
         if max((*am.batch.extents, *am.m.extents, *am.n.extents, *am.k.extents), default=1) >= 2**31:

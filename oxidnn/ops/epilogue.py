@@ -85,13 +85,13 @@ def align_strides(desc: TensorDesc, aligned: tuple[int, ...], channel_axis: int)
 
 
 def operands_of(op: str, expression: Expression | None, tensors: Mapping[str, TensorDesc], out: tuple[int, ...],
-                channel_axis: int) -> list[Operand]:
+                channel_axis: int, allowed: Sequence[DType] = TYPES) -> list[Operand]:
     """The epilogue's tensors in argument order (bias and residual first), checked against the output's shape."""
     if expression is None:
         return []
     names = [name for name in expression.args if name in tensors]
     names.sort(key=lambda name: ("bias", "residual").index(name) if name in ("bias", "residual") else 2)
     for name in names:
-        check_dtype(op, name, tensors[name], tensors)
+        check_dtype(op, name, tensors[name], tensors, allowed)
         align_shape(op, name, tensors[name].shape, out, channel_axis, expression.axis(name))
     return [Operand(name, tensors[name]) for name in names]

@@ -42,7 +42,7 @@ class GemmProblem(Problem):
     """a: (batch..., m, k) or transposed (batch..., k, m); b: (batch..., k, n) or (batch..., n, k); d: (batch..., m, n).
 
     `epilogue` is over "acc", the value of alpha * (a * scale_a) @ (b * scale_b) + beta * c; its second output, if it has one, is "aux".
-    As in BLAS, c is not read where beta is 0, nor a and b where alpha is.
+    Operands of the epilogue are floats, beside 8-bit integers 32-bit ones too. As in BLAS, c is not read where beta is 0, nor a and b where alpha is.
     gate: d has n / 2 columns, gate(z[:, :n/2]) * z[:, n/2:] of z = alpha * (a * scale_a) @ (b * scale_b) + bias.
     blocks_a, blocks_b: of the scales, None without.
     """
@@ -159,7 +159,8 @@ def _make(tensors: Mapping[str, TensorDesc], attrs: Mapping[str, Any], policy: P
     others = {name: desc for name, desc in tensors.items() if name not in ("c", *SCALES)}
     roles = ("a", "b", "d", "aux")
     epilogue = None if gate else resolve(op, attrs.get("epilogue"), others, roles, max_outputs=2)
-    extra = [Operand("bias", tensors["bias"])] if gate and "bias" in tensors else operands_of(op, epilogue, others, shape, -1)
+    extra = [Operand("bias", tensors["bias"])] if gate and "bias" in tensors else operands_of(
+        op, epilogue, others, shape, -1, (*FLOATS, S32) if a.dtype in INT8 else FLOATS)
     is_plain = epilogue is None and gate is None and blocks == (None, None) and factors["alpha"] == 1.0 and not factors["beta"]
     allowed = out_types(a.dtype, not is_plain)
     d = made_output(op, "d", "out_dtype", tensors, attrs.get("out_dtype"), allowed, shape)

@@ -5,11 +5,16 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from oxidnn import expr
+from oxidnn.dispatch.registry import ENGINES
+from oxidnn.dtypes import BF16
 from oxidnn.engines.affine_direct import DIRECT
 from oxidnn.engines.matmul import MatmulEngine
-from oxidnn.ops.base import Scalar
+from oxidnn.ops import OPS
+from oxidnn.ops.base import Policy, Scalar
 from oxidnn.ops.case import parse_case
 from oxidnn.runtime.emu_backend import EmulatedBackend
+from oxidnn.tensor import TensorDesc
 from oxidnn.testing.harness import execute, run_problem
 from oxidnn.testing.sample import CASES, SAMPLES
 from oxidnn.testing.sample.gemm import sample_scaled
@@ -73,3 +78,22 @@ def test_what_is_multiplied_by_nothing_leaves_no_nan() -> None:
         problem = parse_case(f"gemm a=f32[4,4] b=f32[4,4] c=f32[4,4] {attrs}")
         got = execute(backend, problem, ENGINE, ENGINE.configs(problem, backend.info)[0], inputs)["d"]
         assert (got == want).all()
+
+
+@pytest.mark.parametrize("name", ("relu", "gelu", "gelu_tanh", "silu", "sigmoid", "tanh"))
+def test_gradient_of_the_activation_before(name: str) -> None:
+    """dz = (dy @ w^T) * f'(z) in one kernel, f' by differences of f."""
+    epilogue = expr.parse(f"{name}(z)").differentiate("z").substitute({"dy": expr.acc})
+    tensors = {n: TensorDesc.packed(BF16, shape) for n, shape in (("a", (40, 72)), ("b", (24, 72)), ("z", (40, 24)))}
+    problem = OPS["gemm"].make(tensors, {"transpose_b": True, "epilogue": epilogue, "out_dtype": "f32"}, Policy())
+    rng = np.random.default_rng(5)
+    backend = EmulatedBackend("sm_90a", checkers="all")
+    inputs = {n: rng.uniform(-3, 3, tensors[n].shape).astype(tensors[n].dtype.numpy) for n in tensors}
+    a, b, z = (inputs[n].astype(np.float64) for n in "abz")
+    f, h = expr.parse(f"{name}(acc)"), 1e-6
+    want = a @ b.T * (f.evaluate({"acc": z + h})[0] - f.evaluate({"acc": z - h})[0]) / (2 * h)
+    takers = [e for e in ENGINES["gemm"] if e.check_support(problem, backend.info)]
+    assert len(takers) > 2
+    for engine in takers:
+        got = execute(backend, problem, engine, engine.configs(problem, backend.info)[0], inputs)["d"]
+        np.testing.assert_allclose(got, want, rtol=2e-3, atol=2e-2)

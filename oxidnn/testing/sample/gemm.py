@@ -124,6 +124,8 @@ CASES = {"gemm": (
     "gemm a=u8[9,40] b=s8[7,40] transpose_b=True",
     "gemm a=s8[9,300] b=s8[300,7] scale_a=f32[9] scale_b=f32[7] d=f16[9,7]",
     "gemm a=s8[9,300] b=s8[300,7] scale_a=f32[9,3] scale_b=f32[3,1]",
+    "gemm a=s8[9,48] b=u8[16,48] transpose_b=True bias=s32[16] scale_a=f32[9] scale_b=f32[16] epilogue='relu(acc + bias)' d=f16[9,16]",
+    "gemm a=u8[2,9,32] b=s8[32,16] residual=s32[2,9,16]",
     # Gates; second outputs.
     "gemm a=bf16[9,40] b=bf16[40,14] gate=silu bias=f32[14]",
     "gemm a=s8[3,9,40] b=s8[3,40,14] gate=identity scale_a=f32[1] scale_b=f32[3,1,14] alpha=0.5",
