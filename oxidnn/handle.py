@@ -728,16 +728,17 @@ class DnnHandle(ListOps):
 
     # ---- elementwise and reductions ------------------------------------------------------------------------------------------------
 
-    def pointwise(self, expression: Any, *tensors: Any, dtype: Any = None, out: Any = None, stream: Any = None, **scalars: float) -> Any:
+    def pointwise(self, expression: Any, *tensors: Any, dtype: Any = None, saturate: bool = True, out: Any = None, stream: Any = None,
+                  **scalars: float) -> Any:
         """An expression over tensors, broadcast as NumPy does; tensors stand in the order of expression.args.
 
         expression: an oxidnn.expr expression, a string, or a tuple of them (several outputs). scalars: values of expr.scalar names.
-        out may be one of the inputs.
+        saturate: as of `cast`. out may be one of the inputs.
         """
         call, expression = _pointwise_call(hashable(expression))
         if len(tensors) != len(call.tensors):
             raise expected("pointwise", "tensors", f"{len(tensors)} arrays", f"{len(call.tensors)}: {', '.join(call.tensors)}")
-        return self._session.run(call, tensors, (expression, dtype), out, stream, scalars)
+        return self._session.run(call, tensors, (expression, dtype, saturate), out, stream, scalars)
 
     def activation(self, x: Any, name: str, *, parameters: Sequence[float] = (), out: Any = None, stream: Any = None) -> Any:
         """An activation by name ("relu", "gelu", "leaky_relu", ...); parameters as the function takes them, e.g. the slope."""
@@ -825,18 +826,19 @@ class DnnHandle(ListOps):
         return self._session.run(CALLS["channel_shuffle"], (x,), (groups,), out, stream)
 
     def transform(self, x: Any, c: Any = None, *, dtype: Any = None, layout: str | None = None, alpha: float = 1.0, beta: float = 0.0,
-                  out: Any = None, stream: Any = None) -> Any:
+                  saturate: bool = True, out: Any = None, stream: Any = None) -> Any:
         """alpha * x + beta * c in another type or layout ("nchw" or "nhwc"; by default that of x), or in `out` of any strides.
 
         c has x's shape. Conversions as `cast`'s; arithmetic in f32, in f64 where an operand is f64 or an integer of 32 bits. Without
         alpha, c and a change of type bits are moved. To write into a part of a tensor, give that view as `out`.
         """
-        return self._session.run(CALLS["transform"], (x, c), (dtype, layout, alpha, beta), out, stream)
+        return self._session.run(CALLS["transform"], (x, c), (dtype, layout, alpha, beta, saturate), out, stream)
 
-    def cast(self, x: Any, dtype: Any, *, out: Any = None, stream: Any = None) -> Any:
+    def cast(self, x: Any, dtype: Any, *, saturate: bool = True, out: Any = None, stream: Any = None) -> Any:
         """x as another type: floats to nearest even; floats to integers toward zero, saturating, NaN as 0; integers to narrower ones modulo
-        2^bits; to bool, whether they are not 0."""
-        return self._session.run(CALLS["cast"], (x,), (dtype,), out, stream)
+        2^bits; to bool, whether they are not 0. saturate: e4m3 and e5m2 take their largest number for what is beyond it, infinities too;
+        else NaN (e4m3) or an infinity."""
+        return self._session.run(CALLS["cast"], (x,), (dtype, saturate), out, stream)
 
     def broadcast_to(self, x: Any, shape: Sequence[int], *, out: Any = None, stream: Any = None) -> Any:
         """x repeated along dimensions of size 1 and new leading ones; gradient: `reduce` over them."""
@@ -847,7 +849,8 @@ class DnnHandle(ListOps):
         return self._session.run(CALLS["flip"], (x,), (axes,), out, stream)
 
     def roll(self, x: Any, shifts: Any, axes: Any = None, *, out: Any = None, stream: Any = None) -> Any:
-        """x moved around by `shifts` along `axes`, or along all its elements in order; gradient: roll by the negative shifts."""
+        """x moved around by `shifts` along `axes`, or along all its elements in their order, whose result is dense; gradient: roll by the
+        negative shifts."""
         return self._session.run(CALLS["roll"], (x,), (shifts, axes), out, stream)
 
     def slice(self, x: Any, starts: Any = None, stops: Any = None, steps: Any = None, axes: Any = None, *, out: Any = None,
@@ -1060,7 +1063,7 @@ def _concat_call(count: int) -> Call:
 def _pointwise_call(expression: Any) -> tuple[Call, Expression]:
     """The signature of `pointwise` with this expression, and the expression parsed."""
     parsed = parse(expression)
-    return Call("pointwise", parsed.args, (("expression", None), ("dtype", None)), output_names_of(parsed)), parsed
+    return Call("pointwise", parsed.args, OPS["pointwise"].attrs, output_names_of(parsed)), parsed
 
 
 def _shape(value: Any) -> Any:

@@ -105,6 +105,7 @@ class CopyConsts(Values):
     third: DType | None = None
     third_value: str = ""
     third_load: str = ""
+    saturate: bool = True
 
     @property
     def straddles(self) -> bool:
@@ -364,7 +365,7 @@ class LayoutCopy(Engine):
         has_tail = form == "ragged" or (form == "linear" and prod(d.extent for d in shape.dims) % vec != 0)
         axes = tuple(_axis_consts(d) for d in shape.dims)
         return CopyConsts(source, moved, move, value, arithmetic(kinds), vec, load, axes, 1, form, has_tail,
-                          any(abs(s) >= WIDE for s in strides), third, loaded_as(third) if third else "", third_load)
+                          any(abs(s) >= WIDE for s in strides), third, loaded_as(third) if third else "", third_load, problem.saturate)
 
     def _step(self, problem: LayoutProblem, consts: CopyConsts, shapes: Sequence[Geometry], device: DeviceInfo) -> Step:
         args: list[Arg] = []

@@ -40,6 +40,7 @@ class TileConsts(Values):
     digits: DigitConsts
     third: DType | None = None
     third_value: str = ""
+    saturate: bool = True
 
     @property
     def batches(self) -> list[list[tuple[int, int, int]]]:
@@ -138,7 +139,8 @@ class LayoutTile(Engine):
         kinds = [x.dtype, y.dtype, *([c.dtype] if c is not None else [])]
         tile = TileConsts(BITS[size] if move == "bits" else x.dtype, BITS[size] if move == "bits" else y.dtype, move,
                           BITS[size].name if move == "bits" else loaded_as(x.dtype), arithmetic(kinds), size, config["q"], config["p"],
-                          piece_x, piece_y, consts, c.dtype if c is not None else None, loaded_as(c.dtype) if c is not None else "")
+                          piece_x, piece_y, consts, c.dtype if c is not None else None, loaded_as(c.dtype) if c is not None else "",
+                          problem.saturate)
         args = [Arg("ptr_x", "u64", TensorArg("x", shape.x_offset)), Arg("ptr_y", "u64", TensorArg("y", shape.y_offset))]
         if c is not None:
             args.append(Arg("ptr_c", "u64", TensorArg("c", shape.c_offset)))

@@ -57,6 +57,7 @@ class MapConsts:
     index: Access | None = None
     sums: bool = False
     brief: bool = False
+    saturate: bool = True
 
     @property
     def reached(self) -> tuple[Access, ...]:
@@ -195,7 +196,7 @@ def map_step(problem: PointwiseProblem, vec: int, device: DeviceInfo, wide: bool
     reach = max(max(-low, high) * o.desc.dtype.num_bytes for o in touched for low, high in [o.desc.offset_range])
     wide_offset = wide_index or reach >= 2**31
     consts = MapConsts(problem.expression, problem.compute, tuple(o.name for o in touched if not o.is_output), accesses, vec, len(extents),
-                       count % vec != 0, wide_index, wide_offset, index, sums is not None, problem.is_brief)
+                       count % vec != 0, wide_index, wide_offset, index, sums is not None, problem.is_brief, problem.saturate)
     args = [Arg(f"ptr{i}", "u64", sums if o.is_output and sums else TensorArg(o.name)) for i, o in enumerate(touched)]
     fixed = dict(problem.values)
     args += [Arg(f"scalar{i}", problem.compute, fixed.get(name, ScalarArg(name))) for i, name in enumerate(problem.expression.scalars)]

@@ -9,13 +9,14 @@
     pad_backward, slice_backward, tile_backward dy=...                 dx: the exact transpose of the forward
 
 All that changes no type moves bits, of any type. Conversions: floats to nearest even; floats to integers toward zero, saturating, NaN as
-0; integers to narrower ones modulo 2^bits; anything but zero is True. Sums (pad_backward, tile_backward) accumulate in f32, of f64 in f64.
+0; integers to narrower ones modulo 2^bits; anything but zero is True; to 8-bit floats saturating, unless saturate is False. Sums
+(pad_backward, tile_backward) accumulate in f32, of f64 in f64.
 """
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import prod
@@ -32,6 +33,7 @@ from .checks import (
     FLOATS,
     MAX_EXTENT,
     canonical,
+    check_bool,
     check_choice,
     check_extents,
     check_integer,
@@ -92,7 +94,8 @@ class Part:
 @dataclass(frozen=True)
 class LayoutProblem(Problem):
     """parts: the copies. value: where the source has no element, a number or the text of one. diagonal: an element is kept where the sum
-    of mask * o and it is not negative, else there is `value`; None keeps all. sums: elements add up what the axes' rules send to them."""
+    of mask * o and it is not negative, else there is `value`; None keeps all. sums: elements add up what the axes' rules send to them.
+    saturate: 8-bit floats take their largest number for what is beyond it, not an infinity or NaN."""
 
     parts: tuple[Part, ...] = ()
     value: float | str = 0.0
@@ -100,6 +103,7 @@ class LayoutProblem(Problem):
     alpha: float = 1.0
     beta: float = 0.0
     sums: bool = False
+    saturate: bool = True
 
     @property
     def flops(self) -> int:
@@ -210,6 +214,11 @@ def _convert(op: str, tensors: Mapping[str, TensorDesc], attrs: Mapping[str, Any
     normal: dict[str, Any] = {}
     if kind != x.dtype:
         normal["dtype"] = kind.name
+    saturate = check_bool(op, "saturate", attrs.get("saturate", True))
+    if not saturate:
+        if kind not in (dtypes.E4M3, dtypes.E5M2):
+            raise expected(op, "saturate", False, f"True, but for conversions to e4m3 or e5m2 (not {kind})")
+        normal["saturate"] = False
     layout = attrs.get("layout")
     model = canonical(like(x, kind))
     if layout is not None:
@@ -225,7 +234,7 @@ def _convert(op: str, tensors: Mapping[str, TensorDesc], attrs: Mapping[str, Any
     third = c.strides if c is not None else (0,) * x.rank
     axes = tuple(Axis(n, t, s, third=u) for n, t, s, u in zip(x.shape, y.strides, x.strides, third, strict=True))
     operands = [Operand("x", x), *([Operand("c", c)] if c is not None else []), Operand("y", y, True)]
-    return _problem(op, operands, normal, policy, (Part("x", "y", axes),), alpha=alpha, beta=beta)
+    return _problem(op, operands, normal, policy, (Part("x", "y", axes),), alpha=alpha, beta=beta, saturate=saturate)
 
 
 def make_broadcast_to(tensors: Mapping[str, TensorDesc], attrs: Mapping[str, Any], policy: Policy) -> LayoutProblem:
@@ -371,7 +380,7 @@ def make_tile_backward(tensors: Mapping[str, TensorDesc], attrs: Mapping[str, An
 # Copies by rule ---------------------------------------------------------------------------------------------------------------------
 
 def make_roll(tensors: Mapping[str, TensorDesc], attrs: Mapping[str, Any], policy: Policy) -> LayoutProblem:
-    """shifts: how far elements move along each of `axes`; without axes the elements in their order, of a dense x."""
+    """shifts: how far elements move along each of `axes`; without axes the elements in their order, from row to row."""
     op = "roll"
     x = _input(op, "x", tensors)
     shifts = attrs.get("shifts", 0)
@@ -379,17 +388,11 @@ def make_roll(tensors: Mapping[str, TensorDesc], attrs: Mapping[str, Any], polic
     normal: dict[str, Any] = {}
     if axes is None:
         shift = check_integer(op, "shifts", shifts[0] if isinstance(shifts, (tuple, list)) and len(shifts) == 1 else shifts, -MAX_EXTENT)
-        if x.rank != 1 and not x.is_packed():
-            raise expected(op, "axes", None, f"given, unless x lies densely in the order of its dimensions (strides {list(x.strides)})")
         y = output(op, "y", tensors, (x.dtype,), x.shape, TensorDesc.packed(x.dtype, x.shape))
-        if x.rank != 1 and not y.is_packed():
-            raise expected(op, "strides of y", list(y.strides), "those of a dense tensor, as no axes are given")
-        if x.numel > MAX_EXTENT:
-            raise expected(op, "elements of x", x.numel, f"at most {MAX_EXTENT} without axes")
-        flat = (x.strides[0], y.strides[0]) if x.rank == 1 else (1, 1)
         if shift:
             normal["shifts"] = shift
-        return _single(op, x, y, (_rolled(x.numel, flat[1], flat[0], shift),), normal, policy)
+        operands = (Operand("x", x), Operand("y", y, True))
+        return _problem(op, operands, normal, policy, tuple(_rolled_rows(x, y, shift % x.numel)) if x.numel else ())
     axes = tuple(axes) if isinstance(axes, (tuple, list)) else (axes,)
     if not all(is_integer(a, -x.rank, x.rank - 1) for a in axes):
         raise expected(op, "axes", repr(attrs["axes"]), f"integers in [{-x.rank}, {x.rank}) or None")
@@ -401,6 +404,36 @@ def make_roll(tensors: Mapping[str, TensorDesc], attrs: Mapping[str, Any], polic
     normal |= {"shifts": moved} if any(moved) else {}
     normal["axes"] = tuple(int(a) % x.rank for a in axes)
     return _single(op, x, y, [_rolled(n, t, s, k) for n, t, s, k in zip(x.shape, y.strides, x.strides, total, strict=True)], normal, policy)
+
+
+def _rolled_rows(x: TensorDesc, y: TensorDesc, shift: int) -> Iterator[Part]:
+    """The copies that move all elements on by `shift` in their order, wherever rows lie: what a row pushes over its end begins the next."""
+    dims: list[tuple[int, int, int]] = []  # (extent, stride in y, stride in x), rows that follow one another in both merged
+    for n, t, s in zip(x.shape, y.strides, x.strides, strict=True):
+        if dims and (dims[-1][1], dims[-1][2]) == (t * n, s * n):
+            dims[-1] = dims[-1][0] * n, t, s
+        elif n > 1 or not dims:
+            dims.append((n, t, s))
+    if len(dims) <= 1 and x.numel <= MAX_EXTENT:
+        n, t, s = dims[0] if dims else (1, 1, 1)
+        yield Part("x", "y", (_rolled(n, t, s, shift),))
+        return
+
+    def moved(at: int, shift: int) -> Iterator[tuple[tuple[Axis, ...], int, int]]:
+        """(axes, offset in x, offset in y) of the dimensions up to `at`, innermost last, of elements moved by `shift`."""
+        if at < 0:
+            yield (), 0, 0
+            return
+        n, t, s = dims[at]
+        rows, rest = divmod(shift, n)
+        pieces = ((n - rest, 0, rest, rows), (rest, n - rest, 0, rows + 1))  # (number, first in x, first in y, shift of the rows)
+        for count, source, target, carried in pieces:
+            if count:
+                for axes, x_at, y_at in moved(at - 1, carried):
+                    yield (*axes, Axis(count, t, s)), x_at + source * s, y_at + target * t
+
+    for axes, x_at, y_at in moved(len(dims) - 1, shift):
+        yield Part("x", "y", axes, x_at, y_at)
 
 
 def _rolled(extent: int, target: int, source: int, shift: int) -> Axis:
@@ -601,8 +634,8 @@ def _def(op: str, build: Callable[..., Problem], *attrs: tuple[str, Any], gradie
 DEFINITIONS: tuple[OpDef, ...] = (
     _def("permute", make_permute, ("dims", None)),
     OpDef("transform", ("x", "c"), ("y",), partial(_convert, "transform"), optional=("c",),
-          attrs=(("dtype", None), ("layout", None), ("alpha", 1.0), ("beta", 0.0))),
-    _def("cast", partial(_convert, "cast"), ("dtype", None)),
+          attrs=(("dtype", None), ("layout", None), ("alpha", 1.0), ("beta", 0.0), ("saturate", True))),
+    _def("cast", partial(_convert, "cast"), ("dtype", None), ("saturate", True)),
     _def("broadcast_to", make_broadcast_to, ("shape", None)),
     _def("flip", make_flip, ("axes", None)),
     _def("roll", make_roll, ("shifts", 0), ("axes", None)),

@@ -24,9 +24,9 @@ from ..dtypes import BOOL, DType, dtype
 from ..errors import InvalidArgument, expected
 from ..tensor import TensorDesc, packed_strides
 from .base import OpDef, Operand, Policy, Problem, Scalar
-from .checks import canonical, check_dtype, check_expression, check_number, check_output
+from .checks import canonical, check_bool, check_dtype, check_expression, check_number, check_output
 
-STORED = ("f64", "f32", "f16", "bf16", "s8", "u8", "s16", "u16", "s32", "u32", "s64", "bool")
+STORED = ("f64", "f32", "f16", "bf16", "e4m3", "e5m2", "s8", "u8", "s16", "u16", "s32", "u32", "s64", "bool")
 _STORED = tuple(dtype(name) for name in STORED)
 MAX_INPUTS = 8
 MAX_RANK = 8
@@ -35,12 +35,14 @@ MAX_RANK = 8
 @dataclass(frozen=True)
 class PointwiseProblem(Problem):
     """expression: over the operands' names. shape: of the outputs. compute: "f32", "f64", "s32" or "s64". values: scalars of the
-    expression that the problem fixes; the others are given with each call."""
+    expression that the problem fixes; the others are given with each call. saturate: 8-bit floats take their largest number for what is
+    beyond it, not an infinity or NaN."""
 
     expression: Expression = None  # type: ignore[assignment]
     shape: tuple[int, ...] = ()
     compute: str = "f32"
     values: tuple[tuple[str, float], ...] = ()
+    saturate: bool = True
 
     @property
     def aliases(self) -> tuple[tuple[str, str], ...]:
@@ -148,7 +150,7 @@ def _broadcast(op: str, expression: Expression, tensors: Mapping[str, TensorDesc
 
 
 def _make(op: str, expression: Expression, names: tuple[str, ...], tensors: Mapping[str, TensorDesc], attrs: tuple[tuple[str, Any], ...],
-          output_names: tuple[str, ...], kinds: Any, policy: Policy, default: str | None = None) -> PointwiseProblem:
+          output_names: tuple[str, ...], kinds: Any, policy: Policy, default: str | None = None, saturate: bool = True) -> PointwiseProblem:
     for name in names:
         if name not in tensors:
             raise expected(op, name, "missing", f"a tensor for each of {', '.join(names)}")
@@ -201,12 +203,13 @@ def _make(op: str, expression: Expression, names: tuple[str, ...], tensors: Mapp
         expression.lower({n: "%r" for n in expression.args + expression.scalars}, ["%r"] * expression.num_outputs, compute)
     operands = tuple(Operand(n, tensors[n]) for n in names) + tuple(outputs)
     scalars = tuple(Scalar(name, compute) for name in expression.scalars)  # an expression with any computes in floats
-    return PointwiseProblem(op, operands, attrs, scalars, expression=expression, shape=shape, compute=compute, policy=policy)
+    return PointwiseProblem(op, operands, attrs, scalars, expression=expression, shape=shape, compute=compute, saturate=saturate,
+                            policy=policy)
 
 
 def make_pointwise(tensors: Mapping[str, TensorDesc], attrs: Mapping[str, Any], policy: Policy) -> PointwiseProblem:
     """expression: text or Expression. dtype: output type, or a tuple of one each; default: the inputs' promoted type, bool for conditions,
-    the type of an outermost cast."""
+    the type of an outermost cast. saturate: see PointwiseProblem."""
     if "expression" not in attrs:
         raise expected("pointwise", "expression", "missing", "an expression such as 'relu(x + y)'")
     expression = check_expression("pointwise", "expression", attrs["expression"])
@@ -219,7 +222,10 @@ def make_pointwise(tensors: Mapping[str, TensorDesc], attrs: Mapping[str, Any], 
         if len(kinds) != count:
             raise expected("pointwise", "dtype", kinds, f"{count} types, one an output")
         normal.append(("dtype", kinds[0] if count == 1 else kinds))
-    return _make("pointwise", expression, expression.args, tensors, tuple(normal), output_names, kinds, policy)
+    saturate = check_bool("pointwise", "saturate", attrs.get("saturate", True))
+    if not saturate:
+        normal.append(("saturate", False))
+    return _make("pointwise", expression, expression.args, tensors, tuple(normal), output_names, kinds, policy, saturate=saturate)
 
 
 def activation_expression(op: str, attrs: Mapping[str, Any]) -> tuple[Expression, tuple[tuple[str, Any], ...]]:
@@ -262,7 +268,8 @@ def make_activation_backward(tensors: Mapping[str, TensorDesc], attrs: Mapping[s
 
 _ACTIVATION_ATTRS = (("name", None), ("parameters", ()))
 DEFINITIONS = (
-    OpDef("pointwise", (), ("y",), make_pointwise, attrs=(("expression", None), ("dtype", None))),  # the expression names the operands
+    OpDef("pointwise", (), ("y",), make_pointwise,  # the expression names the operands
+          attrs=(("expression", None), ("dtype", None), ("saturate", True))),
     OpDef("activation", ("x",), ("y",), make_activation, attrs=_ACTIVATION_ATTRS),
     OpDef("activation_backward", ("dy", "x"), ("dx",), make_activation_backward, attrs=_ACTIVATION_ATTRS),
 )

@@ -412,17 +412,28 @@ TABLE: dict[str, Function] = {}
 
 # Casts ----------------------------------------------------------------------------------------------------------------------------
 
-CASTS = ("f64", "f32", "f16", "bf16", "s8", "u8", "s16", "u16", "s32", "u32", "bool")
+CASTS = ("f64", "f32", "f16", "bf16", "e4m3", "e5m2", "s8", "u8", "s16", "u16", "s32", "u32", "bool")
 
 
-def round_to(values: Any, name: str) -> Any:
-    """`values` rounded to the storage type `name`, to nearest even; integers saturate and NaN becomes 0. Integers stay as they are kept."""
+def _to_odd(values: np.ndarray) -> np.ndarray:
+    """float64 in float32, what it cannot hold as the neighbour whose last bit is 1: rounded on from there as if at once."""
+    near = values.astype(np.float32)
+    chopped = np.where(np.abs(near) > np.abs(values), np.nextafter(near, np.float32(0)), near)
+    return np.where(near == values, near, (chopped.view(np.uint32) | 1).view(np.float32)) if values.ndim else _to_odd(values[None])[0]
+
+
+def round_to(values: Any, name: str, saturate: bool = True) -> Any:
+    """`values` rounded to the storage type `name`, to nearest even; integers saturate and NaN becomes 0. Integers stay as they are kept.
+
+    saturate: of 8-bit floats, infinities too; else what is beyond is an infinity (e5m2) or NaN (e4m3)."""
     kind = dtypes.dtype(name)
     values = np.asarray(values)
     if kind.kind == "bool":
         return (values != 0).astype(np.int64)
     if kind.is_float:
         wide = values.astype(np.float32) if name == "bf16" else values
+        if kind.num_bytes == 1:
+            wide = _to_odd(np.clip(wide, -kind.max, kind.max) if saturate else wide)
         return wide.astype(kind.numpy).astype(np.float64)
     low, high = (0, kind.max) if kind.kind == "uint" else (-kind.max - 1, kind.max)
     if values.dtype.kind == "f":

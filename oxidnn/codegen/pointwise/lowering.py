@@ -33,9 +33,25 @@ def _lower_cast(e: Emitter, x: str, name: str, t: str) -> str:
         return e("cvt.f64.f32", e("cvt.rn.f32.f64", x))
     if name == "f16":
         return e(f"cvt.{t}.f16", e(f"cvt.rn.f16.{t}", x))
+    if kind.num_bytes == 1:
+        return _rounded_to_fp8(e, x, kind, t)
     narrow = e("cvt.rn.f32.f64", x) if t == "f64" else x
     back = e("mov.b32", f"{{{e('mov.b16', 0)}, {e('cvt.rn.bf16.f32', narrow)}}}", to="f32")
     return e("cvt.f64.f32", back) if t == "f64" else back
+
+def _rounded_to_fp8(e: Emitter, x: str, kind: dtypes.DType, t: str) -> str:
+    """Added to and taken from 3/2 times the power of two whose last place is the result's, for each exponent from the subnormals' on."""
+    bits = int(t[1:])
+    size = e(f"min.{t}", e(f"abs.{t}", x), kind.max)
+    least = 2.0 * kind.smallest / kind.epsilon  # the smallest normal number, twice
+    word = e(f"mov.b{bits}", e(f"max.{t}", size, least / 2))
+    digits = 23 if t == "f32" else 52
+    power = e(f"mov.b{bits}", e(f"and.b{bits}", word, (2 ** (bits - 1)) - (1 << digits)), to=t)  # the fraction cut off
+    magic = e(f"mul.rn.{t}", power, kind.epsilon * 1.5 * 2.0**digits)
+    rounded = e(f"sub.rn.{t}", e(f"add.rn.{t}", size, magic), magic)
+    rounded = e(f"copysign.{t}", x, e(f"min.{t}", rounded, kind.max))
+    return e(f"selp.{t}", x, rounded, e(f"setp.nan.{t}", x, x))
+
 
 def _fused_products(body: Expression) -> dict[Expression, Expression]:
     """For each sum one of whose terms is a product used nowhere else: that product. The sum becomes one fma."""

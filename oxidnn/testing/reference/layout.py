@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from ...codegen.pointwise import round_to
 from ...dtypes import F32, F64, DType
 from ...ops.base import Problem
 from ...ops.layout import LayoutProblem
@@ -15,10 +16,10 @@ from . import Expected, Reference
 _NUMPY_MODES = {"constant": "constant", "reflect": "reflect", "replicate": "edge", "circular": "wrap"}
 
 
-def cast(x: np.ndarray, kind: DType) -> np.ndarray:
-    """The values as `kind` holds them, floats not yet rounded."""
+def cast(x: np.ndarray, kind: DType, saturate: bool) -> np.ndarray:
+    """The values as `kind` holds them, floats but those of 8 bits not yet rounded."""
     if kind.is_float:
-        return x.astype(np.float64)
+        return x.astype(np.float64) if kind.num_bytes > 1 else round_to(x.astype(np.float64), kind.name, saturate)
     if kind.kind == "bool":
         return x != 0
     if x.dtype.kind != "f":
@@ -75,14 +76,14 @@ def _transposed(problem: LayoutProblem, dy: np.ndarray, places: np.ndarray) -> d
 def _scaled(problem: LayoutProblem, inputs: Mapping[str, np.ndarray]) -> dict[str, Expected]:
     y = problem.desc("y").dtype
     if problem.alpha == 1.0 and not problem.has("c"):
-        return {"y": Expected(cast(inputs["x"], y))}
+        return {"y": Expected(cast(inputs["x"], y, problem.saturate))}
     want = problem.alpha * inputs["x"].astype(np.float64)
     magnitude = np.abs(want)
     if problem.has("c"):
         want = want + problem.beta * inputs["c"].astype(np.float64)
         magnitude = magnitude + np.abs(problem.beta * inputs["c"].astype(np.float64))
     wide = any(o.desc.dtype.name == "f64" or (not o.desc.dtype.is_float and o.desc.dtype.bits >= 32) for o in problem.operands)
-    return {"y": Expected(cast(want, y), magnitude, 4, F64 if wide else F32)}
+    return {"y": Expected(cast(want, y, problem.saturate), magnitude, 4, F64 if wide else F32)}
 
 
 def _split(problem: LayoutProblem, inputs: Mapping[str, np.ndarray]) -> dict[str, Expected]:

@@ -91,6 +91,8 @@ def reference(problem: Problem, inputs: Mapping[str, np.ndarray], scalars: Mappi
             continue
         accumulate = dtype(problem.compute) if floating else None
         slack = np.broadcast_to(bound, problem.shape) if floating else None
+        if kind.num_bytes == 1:
+            want = round_to(want, kind.name, problem.saturate)
         expected[operand.name] = Expected(want.astype(np.float64), terms=0, accumulate=accumulate, slack=slack)
     return expected
 

@@ -18,7 +18,7 @@ from . import Sampler
 from .pointwise import FLOATS, INTEGERS, view
 
 Shape = tuple[int, ...]
-NUMBERS = (*FLOATS, *INTEGERS, "bool", "u64")
+NUMBERS = (*FLOATS, *INTEGERS, "bool", "u64", "e4m3", "e5m2")
 
 
 def _shape(rng: np.random.Generator, size: str, least: int = 0, most: int = 5) -> Shape:
@@ -89,7 +89,7 @@ def _roll(rng: np.random.Generator, size: str) -> Problem:
     shape = _shape(rng, size)
     axes = _axes(rng, len(shape))
     if rng.random() < 0.2:
-        return OPS["roll"].make({"x": TensorDesc.packed(_kind(rng), shape)}, {"shifts": int(rng.integers(-50, 50))}, Policy())
+        return _made("roll", rng, {"x": view(rng, _kind(rng), shape)}, {"shifts": int(rng.integers(-50, 50))})
     shifts = tuple(int(s) for s in rng.integers(-70, 70, len(axes)))
     return _made("roll", rng, {"x": view(rng, _kind(rng), shape)}, {"shifts": shifts, "axes": axes})
 
@@ -226,15 +226,20 @@ CASES: dict[str, tuple[str, ...]] = {
                 "permute x=f16[2,3,40,24]nchw dims=(0,2,3,1)", "permute x=bf16[4,6,3,32]nchw dims=(0,2,1,3)", "permute x=s64[]",
                 "permute x=f32[0,3]nchw", "permute x=e4m3[33,47]nchw"),
     "transform": ("transform x=bf16[2,16,5,7]nchw layout=nhwc", "transform x=f32[2,16,5,7]nhwc y=f16[2,16,5,7]nchw dtype=f16 alpha=0.5",
-                  "transform x=f32[9,40]nchw c=bf16[9,40](1,9) alpha=2.0 beta=0.25"),
+                  "transform x=f32[9,40]nchw c=bf16[9,40](1,9) alpha=2.0 beta=0.25",
+                  "transform x=bf16[2,16,5,7]nchw layout=nhwc dtype=e4m3 alpha=100.0",
+                  "transform x=e5m2[40,33]nchw y=f16[40,33](1,40) dtype=f16",
+                  "transform x=f32[19,40]nchw c=e4m3[19,40]nchw dtype=e5m2 beta=2.0 saturate=False"),
     "cast": ("cast x=f32[1000003]nchw dtype=bf16", "cast x=s64[9,33]nchw dtype=s8", "cast x=f32[2,8,3,5]nhwc dtype=u8",
              "cast x=f16[7,5]nchw dtype=bool", "cast x=u64[31]nchw dtype=f32", "cast x=f64[12]nchw@8 dtype=bf16",
-             "cast x=bool[3,4] dtype=f64"),
+             "cast x=bool[3,4] dtype=f64", "cast x=f32[3,65]nchw dtype=e4m3", "cast x=bf16[64,3]nchw dtype=e5m2 saturate=False",
+             "cast x=e4m3[5,40]nchw dtype=f16", "cast x=e5m2[33]nchw@1 dtype=e4m3 saturate=False", "cast x=f64[77]nchw dtype=e4m3",
+             "cast x=s32[77]nchw dtype=e5m2", "cast x=e4m3[2,16,5]nhwc dtype=s8"),
     "broadcast_to": ("broadcast_to x=f32[5,1]nchw shape=(3,5,8)", "broadcast_to x=u8[] shape=(33,)"),
     "flip": ("flip x=f16[5,40]nchw axes=(1,)", "flip x=f32[3,4,8]nchw axes=(0,1)", "flip x=s16[7]nchw"),
     "roll": ("roll x=f32[7,9]nchw shifts=11", "roll x=f16[7,40]nchw shifts=(-3,5) axes=(0,1)",
              "roll x=u8[6,16]nchw shifts=(2,2) axes=(0,0)",
-             "roll x=f64[5]nchw"),
+             "roll x=f64[5]nchw", "roll x=f32[3,5,7,2]nhwc shifts=-64", "roll x=u8[4,6](1,9) y=u8[4,6](7,1) shifts=13"),
     "slice": ("slice x=f32[7,40]nchw starts=(1,8) stops=(None,32)", "slice x=f16[9,30]nchw starts=(None,None) steps=(-2,3)",
               "slice x=bf16[9]nchw", "slice x=s32[4,5]nchw starts=3 stops=3 axes=(1,)"),
     "slice_backward": ("slice_backward dy=f32[6,24]nchw x_shape=(7,40) starts=(1,8) stops=(None,32)",

@@ -82,7 +82,7 @@ def sample_pointwise(rng: np.random.Generator, size: str) -> Problem:
         tensors[name] = view(rng, kind, own)
     attrs: dict[str, Any] = {"expression": expression}
     if not integers and rng.random() < 0.3 and not any(o.is_condition for o in expression.outputs):
-        attrs["dtype"] = str(rng.choice(FLOATS))
+        attrs["dtype"] = str(rng.choice((*FLOATS, "e4m3", "e5m2")))
     problem = OPS["pointwise"].make(tensors, attrs, Policy())
     draw = rng.random()
     if draw < 0.6:
@@ -117,8 +117,12 @@ CASES: dict[str, tuple[str, ...]] = {
         'pointwise x=f32[]nchw expression="exp(x)"',
         'pointwise x=f32[0,4]nchw expression="x + 1"',
         'pointwise w=f32[513]nchw m=f32[513]nchw g=f16[513]nchw expression="w - scalar(lr) * (v := 0.9 * m + g), v" dtype=f32',
+        'pointwise x=e4m3[2,64,3,3]nhwc scale=f32[64]nchw y=e5m2[2,64,3,3]nhwc expression="x * scale[c] + y" dtype=bf16',
+        'pointwise x=f16[5,33]nchw s=f32[1]nchw expression="x * s * 300, cast(x, e4m3) + cast(s, e5m2)" '
+        'dtype="(\'e4m3\',\'f32\')" saturate=False',
     ),
-    "activation": ("activation x=f16[7,33]nchw name=gelu", 'activation x=f32[65]nchw@4 name=leaky_relu parameters=(0.2,)'),
+    "activation": ("activation x=e4m3[7,33]nchw name=gelu",
+                   "activation x=f16[7,33]nchw name=gelu", 'activation x=f32[65]nchw@4 name=leaky_relu parameters=(0.2,)'),
     "activation_backward": ("activation_backward dy=f16[7,33]nchw x=f16[7,33]nchw name=gelu",),
 }
 FILLS: dict[tuple[str, str], Fill] = {}
