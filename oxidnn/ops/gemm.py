@@ -42,7 +42,7 @@ class GemmProblem(Problem):
     """a: (batch..., m, k) or transposed (batch..., k, m); b: (batch..., k, n) or (batch..., n, k); d: (batch..., m, n).
 
     `epilogue` is over "acc", the value of alpha * (a * scale_a) @ (b * scale_b) + beta * c; its second output, if it has one, is "aux".
-    Operands of the epilogue are floats, beside 8-bit integers 32-bit ones too. As in BLAS, c is not read where beta is 0, nor a and b where alpha is.
+    Its operands are floats, of 8-bit integers s32 too. As in BLAS, c is not read where beta is 0, nor a and b where alpha is.
     gate: d has n / 2 columns, gate(z[:, :n/2]) * z[:, n/2:] of z = alpha * (a * scale_a) @ (b * scale_b) + bias.
     blocks_a, blocks_b: of the scales, None without.
     """
