@@ -21,7 +21,8 @@ class Expected:
     of the terms behind each element (None: |want|). terms: how many were summed, in `accumulate` precision (None: the output's);
     0 if `slack` says all. approximate: relative error of approximate functions used (0 for exactly rounded arithmetic).
     slack: absolute error allowed beyond that, for roundings of intermediate values (None: 0). written: which elements are written,
-    the others keep what their memory held (None: all). coarse_slack: slack where an engine leaves sums of 8-bit floats to tensor cores.
+    the others keep what their memory held (None: all). coarse_slack: slack of engines that sum coarsely (8-bit floats
+    in tensor cores, Winograd's transforms).
     """
 
     want: np.ndarray

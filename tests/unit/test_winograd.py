@@ -1,0 +1,50 @@
+"""Winograd's matrices, exactly; and that lossy algorithms are taken only where the caller allows them."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import numpy as np
+import pytest
+
+from oxidnn.device import KNOWN
+from oxidnn.dispatch.registry import ENGINES
+from oxidnn.engines.conv_winograd import toom_cook
+from oxidnn.ops.case import parse_case
+
+INFO = KNOWN["sm_90a"]
+
+
+@pytest.mark.parametrize(("outputs", "taps"), [(2, 3), (4, 3), (3, 2), (3, 4)])
+def test_matrices_filter(outputs: int, taps: int) -> None:
+    """sum_j g[j] d[i + j], in fractions: no rounding hides a wrong entry."""
+    back, filter, window = (np.array([[Fraction(v).limit_denominator(1000) for v in row] for row in m]) for m in toom_cook(outputs, taps))
+    rng = np.random.default_rng(3)
+    g, d = (np.array([Fraction(int(v)) for v in rng.integers(-9, 10, n)]) for n in (taps, outputs + taps - 1))
+    got = back @ ((filter @ g) * (window @ d))
+    assert list(got) == [sum(g[j] * d[i + j] for j in range(taps)) for i in range(outputs)]
+
+
+@pytest.mark.parametrize("kind", ["f16", "bf16"])
+@pytest.mark.parametrize("direction", ["fprop", "dgrad", "wgrad"])
+def test_half_types_are_lossy_by_request_only(kind: str, direction: str) -> None:
+    x, w, y = f"{kind}[2,64,56,56]nhwc", f"{kind}[64,64,3,3]nhwc", f"{kind}[2,64,56,56]nhwc"
+    tensors = {"fprop": f"x={x} w={w} y={y}", "dgrad": f"dy={y} w={w} dx={x}", "wgrad": f"x={x} dy={y} dw={w}"}[direction]
+    for math, allowed in (("ieee", False), ("tf32", False), ("fast", True)):
+        problem = parse_case(f"conv_{direction} {tensors} padding=1 math={math}")
+        for engine in ENGINES[problem.op]:
+            if "winograd" in engine.id:
+                support = engine.check_support(problem, INFO)
+                assert bool(support) == (allowed and (kind == "f16" or "f2x3" in engine.id)), (engine.id, math, support.reason)
+                assert support or "digits" in support.reason or "coarse" in support.reason
+
+
+def test_what_winograd_does_not_take_is_refused_in_words() -> None:
+    refused = {"w=f32[8,8,5,5]": "5 x 5 taps", "w=f32[8,8,3,3] stride=2": "stride (2, 2)", "w=f32[8,4,3,3] groups=2": "2 groups",
+               "w=f32[8,8,3,3] math=tf32": "loses digits", "w=f32[8,8,3,3] workspace_limit=1000": "exceed 1000 bytes"}
+    for rest, words in refused.items():
+        problem = parse_case(f"conv_fprop x=f32[2,8,12,12] {rest}")
+        for engine in ENGINES["conv_fprop"]:
+            if "winograd" in engine.id:
+                support = engine.check_support(problem, INFO)
+                assert not support and words in support.reason, (rest, support.reason)
