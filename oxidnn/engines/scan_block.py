@@ -77,7 +77,8 @@ class Stream:
 class ScanConsts:
     """along: threads along the axis; across: threads side by side; items: steps of a thread; width: neighbours across of a thread.
 
-    mode: "scan", or "totals": what a part gives together. carries: parts before this one are counted in.
+    mode: "scan", or "totals": what a part gives together. carries: parts before this one are counted in. staged: a warp hands results of
+    more than 16 bytes a thread round through shared memory, so that what it stores lies side by side.
     """
 
     kind: str
@@ -95,6 +96,7 @@ class ScanConsts:
     digits: DigitConsts
     mode: str
     carries: bool
+    staged: bool = False
 
     @property
     def is_row(self) -> bool:
@@ -147,6 +149,20 @@ class ScanConsts:
     def loaded(self, stream: Stream, item: int) -> list[str]:
         """The registers that one access fills, in the order of memory."""
         return [f"%{stream.name}_{i}_{w}" for i, w in self.stored(stream, item)]
+
+    def held(self, stream: Stream) -> str:
+        """The type of an output's elements in registers."""
+        return "s32" if self.is_arg and stream.name == "indices" else self.compute
+
+    def stages(self, stream: Stream) -> bool:
+        """Whether an output goes through shared memory."""
+        wide = stream.piece * stream.dtype.num_bytes > 16
+        return self.staged and self.mode == "scan" and self.is_row and self.lanes == 32 and stream.piece == self.items and wide
+
+    @property
+    def stage_bytes(self) -> int:
+        """Shared memory of a thread."""
+        return max((self.items * (8 if self.held(s)[1:] == "64" else 4) for s in self.outputs if self.stages(s)), default=0)
 
     def given(self, count: int) -> list[str]:
         return [f"%given{j}" for j in range(count)]
@@ -313,8 +329,11 @@ class ScanBlock(Engine):
                 ctas = ceil_div(space.columns, across * width)
                 splits = max(1, min(ceil_div(4 * device.num_sms * (256 // threads), ctas), space.steps // (4 * tile), _MOST_SPLITS))
                 counts = (splits, splits // 2) if splits >= 8 else (splits, 1) if splits > 1 else (1, 2) if space.steps > 2 * tile else (1,)
-                found += [EngineConfig.of(path=path, threads=threads, along=along, across=across, items=items, width=width, splits=n)
-                          for n in counts]
+                # 64 bytes a thread in stores of 16 fill half a sector each; of 32 bytes no more than half are such.
+                piece = max(s.desc.dtype.num_bytes for s in sources if s.name in ("y", "indices", "dx")) * items
+                stages = (0,) if path == "column" or along < 32 or piece <= 16 else (1, 0) if piece > 32 else (0, 1)
+                found += [EngineConfig.of(path=path, threads=threads, along=along, across=across, items=items, width=width, splits=n, staged=k)
+                          for n in counts for k in stages]
         limit = problem.policy.workspace_limit
         kept = [c for c in found if limit is None or self.build_steps(problem, c, device).workspace_bytes <= limit]
         if limit is not None and not kept:
@@ -338,6 +357,9 @@ class ScanBlock(Engine):
         latency = 1.6 * rounds * ceil_div(ctas, at_once) * (1.7 if splits > 1 else 1.0)
         fewer = min(1.0, ctas / (device.num_sms * 2))
         traffic *= 1.05 if config["threads"] == 256 else 1.0
+        if config["path"] == "row" and config["along"] >= 32:
+            sizes = [o.desc.dtype.num_bytes * config["items"] for o in problem.outputs]
+            traffic *= 1.01 if config["staged"] else 1.0 + 0.5 * (max(sizes) > 32)
         return (3.0 if splits == 1 else 6.0 + 0.02 * splits) + max(traffic / max(fewer, 0.02) ** 0.5, latency)
 
     def build_steps(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> Build:
@@ -385,6 +407,7 @@ class ScanBlock(Engine):
         args += [Arg(f"step_{s.name}", "s64", space.along[s.name]) for s in sources]
         args += [Arg("num_packs", "u32", packs), Arg("steps", "u32", space.steps), Arg("chunk", "u32", chunk)]
         args += [Arg(f"totals{k}", "u64", t) for k, t in enumerate(totals)]
+        consts = replace(consts, staged=bool(config["staged"]))
         launches = [replace(consts, mode="totals", carries=False), consts] if splits > 1 else [consts]
         grid = (ceil_div(packs, across), splits, 1)
         return [Step.of("scan/block", problem.op, Target.for_arch(device.arch), along * across, args, c, grid,

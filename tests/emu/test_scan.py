@@ -98,6 +98,7 @@ def every_config(problem: Any, info: Any) -> list[EngineConfig]:
 
 @pytest.mark.parametrize("line", [
     "cumsum x=f32[3,3001]nchw", "cumsum x=bf16[2,4096]nchw reverse=True", "cumprod x=f32[900,24]nchw axis=0 exclusive=True",
+    "cummax x=bf16[2,2312]nchw reverse=True", "cumsum x=f32[2,2056]nchw reverse=True exclusive=True", "cumsum x=u8[3,1204]nchw",
     "logcumsumexp x=f16[700,8]nchw axis=0 reverse=True", "cummax x=f32[2,3000]nchw", "cummin x=s64[999,5]nchw axis=0 reverse=True",
     "cumprod_backward dy=f32[2,2500]nchw x=f32[2,2500]nchw", "cumprod_backward dy=f64[400,6]nchw x=f64[400,6]nchw axis=0 exclusive=True",
     "cummax_backward dy=f32[2,3000]nchw indices=s64[2,3000]nchw reverse=True",
