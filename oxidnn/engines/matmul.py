@@ -19,6 +19,7 @@ from ..ops.gemm import BLOCK, GemmProblem, accumulator, scale_shape, scale_strid
 from ..ops.grouped_gemm import GroupedGemmProblem
 from .affine import AffineMatmul, Bound, IndexSpace, MatmulGroup, Ragged, Source, Target
 from .affine_direct import DIRECT
+from .affine_halo_gradient import HALO_GRADIENT_SM90
 from .affine_mma_sm80 import MMA_SM80
 from .affine_simt import SIMT
 from .affine_skinny import SKINNY_MMA
@@ -529,7 +530,9 @@ class MatmulEngine(Engine):
 
 ALGORITHMS: tuple[Algorithm, ...] = (WGMMA_SM90, MMA_SM80, SIMT, DIRECT)
 _OF_GEMM: tuple[Algorithm, ...] = (SKINNY_MMA, SKINNY_WGMMA, WGMMA_SM90_TURNED)  # for few rows of a
+_OF_WGRAD: tuple[Algorithm, ...] = (HALO_GRADIENT_SM90,)
 _OF_GROUPS: tuple[Algorithm, ...] = (WGMMA_SM90, MMA_SM80, SIMT, DIRECT)
 ENGINES: dict[str, tuple[Engine, ...]] = {
     op: tuple(MatmulEngine(op, algorithm) for algorithm in
-              (_OF_GROUPS if op.startswith("grouped") else (_OF_GEMM if op == "gemm" else ()) + ALGORITHMS)) for op in _LOWERINGS}
+              (_OF_GROUPS if op.startswith("grouped") else
+               (_OF_GEMM if op == "gemm" else _OF_WGRAD if op.endswith("wgrad") else ()) + ALGORITHMS)) for op in _LOWERINGS}

@@ -62,6 +62,10 @@ def _draw(rng: np.random.Generator, op: str, size: str) -> Problem | None:
     if rng.random() < 0.1:  # windows that tile the image: patches
         taps, dilation, padding = list(stride), [1] * spatial, [(0, 0)] * spatial
         extents = [s * upto(3) for s in stride]
+    elif is_dense and rng.random() < 0.2:  # an inner layer: as many positions as pixels, in eights
+        stride, groups, extents = [1] * spatial, 1, [8 * upto(2) for _ in range(spatial)]
+        before = [upto((r - 1) * d + 1) - 1 for r, d in zip(taps, dilation, strict=True)]
+        padding = [(lo, (r - 1) * d - lo) for lo, r, d in zip(before, taps, dilation, strict=True)]
     attrs: dict[str, Any] = {"stride": tuple(stride), "padding": tuple(padding), "dilation": tuple(dilation), "groups": groups,
                              "flip": bool(rng.random() < 0.15)}
     if rng.random() < 0.08:
