@@ -14,12 +14,13 @@ from typing import NamedTuple
 from ..codegen.spec import Target as PtxTarget
 from ..device import DeviceInfo
 from . import affine_tiling as tiling
-from .affine import AffineMatmul
+from .affine import AffineMatmul, IndexSpace, Source
 from .affine_tma import SPAN_BYTES, Boxes, BoxesConsts, plan_boxes, walk_linear
 from .affine_wgmma_sm90 import promotions
-from .base import Arg, Build, EngineConfig, Step, Support, TensorMapArg, refuse
+from .base import Arg, Build, EngineConfig, Step, Support, TensorArg, TensorMapArg, refuse
 
 MAX_COLUMNS = 128
+MAX_SCALED_COLUMNS = 64  # that have factors of their own for each block of k: more leave too few registers
 MAX_STAGES = 24
 BARRIER_BYTES = 8
 GROUP_ROWS = 64  # of a warpgroup
@@ -35,9 +36,19 @@ class Staged(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
+class ScaleConsts:
+    """A block scale: factors of the sums of a stage, of rows of weights or of columns. varies: with the columns."""
+
+    name: str
+    row_digits: int
+    varies: bool
+
+
+@dataclass(frozen=True, slots=True)
 class SkinnyWgmmaConsts:
     """Consts of matmul/skinny_wgmma_sm90. kind, kind_b: of weights and columns; side: "m" | "n", the side of D the weights make; tile_m:
-    rows of weights, those of both sums of a gate; promotes: sums of a stage are added up outside the tensor cores.
+    rows of weights, those of both sums of a gate; promotes: sums of a stage are added up outside the tensor cores; scale_rows,
+    scale_columns: factors of these.
 
     splits: CTAs of a cluster that deal out k. epilogue: of a panel, 64 rows of a warpgroup, or of two that have the sums of a gate; share:
     the part of it that each CTA of the cluster writes. Of a launch that may start before the one before it has ended: ahead, stages of
@@ -58,6 +69,8 @@ class SkinnyWgmmaConsts:
     a: BoxesConsts
     b: BoxesConsts
     up: BoxesConsts | None
+    scale_rows: ScaleConsts | None
+    scale_columns: ScaleConsts | None
     epilogue: tiling.EpilogueConsts
     share: tiling.EpilogueConsts
 
@@ -108,6 +121,14 @@ class SkinnyWgmmaConsts:
         return [f"%product{i}" for i in range(self.tile_n // 2)] if self.promotes else self.acc
 
     @property
+    def scales(self) -> list[ScaleConsts]:
+        return [s for s in (self.scale_rows, self.scale_columns) if s is not None]
+
+    def factors(self, scale: ScaleConsts) -> int:
+        """Of a thread: of its two rows, or of its columns."""
+        return 2 if scale is self.scale_rows else self.tile_n // 4 if scale.varies else 1
+
+    @property
     def transposes(self) -> str:
         return f"{int(self.a.major == 'row')}, 0" if self.kind in ("f16", "bf16") else ""
 
@@ -133,6 +154,28 @@ class Operands(NamedTuple):
     a: Boxes
     b: Boxes
     up: Boxes | None
+
+
+def _scales(am: AffineMatmul) -> tuple[tuple[Source, IndexSpace] | None, tuple[Source, IndexSpace] | None]:
+    """The block scales of the weights and of the columns, each with its rows."""
+    a = (am.scale_a, am.m) if am.scale_a is not None else None
+    b = (am.scale_b, am.n) if am.scale_b is not None else None
+    return (b, a) if _side(am) == "n" else (a, b)
+
+
+def _why_not_scaled(am: AffineMatmul, d: tiling.Digits) -> str:
+    """Why the kernel cannot apply the block scales to the sums of its stages; empty if it can."""
+    for scale in (am.scale_a, am.scale_b):
+        if scale is None:
+            continue
+        if any(scale.k_strides) and (len(am.k.extents) != 2 or am.k.extents[1] != _tile_k(am) or scale.k_strides[1]):
+            return f"{scale.name} changes within {_tile_k(am)} of k"
+        if any(scale.batch_strides) and d.batch != am.batch.extents:
+            return f"the batch of {scale.name} is not that of the operands"
+    columns = _scales(am)[1]
+    if columns is not None and any(columns[0].row_strides) and (len(columns[1].extents) > 1 or _columns(am) > MAX_SCALED_COLUMNS):
+        return f"{columns[0].name} changes among more than {MAX_SCALED_COLUMNS} columns, or by digits of them"
+    return ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,6 +218,9 @@ def _operands(am: AffineMatmul, rows: int) -> Operands | str:
     walk = walk_linear(d.k, _tile_k(am))
     a, b = plan_boxes(weights, d, walk, rows), plan_boxes(columns, d, walk, _columns(am))
     up = a if am.up is None else plan_boxes(tiling.merged_digits(replace(plain, b=am.up)).b, d, walk, rows)
+    unscaled = _why_not_scaled(am, d)
+    if unscaled:
+        return f"skinny_wgmma: {unscaled}"
     for found in (a, b, up):
         if isinstance(found, str):
             return f"skinny_wgmma: {found}"
@@ -203,11 +249,13 @@ def _plan(am: AffineMatmul, config: EngineConfig) -> _Plan:
     share = (GROUP_ROWS * sums, tile_n // splits) if whole.inner == _side(am) else (GROUP_ROWS // splits, tile_n)
     knobs = dict(config.knobs)
     kinds = [x.source.dtype.name if x.source.dtype.name != "f32" else "tf32" for x in ((d.b, d.a) if _side(am) == "n" else (d.a, d.b))]
+    scales = [None if s is None else ScaleConsts(s[0].name, len(tiling.merge(s[1].extents, [s[0].row_strides])[0]), any(s[0].row_strides))
+              for s in _scales(am)]
     consts = SkinnyWgmmaConsts(
         kinds[0], kinds[1], _side(am), tile_m, tile_n, knobs.get("promotes", False), config["stages"], splits, knobs.get("ahead", 0),
         knobs.get("overlaps") == "late", len(d.batch), a.consts("a", tile_m // sums, 0), b.consts("b", tile_n, tile_m * SPAN_BYTES),
-        up.consts("up", tile_m // sums, tile_m // sums * SPAN_BYTES) if up is not None else None, whole,
-        _epilogue(d, am, share[0], share[1], 128 * sums, splits > 1))
+        up.consts("up", tile_m // sums, tile_m // sums * SPAN_BYTES) if up is not None else None, scales[0], scales[1],
+        whole, _epilogue(d, am, share[0], share[1], 128 * sums, splits > 1))
     k_tiles = -(-am.k.size // consts.tile_k)
     return _Plan(consts, operands, -(-_sizes(am)[0] // consts.tile_rows), k_tiles, -(-k_tiles // splits))
 
@@ -221,6 +269,7 @@ class SkinnyWgmmaMatmul:
     sums_coarsely = True
     takes_aux = True
     takes_gates = True
+    takes_scales = True
 
     def check(self, am: AffineMatmul, device: DeviceInfo) -> Support:
         """sm_90a; the shorter side (with a gate the rows) at most 128 and along k; operands that tensor maps can fetch."""
@@ -228,7 +277,8 @@ class SkinnyWgmmaMatmul:
             return refuse(f"{self.name} needs sm_90a, the device is {device.arch}")
         kinds = {am.a.dtype.name, am.b.dtype.name}
         is_float = am.acc.name == "f32" and (kinds <= FP8 or len(kinds) == 1 and kinds <= {"f16", "bf16", "f32"})
-        if not is_float and not (am.acc.name == "s32" and kinds <= INTEGERS):
+        is_scaled = am.scale_a is not None or am.scale_b is not None
+        if not is_float and not (am.acc.name == ("f32" if is_scaled else "s32") and kinds <= INTEGERS):
             return refuse(f"{self.name} multiplies f16, bf16 or f32 pairs and 8-bit floats in f32, 8-bit integers in s32, not "
                           f"{am.a.dtype} x {am.b.dtype} in {am.acc}")
         if kinds == {"f32"} and am.math not in ("tf32", "fast"):
@@ -312,6 +362,15 @@ def _arguments(am: AffineMatmul, plan: _Plan) -> list[Arg]:
             for digit, is_one in (*shape.row_terms, *shape.k_terms):
                 if not is_one:
                     t.add(f"{shape.stem}_{digit}", "s32", coefficients[digit])
+    for scale in filter(None, _scales(am)):
+        source, rows = scale
+        extents, (strides,) = tiling.merge(rows.extents, [source.row_strides])
+        t.add(f"ptr_{source.name}", "u64", TensorArg(source.name, source.base * source.dtype.num_bytes))
+        t.add(f"{source.name}_k", "s32", source.k_strides[0] if any(source.k_strides) else 0)
+        t.add(f"{source.name}_row_last", "u32", rows.size - 1)
+        t.space(f"{source.name}_row", extents)
+        t.weights(f"{source.name}_r", strides)
+        t.weights(f"{source.name}_b", source.batch_strides if any(source.batch_strides) else (0,) * len(d.batch))
     tiling._target_arguments(t, am, d, c.epilogue)
     return t.args
 
@@ -332,8 +391,10 @@ def _candidates(am: AffineMatmul, device: DeviceInfo) -> Iterator[EngineConfig]:
         if rows > 64 * sums and (rows >= 2 * size or isinstance(_operands(am, rows // sums), str)):
             continue
         for promotes in promotions(am):
-            # Threads share 65536 registers; beside sums they need 48.
-            if columns // 2 * (2 if promotes else 1) + 48 > 65536 // (2 * rows + 32):
+            # Threads share 65536 registers; beside sums and factors they need 48.
+            scaled = _scales(am)[1]
+            factors = 3 * columns // 4 if scaled is not None and any(scaled[0].row_strides) else 0
+            if columns // 2 * (2 if promotes else 1) + factors + 48 > min(65536 // (2 * rows + 32), 255):
                 continue
             for splits in (1, 2, 4, 8) if am.acc.is_float else (1,):
                 per_split = -(-k_tiles // splits)
@@ -348,7 +409,7 @@ def _candidates(am: AffineMatmul, device: DeviceInfo) -> Iterator[EngineConfig]:
                     depths.add(min(MAX_STAGES, per_split, room // ((rows + columns) * SPAN_BYTES)))
                 for stages in sorted(depths, reverse=True)[: 1 if device.is_emulated else None]:
                     stages = min(stages, 4) if device.is_emulated else stages  # a long ring hides nothing there
-                    knobs = {"promotes": promotes} if am.a.dtype.name in FP8 else {}
+                    knobs = {"promotes": promotes} if am.a.dtype.name in FP8 or promotes else {}
                     config = EngineConfig.of(rows=rows, stages=stages, splits=splits, **knobs)
                     # A stage is freed while the next is multiplied.
                     if (stages > 1 or per_split == 1) and _plan(am, config).consts.smem_bytes <= device.smem_per_cta:

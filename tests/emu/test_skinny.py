@@ -132,6 +132,18 @@ def test_wgmma_of_other_types(line: str) -> None:
     run_every_shape(line)
 
 
+@pytest.mark.parametrize("line", [
+    "gemm a=e4m3[9,512] b=e4m3[136,512] transpose_b=True scale_a=f32[9,4] scale_b=f32[4,2]",  # as of language models
+    "gemm a=e4m3[200,256] b=e5m2[40,256] transpose_b=True scale_a=f32[200,2](1,200) scale_b=f32[2,1] bias=f32[40] epilogue=bias_relu",
+    "gemm a=e4m3[2,33,384] b=e4m3[2,72,384] transpose_b=True scale_a=f32[2,1,3] scale_b=f32[2,3,72] d=f32[2,33,72]",
+    "gemm a=s8[17,256] b=u8[260,256] transpose_b=True scale_a=f32[17,2] scale_b=f32[2,3] d=f16[17,260]",
+    "gemm a=e4m3[100,256] b=e4m3[136,256] transpose_b=True scale_a=f32[1,2] scale_b=f32[2,136]",
+    "gemm a=e4m3[3,128] b=e4m3[130,128] transpose_b=True scale_b=f32[1,2]",
+], ids=lambda line: line.split()[1])
+def test_wgmma_block_scales(line: str) -> None:
+    run_every_shape(line)
+
+
 def run_every_shape(line: str) -> None:
     """As for a GPU: each tile, with and without clusters and promoted sums."""
     problem, backend = parse_case(line), EmulatedBackend("sm_90a", checkers="all", schedule=("random", 5))
@@ -168,6 +180,7 @@ def test_wgmma_refusals_say_why(line: str, reason: str) -> None:
                                   "b=bf16[7168,4096] bias=f32[4096] epilogue=bias_relu", "b=bf16[7168,4096] gate=silu",
                                   "b=e4m3[4096,7168] transpose_b=True scale_a=f32[1] scale_b=f32[4096]",
                                   "b=e4m3[4096,7168] transpose_b=True scale_a=f32[1] scale_b=f32[4096] gate=gelu math=fast",
+                                  "b=e4m3[4096,7168] transpose_b=True scale_b=f32[56,32]",
                                   "b=s8[4096,7168] transpose_b=True scale_a=f32[1] scale_b=f32[4096] out_dtype=bf16"])
 def test_no_wgmma_config_spills(m: int, more: str) -> None:
     (am,) = lower(parse_case(f"gemm a={more[2:].split('[')[0]}[{m},7168] {more}"))
