@@ -470,6 +470,8 @@ def _wgmma_candidates(am: AffineMatmul) -> Iterator[EngineConfig]:
 
 MAX_ACCUMULATORS = 160  # of a lane
 MAX_ELEMENTS = 49152  # of D
+MAX_SHORT_STAGES = 24
+SHORT_RING_BYTES = 114688  # of a ring beside which the CTAs that add the parts can wait
 
 
 @dataclass(frozen=True, slots=True)
@@ -657,8 +659,10 @@ def _gradient_candidates(am: AffineMatmul) -> Iterator[EngineConfig]:
             if accumulators > MAX_ACCUMULATORS or accumulators + v // 4 + 40 > registers:
                 continue
             for slices in (1, 2, 4):
-                fitting = [s for s in range(2, MAX_STAGES + 1) if _gradient_consts(am, EngineConfig.of(
-                    groups=groups, sharers=sharers, slices=slices, stages=s, streams=False)).smem_bytes <= SMEM_BYTES]
-                if fitting:
-                    for streams in (False, True):
-                        yield EngineConfig.of(groups=groups, sharers=sharers, slices=slices, stages=fitting[-1], streams=streams)
+                knobs = {"groups": groups, "sharers": sharers, "slices": slices}
+                stage_bytes = _gradient_consts(am, EngineConfig.of(**knobs, stages=0, streams=False)).stage_bytes
+                for stages in sorted({min(MAX_STAGES, SMEM_BYTES // stage_bytes), min(MAX_SHORT_STAGES, SHORT_RING_BYTES // stage_bytes)}):
+                    c = _gradient_consts(am, EngineConfig.of(**knobs, stages=stages, streams=False))
+                    if stages > 1 and c.smem_bytes <= SMEM_BYTES:
+                        for streams in (False, True):
+                            yield EngineConfig.of(**knobs, stages=stages, streams=streams)
