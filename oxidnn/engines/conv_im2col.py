@@ -1,0 +1,187 @@
+"""Convolution by explicit im2col: the image's windows are written out as a matrix in the workspace, and a plain product follows.
+
+Any direction and number of dimensions: of each affine matmul that a convolution is, the operand that the image's windows (dgrad: those of
+dy) are becomes dense, zeros where it lay in padding. The matrix takes as many bytes as windows have taps; it is made whole, once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from math import prod
+
+from ..codegen.spec import Target
+from ..device import DeviceInfo
+from ..ops.base import Problem
+from ..ops.conv import ConvProblem
+from .affine import AffineMatmul, Source
+from .affine_direct import DIRECT
+from .base import SUPPORTED, Arg, Build, Engine, EngineConfig, Scratch, Step, Support, TensorArg, refuse
+from .digits import DigitConsts, Digits, ceil_div
+from .linear_loss import relocated
+from .matmul import ALGORITHMS, Algorithm, lower
+
+_THREADS = 256
+_LIMIT = 2**31
+_NAME = "im2col"
+
+
+@dataclass(frozen=True, slots=True)
+class Im2colConsts:
+    """Packs of `vector` elements of `size` bytes; bounds: how many coordinates an element has that must lie within an extent."""
+
+    size: int
+    vector: int
+    digits: DigitConsts
+    bounds: int
+
+
+def _dense(extents: tuple[int, ...], step: int = 1) -> tuple[int, ...]:
+    return tuple(step * prod(extents[i + 1:]) for i in range(len(extents)))
+
+
+@dataclass(frozen=True)
+class Windows:
+    """The operand of `am` that is written out, "a" or "b": rows and terms, of which the innermost lie `is_by_terms` first."""
+
+    am: AffineMatmul
+    side: str
+
+    @property
+    def source(self) -> Source:
+        return self.am.a if self.side == "a" else self.am.b
+
+    @property
+    def rows(self) -> tuple[int, ...]:
+        return (self.am.m if self.side == "a" else self.am.n).extents
+
+    @property
+    def is_by_terms(self) -> bool:
+        """Whether rows lie innermost: where the image's own rows do."""
+        steps = [(abs(s), is_row) for strides, extents, is_row in
+                 ((self.source.row_strides, self.rows, True), (self.source.k_strides, self.am.k.extents, False))
+                 for s, n in zip(strides, extents, strict=True) if n > 1]
+        return bool(steps) and min(steps)[1]
+
+    @property
+    def batch(self) -> tuple[int, ...]:
+        return self.am.batch.extents if self.source.batch_strides else ()
+
+    @property
+    def size(self) -> int:
+        return prod(self.batch) * prod(self.rows) * self.am.k.size
+
+    @property
+    def num_bytes(self) -> int:
+        return self.size * self.source.dtype.num_bytes
+
+    @property
+    def product(self) -> AffineMatmul:
+        """The matmul over the dense operand."""
+        rows, k = self.rows, self.am.k.extents
+        row_strides, k_strides = _dense(rows, prod(k)), _dense(k)
+        if self.is_by_terms:
+            row_strides, k_strides = _dense(rows), _dense(k, prod(rows))
+        batch = _dense(self.batch, prod(rows) * prod(k))
+        dense = Source(_NAME, self.source.dtype, row_strides, k_strides, batch)
+        return replace(self.am, a=dense) if self.side == "a" else replace(self.am, b=dense)
+
+    def step(self, op: str, target: Arg, device: DeviceInfo) -> Step:
+        """The launch that writes the matrix."""
+        source, size = self.source, self.source.dtype.num_bytes
+        outer, inner = (self.am.k.extents, self.rows) if self.is_by_terms else (self.rows, self.am.k.extents)
+        strides = (source.k_strides, source.row_strides) if self.is_by_terms else (source.row_strides, source.k_strides)
+        elements = (*source.batch_strides, *strides[0], *strides[1])
+        coefs = []
+        for bound in source.bounds:
+            pair = (bound.k_coefs, bound.row_coefs) if self.is_by_terms else (bound.row_coefs, bound.k_coefs)
+            coefs.append((*(0 for _ in self.batch), *pair[0], *pair[1]))
+        extents = (*self.batch, *outer, *inner) or (1,)
+        elements, coefs = elements or (0,), [c or (0,) for c in coefs]
+        vector = 1
+        if elements[-1] == 1 and not any(c[-1] for c in coefs):
+            fits = [v for v in (16, 8, 4, 2) if v * size <= 16 and extents[-1] % v == 0 and source.align % (v * size) == 0
+                    and not any(s % v for s in (*elements[:-1], source.base))]
+            vector = fits[0] if fits else 1
+        counts = (*extents[:-1], extents[-1] // vector)
+        table = {"source": tuple(s * size for s in (*elements[:-1], elements[-1] * vector))}
+        table |= {f"bound{i}": (*c[:-1], c[-1] * vector) for i, c in enumerate(coefs)}
+        digits = Digits(tuple(f"i{i}" for i in range(len(counts))), counts, table)
+        consts = Im2colConsts(size, vector, digits.consts(), len(coefs))
+        args = [Arg("ptr_source", "u64", TensorArg(source.name, source.base * size)), target, Arg("num_packs", "u32", digits.size)]
+        for i, bound in enumerate(source.bounds):
+            args += [Arg(f"first_bound{i}", "s32", bound.offset), Arg(f"extent_bound{i}", "u32", bound.extent)]
+        args += digits.args(consts.digits.wide)
+        return Step.of("conv/im2col", op, Target.for_arch(device.arch), _THREADS, args, consts, ceil_div(digits.size, _THREADS),
+                       suffix=f"{size * vector}")
+
+
+@lru_cache(maxsize=256)
+def _windows(p: ConvProblem) -> tuple[Windows, ...]:
+    name = p.result if p.direction == "dgrad" else p.image
+    return tuple(Windows(am, "a" if am.a.name == name else "b") for am in lower(p))
+
+
+@lru_cache(maxsize=256)
+def _chosen(am: AffineMatmul, device: DeviceInfo) -> tuple[Algorithm, EngineConfig, float]:
+    """Who executes the product over the dense operand."""
+    if not am.k.size:
+        return DIRECT, DIRECT.configs(am, device)[0], 0.0
+    found = [(algorithm, config, algorithm.estimate(am, config, device)) for algorithm in ALGORITHMS if algorithm.check(am, device)
+             for config in algorithm.configs(am, device)[:1]]
+    return min(found, key=lambda choice: choice[2])
+
+
+class Im2colEngine(Engine):
+    """Workspace: the matrix, in the image's type, and what the product takes."""
+
+    def __init__(self, op: str) -> None:
+        self.id = f"{op}.im2col"  # type: ignore[misc]
+        self.op = op
+
+    def check_support(self, problem: Problem, device: DeviceInfo) -> Support:
+        assert isinstance(problem, ConvProblem)
+        windows = _windows(problem)
+        if not any(w.size for w in windows):
+            return refuse("there are no products to sum: the direct engine writes the epilogue of 0")
+        if max(w.size for w in windows) >= _LIMIT:
+            return refuse(f"im2col: a matrix of {max(w.size for w in windows)} elements (at most {_LIMIT - 1})")
+        for bound in (b for w in windows for b in w.source.bounds):
+            if bound.extent + abs(bound.offset) >= _LIMIT // 2:
+                return refuse("im2col: a coordinate exceeds 31 bits")
+        limit = problem.policy.workspace_limit
+        if limit is not None and self._bytes(problem, device) > limit:
+            return refuse(f"im2col: {self._bytes(problem, device)} bytes of workspace (the limit is {limit})")
+        return SUPPORTED
+
+    def _bytes(self, p: ConvProblem, device: DeviceInfo) -> int:
+        return self.build_steps(p, EngineConfig(), device).workspace_bytes
+
+    def estimate(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> float:
+        assert isinstance(problem, ConvProblem)
+        total = 0.0
+        for windows in _windows(problem):
+            speed = 0.2 if device.is_emulated else device.bandwidth_gbs * 0.8e3
+            total += 3.0 + 1.5 * windows.num_bytes / speed + _chosen(windows.product, device)[2]
+        return total
+
+    def build_steps(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> Build:
+        assert isinstance(problem, ConvProblem)
+        if problem.is_empty:
+            return Build(())
+        scratch = Scratch()
+        place = scratch.take(max(w.num_bytes for w in _windows(problem)))
+        places = {o.name: TensorArg(o.name) for o in problem.operands} | {_NAME: place}
+        steps: list[Step] = []
+        total = scratch.num_bytes
+        for windows in _windows(problem):
+            algorithm, chosen, _ = _chosen(windows.product, device)
+            build = algorithm.build(self.op, windows.product, chosen, device, scratch.num_bytes)
+            steps += [windows.step(self.op, Arg("ptr_target", "u64", place), device)] if windows.size else []
+            steps += [relocated(step, places) for step in build.steps]
+            total = max(total, scratch.num_bytes + build.workspace_bytes)
+        return Build(tuple(steps), total)
+
+
+_OPS = ("conv_fprop", "conv_dgrad", "conv_wgrad", "conv_transpose", "conv_transpose_dgrad", "conv_transpose_wgrad")
+ENGINES: dict[str, tuple[Engine, ...]] = {op: (Im2colEngine(op),) for op in _OPS}
