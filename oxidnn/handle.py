@@ -753,6 +753,36 @@ class DnnHandle(ListOps):
             parameters = hashable(parameters)
         return self._session.run(CALLS["activation_backward"], (dy, x), (name, parameters), out, stream)
 
+    def glu(self, x: Any, axis: int = -1, *, name: str = "glu", out: Any = None, stream: Any = None) -> Any:
+        """A gated linear unit of the halves a, b of x along `axis`, which has an even extent: "glu" a * sigmoid(b), as PyTorch's; "swiglu"
+        silu(a) * b; "geglu" gelu(a) * b; "geglu_tanh"; "reglu" relu(a) * b; "bilinear" a * b. One launch; out: of any float type."""
+        return self._session.run(CALLS["glu"], (x,), (axis, name), out, stream)
+
+    def glu_backward(self, dy: Any, x: Any, axis: int = -1, *, name: str = "glu", out: Any = None, stream: Any = None) -> Any:
+        """dx of `glu`, both halves in one launch; out may be x."""
+        return self._session.run(CALLS["glu_backward"], (dy, x), (axis, name), out, stream)
+
+    def swiglu(self, x: Any, axis: int = -1, *, out: Any = None, stream: Any = None) -> Any:
+        """silu(a) * b of the halves of x: see `glu`."""
+        return self.glu(x, axis, name="swiglu", out=out, stream=stream)
+
+    def swiglu_backward(self, dy: Any, x: Any, axis: int = -1, *, out: Any = None, stream: Any = None) -> Any:
+        return self.glu_backward(dy, x, axis, name="swiglu", out=out, stream=stream)
+
+    def geglu(self, x: Any, axis: int = -1, *, out: Any = None, stream: Any = None) -> Any:
+        """gelu(a) * b of the halves of x: see `glu`."""
+        return self.glu(x, axis, name="geglu", out=out, stream=stream)
+
+    def geglu_backward(self, dy: Any, x: Any, axis: int = -1, *, out: Any = None, stream: Any = None) -> Any:
+        return self.glu_backward(dy, x, axis, name="geglu", out=out, stream=stream)
+
+    def reglu(self, x: Any, axis: int = -1, *, out: Any = None, stream: Any = None) -> Any:
+        """relu(a) * b of the halves of x: see `glu`."""
+        return self.glu(x, axis, name="reglu", out=out, stream=stream)
+
+    def reglu_backward(self, dy: Any, x: Any, axis: int = -1, *, out: Any = None, stream: Any = None) -> Any:
+        return self.glu_backward(dy, x, axis, name="reglu", out=out, stream=stream)
+
     def reduce(self, x: Any, op: str = "sum", axes: Any = None, keepdims: bool = False, *, correction: int = 0, out: Any = None,
                stream: Any = None) -> Any:
         """Reduction over `axes` (None: all): sum, mean, max, min, prod, norm1, norm2, amax, any, all, argmax, argmin, var, std, ...

@@ -15,7 +15,7 @@ from ..codegen.spec import Target
 from ..device import DeviceInfo
 from ..dtypes import U8, DType
 from ..ops.base import Operand, Problem
-from ..ops.pointwise import PointwiseProblem
+from ..ops.pointwise import PointwiseProblem, View
 from ..ops.random import SOURCES
 from ..tensor import TensorDesc, packed_strides
 from .base import SUPPORTED, Arg, Build, Engine, EngineConfig, ScalarArg, Step, Support, TensorArg, WorkspaceArg, refuse
@@ -131,9 +131,13 @@ class PointwiseMap(Engine):
         return Build((map_step(problem, config["vec"], device, wide),))
 
 
+def _views(problem: PointwiseProblem) -> tuple[View, ...]:
+    """What the kernel touches: inputs that the expression names, and outputs."""
+    return tuple(v for v in problem.seen if v.operand.is_output or v.operand.name in problem.expression.args)
+
+
 def reached(problem: PointwiseProblem) -> tuple[Operand, ...]:
-    """The operands that the kernel touches: inputs that the expression names, and outputs."""
-    return tuple(o for o in problem.operands if o.is_output or o.name in problem.expression.args)
+    return tuple(v.operand for v in _views(problem))
 
 
 def _logical_index(problem: PointwiseProblem) -> Operand:
@@ -146,7 +150,7 @@ def _space(problem: PointwiseProblem) -> tuple[tuple[int, ...], tuple[tuple[int,
     the logical index where it counts."""
     touched = reached(problem)
     strides = [problem.strides(o) for o in touched]
-    order = by_stride(problem.shape, strides[len(touched) - len(problem.outputs)])
+    order = by_stride(problem.shape, strides[next(i for i, o in enumerate(touched) if o.is_output)])
     if set(SOURCES) & set(problem.expression.args):
         strides.append(problem.strides(_logical_index(problem)))
     return collapse([problem.shape[i] for i in order], [[row[i] for i in order] for row in strides])
@@ -197,7 +201,8 @@ def map_step(problem: PointwiseProblem, vec: int, device: DeviceInfo, wide: bool
     wide_offset = wide_index or reach >= 2**31
     consts = MapConsts(problem.expression, problem.compute, tuple(o.name for o in touched if not o.is_output), accesses, vec, len(extents),
                        count % vec != 0, wide_index, wide_offset, index, sums is not None, problem.is_brief, problem.saturate)
-    args = [Arg(f"ptr{i}", "u64", sums if o.is_output and sums else TensorArg(o.name)) for i, o in enumerate(touched)]
+    args = [Arg(f"ptr{i}", "u64", sums if v.operand.is_output and sums else
+                TensorArg(v.tensor, v.offset * v.operand.desc.dtype.num_bytes)) for i, v in enumerate(_views(problem))]
     fixed = dict(problem.values)
     args += [Arg(f"scalar{i}", problem.compute, fixed.get(name, ScalarArg(name))) for i, name in enumerate(problem.expression.scalars)]
     args += [Arg(name, "u64", ScalarArg(name)) for name in ("seed", "offset") if index]
@@ -220,5 +225,5 @@ def map_step(problem: PointwiseProblem, vec: int, device: DeviceInfo, wide: bool
                    min_ctas_per_sm=6 if is_short else 1)
 
 
-_OPS = ("pointwise", "activation", "activation_backward", "dropout", "dropout_backward", "random", "bernoulli")
+_OPS = ("pointwise", "activation", "activation_backward", "dropout", "dropout_backward", "random", "bernoulli", "glu", "glu_backward")
 ENGINES: dict[str, tuple[Engine, ...]] = {op: (PointwiseMap(),) for op in _OPS}

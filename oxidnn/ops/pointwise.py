@@ -32,17 +32,33 @@ MAX_INPUTS = 8
 MAX_RANK = 8
 
 
+@dataclass(frozen=True, slots=True)
+class View:
+    """What an expression's operand is a part of: the tensor of that name, from the element at `offset` on."""
+
+    operand: Operand
+    tensor: str
+    offset: int = 0
+
+
 @dataclass(frozen=True)
 class PointwiseProblem(Problem):
     """expression: over the operands' names. shape: of the outputs. compute: "f32", "f64", "s32" or "s64". values: scalars of the
     expression that the problem fixes; the others are given with each call. saturate: 8-bit floats take their largest number for what is
-    beyond it, not an infinity or NaN."""
+    beyond it, not an infinity or NaN. views: of the expression's operands and results, where they are not the problem's.
+    """
 
     expression: Expression = None  # type: ignore[assignment]
     shape: tuple[int, ...] = ()
     compute: str = "f32"
     values: tuple[tuple[str, float], ...] = ()
     saturate: bool = True
+    views: tuple[View, ...] = ()
+
+    @property
+    def seen(self) -> tuple[View, ...]:
+        """The expression's operands, then its results."""
+        return self.views or tuple(View(o, o.name) for o in self.operands)
 
     @property
     def aliases(self) -> tuple[tuple[str, str], ...]:
@@ -149,8 +165,11 @@ def _broadcast(op: str, expression: Expression, tensors: Mapping[str, TensorDesc
     return shape
 
 
-def _make(op: str, expression: Expression, names: tuple[str, ...], tensors: Mapping[str, TensorDesc], attrs: tuple[tuple[str, Any], ...],
-          output_names: tuple[str, ...], kinds: Any, policy: Policy, default: str | None = None, saturate: bool = True) -> PointwiseProblem:
+def pointwise_problem(op: str, expression: Expression, names: tuple[str, ...], tensors: Mapping[str, TensorDesc],
+                      attrs: tuple[tuple[str, Any], ...], output_names: tuple[str, ...], kinds: Any, policy: Policy,
+                      default: str | None = None, saturate: bool = True) -> PointwiseProblem:
+    """The problem of an expression over the operands `names`, checked. kinds: types of the outputs, or None: as their expressions say, or
+    the type of the operand `default`."""
     for name in names:
         if name not in tensors:
             raise expected(op, name, "missing", f"a tensor for each of {', '.join(names)}")
@@ -225,7 +244,8 @@ def make_pointwise(tensors: Mapping[str, TensorDesc], attrs: Mapping[str, Any], 
     saturate = check_bool("pointwise", "saturate", attrs.get("saturate", True))
     if not saturate:
         normal.append(("saturate", False))
-    return _make("pointwise", expression, expression.args, tensors, tuple(normal), output_names, kinds, policy, saturate=saturate)
+    return pointwise_problem("pointwise", expression, expression.args, tensors, tuple(normal), output_names, kinds, policy,
+                             saturate=saturate)
 
 
 def activation_expression(op: str, attrs: Mapping[str, Any]) -> tuple[Expression, tuple[tuple[str, Any], ...]]:
@@ -248,7 +268,7 @@ def activation_expression(op: str, attrs: Mapping[str, Any]) -> tuple[Expression
 def make_activation(tensors: Mapping[str, TensorDesc], attrs: Mapping[str, Any], policy: Policy) -> PointwiseProblem:
     """name: a function of the table. parameters: its numbers, e.g. the slope of leaky_relu. y has the type of x unless it is given."""
     expression, normal = activation_expression("activation", attrs)
-    return _make("activation", expression, ("x",), tensors, normal, ("y",), None, policy, default="x")
+    return pointwise_problem("activation", expression, ("x",), tensors, normal, ("y",), None, policy, default="x")
 
 
 def make_activation_backward(tensors: Mapping[str, TensorDesc], attrs: Mapping[str, Any], policy: Policy) -> PointwiseProblem:
@@ -263,7 +283,7 @@ def make_activation_backward(tensors: Mapping[str, TensorDesc], attrs: Mapping[s
     for name in ("dy", "x"):  # a gradient that does not need x (or dy) still takes the operand
         if name not in gradient.args:
             gradient = apply("where", apply("eq", arg(name), arg(name)), gradient, gradient)
-    return _make("activation_backward", gradient, ("dy", "x"), tensors, normal, ("dx",), None, policy, default="x")
+    return pointwise_problem("activation_backward", gradient, ("dy", "x"), tensors, normal, ("dx",), None, policy, default="x")
 
 
 _ACTIVATION_ATTRS = (("name", None), ("parameters", ()))

@@ -65,8 +65,13 @@ def error_bound(expression: Expression, arrays: Mapping[str, Any], scalars: Mapp
 
 
 def reference(problem: Problem, inputs: Mapping[str, np.ndarray], scalars: Mapping[str, float]) -> dict[str, Expected]:
-    """The outputs, rounded and saturated where their type is an integer; the bound of the error is their slack."""
     assert isinstance(problem, PointwiseProblem)
+    return {o.name: found for o, found in zip(problem.outputs, expected_values(problem, inputs, scalars), strict=True)}
+
+
+def expected_values(problem: PointwiseProblem, inputs: Mapping[str, np.ndarray], scalars: Mapping[str, float]) -> list[Expected]:
+    """The expression's results of arrays by its operands' names, rounded and saturated where their type is an integer; the bound of the
+    error is their slack."""
     expression, rank = problem.expression, len(problem.shape)
     arrays = {}
     scalars = {**scalars, **dict(problem.values)}
@@ -82,18 +87,19 @@ def reference(problem: Problem, inputs: Mapping[str, np.ndarray], scalars: Mappi
     results = expression.evaluate(arrays, scalars)
     floating = problem.compute[0] == "f"
     bounds: list[Any] = error_bound(expression, arrays, scalars, problem.compute, problem.is_brief) if floating else [None] * len(results)
-    expected = {}
-    for operand, result, bound in zip(problem.outputs, results, bounds, strict=True):
+    expected = []
+    targets = [v.operand for v in problem.seen if v.operand.is_output]
+    for operand, result, bound in zip(targets, results, bounds, strict=True):
         kind = operand.desc.dtype
         want = np.broadcast_to(result, problem.shape)
         if not kind.is_float:
-            expected[operand.name] = Expected(np.asarray(round_to(want, kind.name) if kind.name != "s64" else np.rint(want)))
+            expected.append(Expected(np.asarray(round_to(want, kind.name) if kind.name != "s64" else np.rint(want))))
             continue
         accumulate = dtype(problem.compute) if floating else None
         slack = np.broadcast_to(bound, problem.shape) if floating else None
         if kind.num_bytes == 1:
             want = round_to(want, kind.name, problem.saturate)
-        expected[operand.name] = Expected(want.astype(np.float64), terms=0, accumulate=accumulate, slack=slack)
+        expected.append(Expected(want.astype(np.float64), terms=0, accumulate=accumulate, slack=slack))
     return expected
 
 
