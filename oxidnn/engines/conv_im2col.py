@@ -158,11 +158,17 @@ class Im2colEngine(Engine):
         return self.build_steps(p, EngineConfig(), device).workspace_bytes
 
     def estimate(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> float:
+        """The matrix written and read, and its product at 0.6 of the peak: cheap to say, as few problems are better served thus."""
         assert isinstance(problem, ConvProblem)
+        half = problem.inputs[0].desc.dtype.num_bytes == 2 and device.at_least(8)
+        peak = (device.tensor_tflops if half else device.fma_tflops) * 0.6e6
         total = 0.0
         for windows in _windows(problem):
-            speed = 0.2 if device.is_emulated else device.bandwidth_gbs * 0.8e3
-            total += 3.0 + 1.5 * windows.num_bytes / speed + _chosen(windows.product, device)[2]
+            if device.is_emulated:
+                total += 1000.0 + windows.size * 0.05 + windows.am.flops * 0.01
+            else:
+                product_us = max(windows.am.flops / peak, windows.num_bytes / (device.bandwidth_gbs * 1e3))
+                total += 12.0 + 1.5 * windows.num_bytes / (device.bandwidth_gbs * 0.8e3) + product_us
         return total
 
     def build_steps(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> Build:
