@@ -332,8 +332,8 @@ class ScanBlock(Engine):
                 # 64 bytes a thread in stores of 16 fill half a sector each; of 32 bytes no more than half are such.
                 piece = max(s.desc.dtype.num_bytes for s in sources if s.name in ("y", "indices", "dx")) * items
                 stages = (0,) if path == "column" or along < 32 or piece <= 16 else (1, 0) if piece > 32 else (0, 1)
-                found += [EngineConfig.of(path=path, threads=threads, along=along, across=across, items=items, width=width, splits=n, staged=k)
-                          for n in counts for k in stages]
+                shape = {"path": path, "threads": threads, "along": along, "across": across, "items": items, "width": width}
+                found += [EngineConfig.of(**shape, splits=n, staged=k) for n in counts for k in stages]
         limit = problem.policy.workspace_limit
         kept = [c for c in found if limit is None or self.build_steps(problem, c, device).workspace_bytes <= limit]
         if limit is not None and not kept:

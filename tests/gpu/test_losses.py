@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 
 from oxidnn.dispatch.registry import ENGINES
 from oxidnn.ops.case import parse_case
-from oxidnn.testing.data import random_inputs
-from oxidnn.testing.harness import execute, run_problem
+
+from .configs import check_configs
 
 LINES = (
     "ctc_loss log_probs=f32[2100,2,30] targets=s64[2,1023] input_lengths=s64[2] target_lengths=s64[2] return_gradient=True",
@@ -25,11 +24,7 @@ LINES = (
 @pytest.mark.parametrize("line", LINES)
 def test_every_config(cuda, line: str) -> None:  # type: ignore[no-untyped-def]
     problem = parse_case(line)
-    inputs = random_inputs(problem, np.random.default_rng(3))
     engines = [e for e in ENGINES[problem.op] if e.check_support(problem, cuda.info)]
     assert engines
     for engine in engines:
-        for config in engine.configs(problem, cuda.info):
-            run_problem(cuda, problem, engine, config, seed=4)
-            first, second = (execute(cuda, problem, engine, config, inputs) for _ in range(2))
-            assert all(first[n].tobytes() == second[n].tobytes() for n in first), config.name
+        check_configs(cuda, problem, engine)
