@@ -1,8 +1,8 @@
-"""Group and instance normalisation in one launch, for channels that lie innermost: x is read once and held by a cluster, in registers or
-shared memory.
+"""Group and instance normalisation in one launch, and its gradient, for channels that lie innermost: x (and dy) is read once and held by a
+cluster, in registers or shared memory.
 
 A cluster has the rows of one sample and a tile of whole groups; its CTAs deal out the rows and exchange moments through distributed
-shared memory. Pairs with ptx_templates/channelwise/resident.ptx.j2.
+shared memory. Pairs with ptx_templates/channelwise/resident*.ptx.j2.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from ..device import DeviceInfo
 from ..dtypes import F64
 from ..ops.base import Problem
 from ..ops.channel_norm import ChannelNormProblem
-from .base import Arg, Build, Engine, EngineConfig, Step, Support, refuse
-from .channel_stats import ChannelNormEngine, TileConsts, Vector, magic_args
+from .base import Arg, Build, Engine, EngineConfig, Scratch, Step, Support, refuse
+from .channel_stats import ChannelNormEngine, Cut, TileConsts, Vector, magic_args
 
 _MAX_PACKS = 8  # of 16 bytes that a thread holds
 _CLUSTERS = (1, 2, 4, 8)
@@ -195,4 +195,119 @@ class ChannelNormResident(ChannelNormEngine):
                               min_ctas_per_sm=max(1, ctas), dynamic_smem=num_bytes if is_shared else 0),))
 
 
-ENGINES: dict[str, tuple[Engine, ...]] = {"group_norm": (ChannelNormResident(),), "instance_norm": (ChannelNormResident(),)}
+@dataclass(frozen=True, slots=True)
+class ResidentGradientConsts:
+    """As ResidentConsts. has_sums: partial sums for the gradients of gamma and beta are left."""
+
+    tile: TileConsts
+    dtype: str
+    width: int
+    lanes: int
+    slots: int
+    packs: int
+    cluster: int
+    groups: int
+    has_sums: bool
+    unroll: int = 4
+
+
+class ChannelNormResidentBackward(ChannelNormEngine):
+    """Gradients, for samples whose dy and x of a tile fit eight CTAs' shared memory; one more launch sums for gamma and beta."""
+
+    id = "channel_norm_backward.resident"
+
+    def check_support(self, problem: Problem, device: DeviceInfo) -> Support:
+        assert isinstance(problem, ChannelNormProblem)
+        if Target.for_arch(device.arch).capability < (9, 0):
+            return refuse(f"needs sm_90 (clusters), not {device.arch}")
+        if not problem.groups or not problem.rows * problem.channels or not problem.is_training or not problem.desc("dx").numel:
+            return refuse("the statistics are not a sample's, or there are no values")
+        if any(problem.has(n) for n in ("mask", "y", "d_residual")):
+            return refuse("no relu behind it")
+        x, space = problem.desc("x"), self.space(problem)
+        assert space is not None
+        vector, names = space.vector("column"), ("x", "dy", "dx")
+        if x.dtype is F64 or any(problem.desc(n).dtype is not x.dtype or not space.moves_packs(n, "column", vector) for n in names) or (
+                space.along() != "column" or vector * x.dtype.num_bytes != 16):
+            return refuse("needs f32, f16 or bf16 channels innermost in memory, in packs of 16 bytes")
+        if problem.width > _MAX_LANES * vector:
+            return refuse(f"groups of {problem.width} channels are more than a tile has")
+        support = super().check_support(problem, device)
+        if support and not self._shapes(problem, vector, device):
+            return refuse(f"{problem.rows} rows a sample are more than a cluster holds")
+        return support
+
+    def _shapes(self, problem: ChannelNormProblem, vector: int, device: DeviceInfo) -> list[dict[str, int]]:
+        """Few waves, then several CTAs an SM, long runs of memory, many threads."""
+        least = lcm(problem.width, vector)
+        found = []
+        for tiles in range(1, problem.channels // least + 1):
+            lanes = tiles * least // vector
+            if problem.channels % (tiles * least) or lanes > _MAX_LANES:
+                continue
+            for slots in (1 << i for i in range(10)):
+                if not 64 <= lanes * slots <= _MAX_THREADS or lanes * slots % 32:
+                    continue
+                for cluster in _CLUSTERS:
+                    share = -(-problem.rows // cluster)
+                    packs = -(-share // (4 * slots)) * 4
+                    num_bytes = self._shared_bytes(lanes * slots, packs, vector)
+                    together = min((device.smem_per_sm - 6144) // (num_bytes + 2048), 640 // (lanes * slots))
+                    if packs > _MAX_SHARED // 2 or not together or packs * slots > 4 * share:
+                        continue
+                    parts = max(1, device.num_sms // 16)  # of the device, within which a cluster lies
+                    clusters = max(1, device.num_sms // parts * together // cluster * parts)
+                    units = problem.batches * problem.channels // (lanes * vector)
+                    waves = max(units / clusters, 1.0)
+                    found.append((waves * (1.0 if together > 1 else 1.2) * (1 + 1.5 / min(lanes, 16)), -lanes * slots, cluster,
+                                  {"lanes": lanes, "slots": slots, "packs": packs, "cluster": cluster}))
+        return [shape for *_, shape in sorted(found, key=lambda f: f[:-1])]
+
+    @staticmethod
+    def _shared_bytes(threads: int, packs: int, vector: int) -> int:
+        """Of dy and x, and of a thread's sums."""
+        return 2 * 16 * packs * threads + 2 * 4 * vector * threads
+
+    def configs(self, problem: Problem, device: DeviceInfo) -> tuple[EngineConfig, ...]:
+        assert isinstance(problem, ChannelNormProblem)
+        space = self.space(problem)
+        assert space is not None
+        vector = space.vector("column")
+        return tuple(EngineConfig.of(along="column", vec=vector, unroll=1, **s) for s in self._shapes(problem, vector, device)[:6])
+
+    def estimate(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> float:
+        return 6.0 + problem.num_bytes / (device.bandwidth_gbs * 1e3 * 0.75)
+
+    def build_steps(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> Build:
+        assert isinstance(problem, ChannelNormProblem)
+        if problem.is_empty:
+            return Build(())
+        space, scratch = self.space(problem), Scratch()
+        assert space is not None
+        vectors = {n: Vector.of(problem, n) for n in ("mean", "rstd", "gamma") if problem.has(n)}
+        tile, args = self.tile_over(problem, space, ["dy", "x", "dx"], vectors, config)
+        lanes, slots, packs, cluster, vector = (config[n] for n in ("lanes", "slots", "packs", "cluster", "vec"))
+        sums = {n: Vector.of(problem, n) for n in ("dgamma", "dbeta") if problem.has(n)}
+        consts = ResidentGradientConsts(tile, problem.desc("x").dtype.name, problem.width, lanes, slots, packs, cluster,
+                                        lanes * vector // problem.width, bool(sums))
+        tiles = problem.channels // (lanes * vector)
+        args += [Arg("num_tiles", "u32", tiles), *magic_args("tiles", tiles), Arg("num_rows", "u32", problem.rows),
+                 Arg("chunk_length", "u32", -(-problem.rows // cluster))]
+        partials = self.partials(problem, Cut(problem.rows, 1, cluster), scratch, ("sums", "products")) if sums else {}
+        args += [Arg(f"ptr_partial_{n}", "u64", partials[f"{n}s"].value) for n in ("sum", "product") if sums]
+        threads, num_bytes = lanes * slots, self._shared_bytes(lanes * slots, packs, vector)
+        together = max(1, min((device.smem_per_sm - 6144) // (num_bytes + 2048), 640 // threads))
+        steps = [Step.of("channelwise/resident_gradient", problem.op, Target.for_arch(device.arch), threads, args, consts,
+                         problem.batches * tiles * cluster, cluster=cluster, min_ctas_per_sm=together, dynamic_smem=num_bytes,
+                         suffix=f"{consts.dtype}_w{problem.width}_l{lanes}_p{packs}_c{cluster}")]
+        if sums:
+            total = [Arg("total", "f32", float(problem.rows * problem.width))]
+            steps.append(self.combine_step("channelwise/gradient_combine", problem, partials, cluster * problem.batches, 1, 1, {}, sums,
+                                           device, total, "_parameters", follows=True))
+        return Build(tuple(steps), scratch.num_bytes)
+
+
+_FORWARD = (ChannelNormResident(),)
+_BACKWARD = (ChannelNormResidentBackward(),)
+ENGINES: dict[str, tuple[Engine, ...]] = {"group_norm": _FORWARD, "instance_norm": _FORWARD, "group_norm_backward": _BACKWARD,
+                                          "instance_norm_backward": _BACKWARD}

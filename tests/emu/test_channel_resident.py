@@ -5,8 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from oxidnn.engines.channel_resident import ChannelNormResident
+from oxidnn.codegen.render import render
+from oxidnn.engines.channel_resident import ChannelNormResident, ChannelNormResidentBackward
 from oxidnn.ops.case import parse_case
+from oxidnn.runtime.assembler import assemble
 from oxidnn.runtime.emu_backend import EmulatedBackend
 from oxidnn.testing.harness import execute, run_problem
 
@@ -33,6 +35,34 @@ def test_every_config(line: str) -> None:
         assert ENGINE.check_support(problem, backend.info)
         for seed, config in enumerate(ENGINE.configs(problem, backend.info)):
             run_problem(backend, problem, ENGINE, config, seed=seed, aliases=schedule != "lowest_pc")
+
+
+GRADIENT = ChannelNormResidentBackward()
+GRADIENTS = (
+    "group_norm_backward dy=bf16[2,64,6,6]nhwc x=bf16[2,64,6,6]nhwc mean=f32[2,4] rstd=f32[2,4] gamma=f32[64] groups=4",
+    "group_norm_backward dy=bf16[2,80,7,6]nhwc x=bf16[2,80,7,6]nhwc mean=f32[2,8] rstd=f32[2,8] gamma=bf16[80] groups=8",
+    "group_norm_backward dy=f16[3,80,20,20]nhwc x=f16[3,80,20,20]nhwc mean=f32[3,4] rstd=f32[3,4] groups=4",
+    "group_norm_backward dy=f32[2,40,30,30]nhwc x=f32[2,40,30,30]nhwc mean=f32[2,4] rstd=f32[2,4] gamma=f32[40] groups=4",
+    "group_norm_backward dy=bf16[1,16,301]nhwc x=bf16[1,16,301]nhwc mean=f32[1,8] rstd=f32[1,8] gamma=f32[16] groups=8",
+    "instance_norm_backward dy=bf16[2,64,6,6]nhwc x=bf16[2,64,6,6]nhwc mean=f32[2,64] rstd=f32[2,64] gamma=f32[64]",
+)
+
+
+@pytest.mark.parametrize("line", GRADIENTS)
+def test_every_config_of_the_gradient(line: str) -> None:
+    problem = parse_case(line)
+    outputs = []
+    for schedule in ("lowest_pc", ("random", 3)):
+        backend = EmulatedBackend("sm_90a", checkers="all", schedule=schedule)
+        support = GRADIENT.check_support(problem, backend.info)
+        assert support, support
+        for config in GRADIENT.configs(problem, backend.info):
+            outputs.append(run_problem(backend, problem, GRADIENT, config, seed=1, aliases=schedule != "lowest_pc").outputs)
+            for step in GRADIENT.build_steps(problem, config, backend.info).steps:
+                assert assemble(render(step.spec), "sm_90a").spill_bytes == 0, config
+    half = len(outputs) // 2
+    for first, second in zip(outputs[:half], outputs[half:], strict=True):  # sums in a fixed order
+        assert all(first[n].tobytes() == second[n].tobytes() for n in first)
 
 
 def test_samples_are_dealt_out_to_one_cta_and_to_clusters() -> None:
