@@ -134,7 +134,8 @@ def _plan(am: AffineMatmul) -> _Plan | str:
         return f"a patch of {patch_h} x {patch_w} pixels leaves too little shared memory"
     epilogue = tiling.plan_epilogue(d, am, PANEL, PANEL, 128, tiling.needs_wide(d), True)
     ring = RingConsts(stages, stage_bytes, stages * stage_bytes, taps_h)
-    consts = HaloGradientConsts(ring, am.a.dtype.name, taps_w, step_w, step_h, patch_h, patch_w, epilogue.inner == "n" and x.rows[2] % 2 == 0)
+    pairs = epilogue.inner == "n" and x.rows[2] % 2 == 0
+    consts = HaloGradientConsts(ring, am.a.dtype.name, taps_w, step_w, step_h, patch_h, patch_w, pairs)
     return _Plan(consts, d, epilogue, halo, build.finish(map_dtype(y)), x.rows[2])
 
 
