@@ -22,7 +22,7 @@ import numpy as np
 
 from . import report, switches
 from .array import DeviceArray, empty, from_numpy, zeros
-from .codegen.pointwise import Expression, parse
+from .codegen.pointwise import Expression, acc, arg, parse
 from .device import DeviceInfo, parse_device
 from .dispatch.optimisers import ListOps
 from .dispatch.planning import plan_for
@@ -34,10 +34,9 @@ from .errors import InvalidArgument, expected
 from .ops import OPS
 from .ops.base import MATH, Policy, Problem
 from .ops.case import near, parse_case
-from .ops.checks import check_choice, check_integer
+from .ops.checks import check_integer
 from .ops.layout import CONCAT_INPUTS, MAX_PARTS, TEXTS
 from .ops.pointwise import output_names_of
-from .ops.reduce import GRADIENTS, normalize_axes
 from .runtime.backend import Backend
 from .tensor import TensorDesc
 
@@ -387,14 +386,20 @@ class DnnHandle(ListOps):
     # ---- normalisation -----------------------------------------------------------------------------------------------------------
 
     def layer_norm(self, x: Any, gamma: Any = None, beta: Any = None, *, eps: float = 1e-5, axes: Any = -1, residual: Any = None,
-                   epilogue: Any = None, return_stats: bool = False, return_sum: bool = False, operands: Mapping[str, Any] | None = None,
-                   scalars: Mapping[str, float] | None = None, out: Any = None, stream: Any = None) -> Any:
+                   epilogue: Any = None, return_stats: bool = False, return_sum: bool = False, out_dtype: Any = None, scale_y: Any = None,
+                   return_scale: bool = False, operands: Mapping[str, Any] | None = None, scalars: Mapping[str, float] | None = None,
+                   out: Any = None, stream: Any = None) -> Any:
         """epilogue((h - mean) / sqrt(variance + eps) * gamma + beta) of h = x + residual, mean and biased variance over `axes`.
 
         gamma, beta of the axes' shape, residual of x's. Returns y; then, with return_stats, mean and rstd (x's shape without the axes,
         f32, or f64 for f64 tensors) and, with return_sum, h. epilogue: over acc, `operands` and `scalars`.
+
+        out_dtype: y's type, also "e4m3", "e5m2" and "s8", which saturate; y is rounded from f32 (f64) in the same launch. scale_y (one
+        element): y holds result / scale_y. return_scale (of those three types): last also a scale for each row, of mean's shape and
+        type, max|result| / (448, 57344 or 127), 1 where all are 0; y holds result / that. A row with a result that is not finite has NaN.
         """
-        attrs = (eps, axes, epilogue, return_stats, return_sum)
+        epilogue, operands = _scaled(epilogue, operands, scale_y)
+        attrs = (eps, axes, epilogue, return_stats, return_sum, out_dtype, return_scale)
         return self._session.run(CALLS["layer_norm"], (x, gamma, beta, residual), attrs, out, stream, scalars, operands)
 
     def layer_norm_backward(self, dy: Any, x: Any, mean: Any, rstd: Any, gamma: Any = None, *, axes: Any = -1, out: Any = None,
@@ -403,10 +408,12 @@ class DnnHandle(ListOps):
         return self._session.run(CALLS["layer_norm_backward"], (dy, x, mean, rstd, gamma), (axes,), out, stream)
 
     def rms_norm(self, x: Any, gamma: Any = None, beta: Any = None, *, eps: float = 1e-5, axes: Any = -1, residual: Any = None,
-                 epilogue: Any = None, return_stats: bool = False, return_sum: bool = False, operands: Mapping[str, Any] | None = None,
-                 scalars: Mapping[str, float] | None = None, out: Any = None, stream: Any = None) -> Any:
+                 epilogue: Any = None, return_stats: bool = False, return_sum: bool = False, out_dtype: Any = None, scale_y: Any = None,
+                 return_scale: bool = False, operands: Mapping[str, Any] | None = None, scalars: Mapping[str, float] | None = None,
+                 out: Any = None, stream: Any = None) -> Any:
         """epilogue(h / sqrt(mean of h^2 + eps) * gamma + beta) of h = x + residual: `layer_norm` about 0; return_stats adds rstd alone."""
-        attrs = (eps, axes, epilogue, return_stats, return_sum)
+        epilogue, operands = _scaled(epilogue, operands, scale_y)
+        attrs = (eps, axes, epilogue, return_stats, return_sum, out_dtype, return_scale)
         return self._session.run(CALLS["rms_norm"], (x, gamma, beta, residual), attrs, out, stream, scalars, operands)
 
     def rms_norm_backward(self, dy: Any, x: Any, rstd: Any, gamma: Any = None, *, axes: Any = -1, out: Any = None,
@@ -799,41 +806,7 @@ class DnnHandle(ListOps):
         Ties of max, min and amax share dy evenly; the one zero of a product gets the product of the others. any, all, argmax, argmin and
         count_nonzero have no gradient.
         """
-        for name, given in (("dy", dy), ("x", x)):
-            if not hasattr(given, "shape"):
-                raise expected("reduce_backward", name, type(given).__name__, "an array")
-        correction = check_integer("reduce_backward", "correction", correction, 0)
-        if correction and op not in ("var", "std"):
-            raise expected("reduce_backward", "correction", correction, f"none for {op}")
-        text, *parts = GRADIENTS[check_choice("reduce_backward", "op", op, tuple(GRADIENTS))]
-        shape = _shape(x.shape)
-        axes = normalize_axes("reduce_backward", axes, len(shape))
-        kept = tuple(1 if a in axes else n for a, n in enumerate(shape))
-        number = prod(shape[a] for a in axes)
-
-        def with_kept(name: str, given: Any) -> Any:
-            if _shape(given.shape) not in (kept, tuple(n for a, n in enumerate(shape) if a not in axes)):
-                raise expected("reduce_backward", f"shape of {name}", list(given.shape), f"{list(kept)}, also without those of 1")
-            return given.reshape(kept)
-
-        dy = with_kept("dy", dy)
-        if not text:
-            if op == "mean" or dy.dtype != x.dtype:
-                dy = self.pointwise("dy" if op == "sum" else f"dy / {max(number, 1)}", dy, dtype=x.dtype, stream=stream)
-            return self.broadcast_to(dy, shape, out=out, stream=stream)
-        found = {"dy": dy, "x": x}
-        for name in parts:
-            if name == "y" and y is not None:
-                found[name] = with_kept("y", y)
-            elif name in ("ties", "zeros"):
-                hits = {"zeros": "x == 0", "ties": "abs(x) == y" if op == "amax" else "x == y"}[name]
-                hit = self.pointwise(hits, *(found[n] for n in parse(hits).args), stream=stream)
-                found[name] = self.reduce(hit, "count_nonzero", axes, True, stream=stream)
-            else:
-                kind = op if name == "y" else name
-                found[name] = self.reduce(x, kind, axes, True, correction=correction if kind == "std" else 0, stream=stream)
-        text = text.replace("count", str(max(number - correction, 0)))
-        return self.pointwise(text, *(found[n] for n in parse(text).args), dtype=x.dtype, out=out, stream=stream)
+        return self._session.run(CALLS["reduce_backward"], (dy, x, y), (op, axes, correction), out, stream)
 
     # ---- layout and shape ----------------------------------------------------------------------------------------------------------
 
@@ -1039,6 +1012,19 @@ class DnnHandle(ListOps):
 
 
 _CONV, _GEMM = CALLS["conv_fprop"], CALLS["gemm"]
+
+
+def _scaled(epilogue: Any, operands: Mapping[str, Any] | None, scale_y: Any) -> tuple[Any, Mapping[str, Any] | None]:
+    """The epilogue divided by the operand scale_y, if there is one."""
+    if scale_y is None:
+        return epilogue, operands
+    given = {} if operands is None else operands
+    return _divided(acc if epilogue is None else hashable(epilogue)), {**given, "scale_y": scale_y}
+
+
+@lru_cache(maxsize=256)
+def _divided(epilogue: Any) -> Expression:
+    return parse(epilogue) / arg("scale_y")
 
 
 def _all_but(op: str, v: Any, dim: int | None) -> tuple[int, ...]:

@@ -6,8 +6,10 @@ others the index is split into digits, once a pack where the innermost extent is
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
+from types import MappingProxyType
 
 from ..codegen.fastdiv import magic
 from ..codegen.pointwise import Expression
@@ -18,7 +20,7 @@ from ..ops.base import Operand, Problem
 from ..ops.pointwise import PointwiseProblem, View
 from ..ops.random import SOURCES
 from ..tensor import TensorDesc, packed_strides
-from .base import SUPPORTED, Arg, Build, Engine, EngineConfig, ScalarArg, Step, Support, TensorArg, WorkspaceArg, refuse
+from .base import SUPPORTED, Arg, ArgValue, Build, Engine, EngineConfig, ScalarArg, Step, Support, TensorArg, WorkspaceArg, refuse
 from .collapse import by_stride, collapse
 
 THREADS = 256
@@ -187,8 +189,10 @@ def max_vec(problem: PointwiseProblem) -> int:
     return 1
 
 
-def map_step(problem: PointwiseProblem, vec: int, device: DeviceInfo, wide: bool = False, sums: WorkspaceArg | None = None) -> Step:
-    """The launch. sums: it writes not its one output but, there, the sum over each CTA's THREADS * vec elements, in the compute type."""
+def map_step(problem: PointwiseProblem, vec: int, device: DeviceInfo, wide: bool = False, sums: WorkspaceArg | None = None,
+             at: Mapping[str, ArgValue] = MappingProxyType({})) -> Step:
+    """The launch. sums: it writes not its one output but, there, the sum over each CTA's THREADS * vec elements, in the compute type.
+    at: where operands lie that are none of the plan's."""
     (extents, strides), touched = _space(problem), reached(problem)
     count = prod(extents)
     accesses = tuple(Access(i, o.desc.dtype, _mode(o, row, extents, vec), o.is_output)
@@ -201,7 +205,7 @@ def map_step(problem: PointwiseProblem, vec: int, device: DeviceInfo, wide: bool
     wide_offset = wide_index or reach >= 2**31
     consts = MapConsts(problem.expression, problem.compute, tuple(o.name for o in touched if not o.is_output), accesses, vec, len(extents),
                        count % vec != 0, wide_index, wide_offset, index, sums is not None, problem.is_brief, problem.saturate)
-    args = [Arg(f"ptr{i}", "u64", sums if v.operand.is_output and sums else
+    args = [Arg(f"ptr{i}", "u64", sums if v.operand.is_output and sums else at[v.tensor] if v.tensor in at else
                 TensorArg(v.tensor, v.offset * v.operand.desc.dtype.num_bytes)) for i, v in enumerate(_views(problem))]
     fixed = dict(problem.values)
     args += [Arg(f"scalar{i}", problem.compute, fixed.get(name, ScalarArg(name))) for i, name in enumerate(problem.expression.scalars)]

@@ -1,6 +1,7 @@
 """Reductions over any axes.
 
     reduce x=f16[8,64,7,7]nhwc op=sum axes=(0,2,3) keepdims=False       y
+    reduce_backward dy=f16[64] x=f16[8,64,7,7]nhwc op=norm2 axes=(0,2,3)     dx; y, too, may be given
 
 NaN propagates in max and min (NumPy's rule); argmax and argmin give the first of equals, the first NaN before all, as an index over the
 reduced axes taken in the order of the tensor. Over no elements sum is 0, prod 1, any False, all True, mean and var NaN, logsumexp -inf;
@@ -20,7 +21,20 @@ from ..dtypes import DType
 from ..errors import expected
 from ..tensor import TensorDesc
 from .base import OpDef, Operand, Policy, Problem
-from .checks import MAX_EXTENT, check_bool, check_choice, check_dtype, check_integer, check_output, is_integer
+from .checks import (
+    FLOATS,
+    MAX_EXTENT,
+    check_bool,
+    check_choice,
+    check_dtype,
+    check_integer,
+    check_output,
+    check_reach,
+    describe,
+    is_integer,
+    operand,
+    output,
+)
 
 STORED = ("f64", "f32", "f16", "bf16", "s8", "u8", "s16", "u16", "s32", "u32", "s64", "bool")
 MAX_RANK = 8
@@ -31,9 +45,9 @@ FRACTIONAL = ("mean", "norm2", "logsumexp", "var", "std")  # of integers: a floa
 COUNTED = ("sum", "prod", "norm1", "mul_no_zeros")  # of integers: s64
 
 # dx by the kind of reduction, and what the expression needs beside dy and x: y, what another reduction finds, how many elements attain y
-# or are 0. `count` stands for the number of elements less the correction.
+# or are 0. `count` stands for the number of elements less the correction. The y of amax is compared with sizes.
 GRADIENTS: dict[str, tuple[str, ...]] = {
-    "sum": ("",), "mean": ("",), "norm1": ("dy * sign(x)",), "norm2": ("where(y == 0, 0, dy * x / y)", "y"),
+    "sum": ("dy",), "mean": ("dy / count",), "norm1": ("dy * sign(x)",), "norm2": ("where(y == 0, 0, dy * x / y)", "y"),
     "logsumexp": ("dy * exp(x - y)", "y"),
     "max": ("where(x == y, dy / ties, 0)", "y", "ties"), "min": ("where(x == y, dy / ties, 0)", "y", "ties"),
     "amax": ("where(abs(x) == y, dy * sign(x) / ties, 0)", "y", "ties"), "mul_no_zeros": ("where(x == 0, 0, dy * y / x)", "y"),
@@ -54,6 +68,41 @@ class ReduceProblem(Problem):
     def num_reduced(self) -> int:
         """Elements behind each output."""
         return prod(self.desc("x").shape[a] for a in self.axes)
+
+
+@dataclass(frozen=True)
+class ReduceGradientProblem(Problem):
+    """kind, axes, correction: of the reduction. dy and y have the reduced dimensions with extent 1, or not at all."""
+
+    kind: str = "sum"
+    axes: tuple[int, ...] = ()
+    correction: int = 0
+
+    @property
+    def kept(self) -> tuple[int, ...]:
+        """The shape of the reduction's result, reduced dimensions with extent 1."""
+        return tuple(1 if a in self.axes else n for a, n in enumerate(self.desc("x").shape))
+
+    @property
+    def expression(self) -> str:
+        """dx over dy, x and what the reduction finds."""
+        count = prod(self.desc("x").shape[a] for a in self.axes)
+        return GRADIENTS[self.kind][0].replace("count", str(max(count - self.correction, 0)))
+
+    @property
+    def missing(self) -> tuple[str, ...]:
+        """What has to be found first."""
+        return tuple(name for name in GRADIENTS[self.kind][1:] if not (name == "y" and self.has("y")))
+
+    @property
+    def accumulate(self) -> str:
+        return "f64" if any(o.desc.dtype is dtypes.F64 for o in self.operands) else "f32"
+
+    def kept_strides(self, desc: TensorDesc) -> tuple[int, ...]:
+        """Strides along x's dimensions of a tensor of the result's shape, with or without the reduced ones."""
+        own = iter(desc.strides)
+        strides = [0 if a in self.axes and desc.rank < len(self.kept) else next(own) for a in range(len(self.kept))]
+        return tuple(0 if n == 1 else s for n, s in zip(self.kept, strides, strict=True))
 
 
 def default_dtype(kind: str, x: DType) -> DType:
@@ -114,4 +163,29 @@ def make_reduce(tensors: Mapping[str, TensorDesc], attrs: Mapping[str, Any], pol
     return ReduceProblem("reduce", operands, tuple(normal), policy=policy, kind=kind, axes=axes, keepdims=keepdims, correction=correction)
 
 
-DEFINITIONS = (OpDef("reduce", ("x",), ("y",), make_reduce, attrs=(("op", "sum"), ("axes", None), ("keepdims", False), ("correction", 0))),)
+def make_reduce_backward(tensors: Mapping[str, TensorDesc], attrs: Mapping[str, Any], policy: Policy) -> ReduceGradientProblem:
+    """dx in the shape and type of x. op, axes, correction: of the reduction. y: its result, which is found again where it is not given."""
+    op = "reduce_backward"
+    kind = check_choice(op, "op", attrs.get("op", "sum"), tuple(GRADIENTS))
+    x, dy = operand(op, "x", tensors, FLOATS), operand(op, "dy", tensors, FLOATS)
+    if x.rank > MAX_RANK:
+        raise expected(op, "rank of x", x.rank, f"at most {MAX_RANK}")
+    check_reach(op, "x", x)
+    axes = normalize_axes(op, attrs.get("axes"), x.rank)
+    correction = check_integer(op, "correction", attrs.get("correction", 0), 0)
+    if correction and kind not in ("var", "std"):
+        raise expected(op, "correction", correction, f"none for {kind}")
+    shapes = tuple(1 if a in axes else n for a, n in enumerate(x.shape)), tuple(n for a, n in enumerate(x.shape) if a not in axes)
+    y = operand(op, "y", tensors, FLOATS) if "y" in tensors else None
+    for name, desc in (("dy", dy), *((("y", y),) if y is not None else ())):
+        if desc.shape not in shapes:
+            raise expected(op, f"shape of {name}", list(desc.shape), f"{list(shapes[0])}, also without those of 1", describe(tensors))
+    dx = output(op, "dx", tensors, (x.dtype,), x.shape, x)
+    normal: list[tuple[str, Any]] = [("op", kind), ("axes", axes)] + ([("correction", correction)] if correction else [])
+    operands = [Operand("dy", dy), Operand("x", x), *([Operand("y", y)] if y is not None else []), Operand("dx", dx, True)]
+    return ReduceGradientProblem(op, tuple(operands), tuple(normal), policy=policy, kind=kind, axes=axes, correction=correction)
+
+
+DEFINITIONS = (OpDef("reduce", ("x",), ("y",), make_reduce, attrs=(("op", "sum"), ("axes", None), ("keepdims", False), ("correction", 0))),
+               OpDef("reduce_backward", ("dy", "x", "y"), ("dx",), make_reduce_backward, optional=("y",),
+                     attrs=(("op", "sum"), ("axes", None), ("correction", 0))))

@@ -68,7 +68,7 @@ def test_refusals_name_the_argument() -> None:
     with pytest.raises(oxidnn.InvalidArgument, match="shape of dy"):
         H.reduce_backward(np.zeros(3), x, "sum", 1)
     for call in (lambda: H.reduce_backward([1, 1], x, "sum", 1), lambda: H.reduce_backward(None, x), lambda: H.reduce_backward(x, None)):
-        with pytest.raises(oxidnn.InvalidArgument, match="an array"):
+        with pytest.raises(oxidnn.InvalidArgument, match="no array|missing"):
             call()
     for correction, op in (("a", "var"), (1, "sum")):
         with pytest.raises(oxidnn.InvalidArgument, match="correction"):

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 
 from ...codegen.pointwise import round_to
-from ...dtypes import F32, F64
+from ...dtypes import F32, F64, dtype
 from ...ops.base import Problem
-from ...ops.reduce import FRACTIONAL, ReduceProblem
+from ...ops.reduce import FRACTIONAL, ReduceGradientProblem, ReduceProblem
 from . import Expected
 
 
@@ -83,4 +83,52 @@ def reference(problem: Problem, inputs: Mapping[str, np.ndarray], scalars: Mappi
     return {"y": Expected(want, magnitude, max(1, count), accumulate, approximate)}
 
 
-REFERENCES = {"reduce": reference}
+def gradient(problem: Problem, inputs: Mapping[str, np.ndarray], scalars: Mapping[str, float]) -> dict[str, Expected]:
+    """By the derivative of each kind; errors of what the reduction found (relative, or of the mean absolute) are the slack."""
+    assert isinstance(problem, ReduceGradientProblem)
+    kind, axes, kept = problem.kind, problem.axes, problem.kept
+    x: Any = inputs["x"]
+    dy: Any = inputs["dy"].reshape(kept)
+    count = int(np.prod([x.shape[a] for a in axes], dtype=np.int64))
+    epsilon = dtype(problem.accumulate).epsilon
+    unit = epsilon * (4 + 2 * count**0.5)  # of sums and products of so many
+    with np.errstate(all="ignore"):
+        a, mean = np.abs(x), np.sum(x, axis=axes, keepdims=True) / np.float64(count)
+        over: dict[str, Any] = {"axis": axes, "keepdims": True}
+        divisor = np.float64(max(count - problem.correction, 0))
+        finds: dict[str, Callable[[], Any]] = {
+            "max": lambda: np.max(x, initial=-np.inf, **over), "min": lambda: np.min(x, initial=np.inf, **over),
+            "amax": lambda: np.max(a, initial=0, **over), "norm2": lambda: np.sqrt(np.sum(x * x, **over)),
+            "logsumexp": lambda: _logsumexp(x, axes).reshape(kept), "std": lambda: np.sqrt(np.sum((x - mean) ** 2, **over) / divisor),
+            "mul_no_zeros": lambda: np.prod(np.where(x == 0, 1, x), **over),
+        }
+        y: Any = inputs["y"].reshape(kept) if "y" in inputs else finds[kind]() if kind in finds else None
+        lost: Any = 0.0  # absolute
+        relative: Any = unit
+        if kind in ("sum", "mean"):
+            want = np.broadcast_to(dy / (count if kind == "mean" else 1), x.shape)
+        elif kind == "norm1":
+            want = dy * np.sign(x)
+        elif kind == "norm2":
+            want = np.where(y == 0, 0, dy * x / y)
+        elif kind == "logsumexp":
+            want, relative = dy * np.exp(x - y), unit + epsilon * (4 * np.abs(x - y) + 2 * np.abs(y) + 2 * a + 8)
+        elif kind in ("max", "min", "amax"):
+            hit = (a if kind == "amax" else x) == y
+            want = np.where(hit, dy * (np.sign(x) if kind == "amax" else 1) / np.sum(hit, **over), 0)
+        elif kind == "mul_no_zeros":
+            want = np.where(x == 0, 0, dy * y / x)
+        elif kind == "prod":
+            zeros = np.sum(x == 0, **over)
+            others = finds["mul_no_zeros"]()
+            want = dy * np.where(zeros == 0, others / x, np.where((zeros == 1) & (x == 0), others, 0))
+        else:
+            scale = 2 * dy if kind == "var" else np.where(y == 0, 0, dy / y)
+            want = scale * (x - mean) / divisor
+            lost = np.abs(scale) / divisor * unit * (np.abs(mean) + np.sum(a, **over) / max(count, 1))
+            want = np.where(y == 0, 0, want) if kind == "std" else want
+        slack = np.nan_to_num(np.broadcast_to(2 * (np.abs(want) * relative + lost), x.shape), nan=0.0, posinf=0.0)
+    return {"dx": Expected(np.asarray(want, np.float64), terms=0, accumulate=dtype(problem.accumulate), slack=slack)}
+
+
+REFERENCES = {"reduce": reference, "reduce_backward": gradient}

@@ -9,9 +9,9 @@ import numpy as np
 from ...dtypes import dtype
 from ...ops import OPS
 from ...ops.base import Policy, Problem
-from ...ops.reduce import KINDS, NEED_ELEMENTS, ReduceProblem, default_dtype
+from ...ops.reduce import GRADIENTS, KINDS, NEED_ELEMENTS, ReduceGradientProblem, ReduceProblem, default_dtype
 from . import Fill, Sampler
-from .pointwise import view
+from .pointwise import FLOATS, view
 
 TYPES = ("f32", "f16", "bf16", "f64", "f32", "f16", "bf16", "s8", "u8", "s16", "u16", "s32", "u32", "s64", "bool")
 
@@ -73,8 +73,54 @@ def _fill(rng: np.random.Generator, problem: Problem) -> np.ndarray:
     return values
 
 
-SAMPLES: dict[str, Sampler] = {"reduce": sample_reduce}
+def sample_reduce_backward(rng: np.random.Generator, size: str) -> Problem:
+    kind, x_type = str(rng.choice(list(GRADIENTS))), dtype(str(rng.choice(FLOATS)))
+    rank = int(rng.integers(1, 5))
+    most = {1: 900, 2: 60, 3: 14, 4: 8}[rank] * (1 if size == "tiny" else 4)
+    shape = [int(n) for n in rng.integers(1, most + 1, rank)]
+    if rng.random() < 0.3:
+        shape[-1] = max(8, shape[-1] // 8 * 8)
+    if rng.random() < 0.04:
+        shape[int(rng.integers(rank))] = 0
+    axes = tuple(int(a) for a in np.flatnonzero(rng.random(rank) < 0.6))
+    kept = tuple(1 if a in axes else n for a, n in enumerate(shape))
+    shapes = kept, tuple(n for a, n in enumerate(shape) if a not in axes)
+    attrs: dict[str, Any] = {"op": kind, "axes": None if len(axes) == rank and rng.random() < 0.5 else axes}
+    if kind in ("var", "std") and rng.random() < 0.5:
+        attrs["correction"] = 1
+    others = [x_type if rng.random() < 0.7 else dtype(str(rng.choice(FLOATS))) for _ in range(2)]
+    tensors = {"dy": view(rng, others[0], shapes[int(rng.integers(2))]), "x": view(rng, x_type, tuple(shape))}
+    if rng.random() < 0.3:
+        tensors["y"] = view(rng, others[1], shapes[int(rng.integers(2))])
+    if rng.random() < 0.3:
+        tensors["dx"] = view(rng, x_type, tuple(shape), True)
+    return OPS["reduce_backward"].make(tensors, attrs, Policy())
+
+
+def _fill_gradient(rng: np.random.Generator, problem: Problem) -> np.ndarray:
+    """Ties, zeros for the kinds that count them, and factors near 1."""
+    assert isinstance(problem, ReduceGradientProblem)
+    values = rng.standard_normal(problem.desc("x").shape)
+    count = max(1, int(np.prod([problem.desc("x").shape[a] for a in problem.axes])))
+    if problem.kind in ("max", "min", "amax"):
+        values = np.round(values * 2)
+    elif problem.kind in ("prod", "mul_no_zeros"):
+        values = np.sign(values) * np.exp2(rng.uniform(-1, 1, values.shape) / np.sqrt(count))
+        values = np.where(rng.random(values.shape) < min(0.3, 1 / count), 0, values)
+    return values
+
+
+SAMPLES: dict[str, Sampler] = {"reduce": sample_reduce, "reduce_backward": sample_reduce_backward}
 CASES: dict[str, tuple[str, ...]] = {
+    "reduce_backward": (
+        "reduce_backward dy=f32[6] x=f32[4,6,5,7]nchw op=sum axes=(0,2,3)",
+        "reduce_backward dy=bf16[1,64,1,1]nchw x=bf16[4,64,3,5]nhwc op=mean axes=(0,2,3)",
+        "reduce_backward dy=f16[3] x=f16[3,1024]nchw op=max axes=(1,)",
+        "reduce_backward dy=f32[] x=f32[2003]nchw y=f32[]nchw op=norm2",
+        "reduce_backward dy=f32[33] x=f64[17,33]nchw op=prod axes=(0,)",
+        "reduce_backward dy=f64[9] x=f64[100,9]nchw op=std axes=(0,) correction=1",
+        "reduce_backward dy=f32[3] x=f32[3,0]nchw op=logsumexp axes=(1,)",
+    ),
     "reduce": (
         "reduce x=f32[4,6,5,7]nchw op=sum axes=(0,2,3)",
         "reduce x=bf16[4,64,3,5]nhwc op=sum axes=(0,2,3)",
@@ -89,4 +135,4 @@ CASES: dict[str, tuple[str, ...]] = {
         "reduce x=f64[100,9]nchw op=var axes=(0,) correction=1",
     ),
 }
-FILLS: dict[tuple[str, str], Fill] = {("reduce", "x"): _fill}
+FILLS: dict[tuple[str, str], Fill] = {("reduce", "x"): _fill, ("reduce_backward", "x"): _fill_gradient}
