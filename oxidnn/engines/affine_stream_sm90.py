@@ -18,6 +18,7 @@ from ..codegen.spec import TensorMapSpec
 from ..device import DeviceInfo
 from . import affine_tiling as tiling
 from .affine import AffineMatmul
+from .affine_wgmma_sm90 import epilogue_lines
 from .base import Arg, Build, EngineConfig, ScalarArg, Step, Support, TensorArg, TensorMapArg, WorkspaceArg, refuse
 
 SMEM_BYTES = 232448  # of a CTA
@@ -257,6 +258,7 @@ MAX_COLUMNS = {1: 256, 2: 160, 3: 96}  # multiplied at a time, by warpgroups
 WARPGROUP_REGISTERS = {1: 255, 2: 168, 3: 128}  # of a thread: a quarter of an SM has 512 a lane for its warps
 OTHER_REGISTERS = 40  # beside sums and fragments
 MAX_SLOTS = 24
+MAX_EPILOGUE_LINES = 4000
 
 
 @dataclass(frozen=True, slots=True)
@@ -400,8 +402,10 @@ class StreamWgmmaSm90Matmul:
     is_deterministic = True
 
     def check(self, am: AffineMatmul, device: DeviceInfo) -> Support:
-        """As StreamSm90Matmul.check."""
+        """As StreamSm90Matmul.check; an epilogue that is not too long to apply to all sums of a thread."""
         common = _check_rows(self.name, am, device)
+        if common and epilogue_lines(am) * am.n.size // 2 > MAX_EPILOGUE_LINES:
+            return refuse(f"its epilogue is too long to apply to {am.n.size // 2} sums of a thread")
         return common if not common or self.configs(am, device) else refuse(
             f"{am.b.name} of {am.k.size} x {am.n.size} elements and blocks of {BLOCK_ROWS} rows find no room")
 
