@@ -253,12 +253,12 @@ class ChannelNormResidentBackward(ChannelNormEngine):
                     packs = -(-share // (4 * slots)) * 4
                     num_bytes = self._shared_bytes(lanes * slots, packs, vector)
                     together = min((device.smem_per_sm - 6144) // (num_bytes + 2048), 640 // (lanes * slots))
-                    if packs > _MAX_SHARED // 2 or not together or packs * slots > 4 * share:
+                    if packs > _MAX_SHARED // 2 or not together:
                         continue
                     parts = max(1, device.num_sms // 16)  # of the device, within which a cluster lies
                     clusters = max(1, device.num_sms // parts * together // cluster * parts)
                     units = problem.batches * problem.channels // (lanes * vector)
-                    waves = max(units / clusters, 1.0)
+                    waves = max(units / clusters, 1.0) * packs * slots / share  # threads without rows
                     found.append((waves * (1.0 if together > 1 else 1.2) * (1 + 1.5 / min(lanes, 16)), -lanes * slots, cluster,
                                   {"lanes": lanes, "slots": slots, "packs": packs, "cluster": cluster}))
         return [shape for *_, shape in sorted(found, key=lambda f: f[:-1])]

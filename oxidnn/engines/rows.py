@@ -364,11 +364,12 @@ class RowEngine(Engine):
         packs = (rows.column_digits.size + 2 * vector - 2) // max(vector, 1)
         if not device.at_least(8, 0) or not vector or packs < 8 or not rows.holds_skew(held, vector):
             return []
-        pack = 16 * len(held)
+        pack, found = 16 * len(held), list[EngineConfig]()
+        if packs <= 128:
+            found.append(EngineConfig.of(home="skewed", lanes=power_of_two(-(-packs // 4)), vec=vector, threads=128, cluster=1))
         if packs <= 64:
-            return [EngineConfig.of(home="skewed", lanes=power_of_two(-(-packs // 4)), vec=vector, threads=128, cluster=1)]
+            return found
         clusters = (1, 2, 4, 8) if device.at_least(9, 0) and rows.row_digits.size * 8 < LIMIT else (1,)
-        found = []
         for threads in (512, 256, 128):
             for cluster in clusters:
                 each = -(-packs // (threads * cluster))
@@ -377,7 +378,7 @@ class RowEngine(Engine):
                         found += [EngineConfig.of(home="skewed", lanes=threads, vec=vector, threads=threads, cluster=k)
                                   for k in ((cluster, 8) if cluster in (2, 4) else (cluster,)) if packs > threads * k // 2]
                     break
-        few = [c for c in found if packs >= 3 * c["threads"] * c["cluster"]]  # several packs a thread
+        few = [c for c in found if packs >= 3 * c["lanes"] * c["cluster"]]  # several packs a thread
         return [*few, *(c for c in found if c not in few)]
 
     def _shared_configs(self, rows: Rows, vector: int, packs: int, device: DeviceInfo) -> list[EngineConfig]:

@@ -14,6 +14,7 @@ from ...ops.base import Policy, Problem
 from ...ops.channel_norm import channels_innermost, mask_desc
 from ...ops.checks import canonical
 from ...ops.epilogue import accumulator_of
+from ...tensor import TensorDesc
 from . import Fill, Sampler
 from .tensors import random_desc
 
@@ -39,6 +40,12 @@ def _draw(name: str, rng: np.random.Generator, size: str) -> Problem:
     if name in ("batch_norm", "instance_norm") and prod(shape) == shape[0] * channels and (name[0] == "i" or shape[0] == 1):
         shape = [max(shape[0], 2), channels, 3]
 
+    is_plain = name in ("group_norm_backward", "instance_norm_backward") and rng.random() < 0.3  # as a cluster holds it: channels last
+    if is_plain:
+        kind = (F32, F16, BF16)[int(rng.integers(3))]
+        accumulator, channels = F32, int(rng.choice([c for c in _CHANNELS if c % 8 == 0]))
+        shape[1] = channels
+
     def draw(extents: Any, dtype: Any = kind, is_output: bool = False) -> Any:
         return random_desc(rng, dtype, extents, is_output=is_output)
 
@@ -55,24 +62,26 @@ def _draw(name: str, rng: np.random.Generator, size: str) -> Problem:
         tensors |= {n: draw([channels], F32) for n in ("running_mean", "running_var")} if rng.random() < 0.5 else {}
         return OPS[name].make(tensors, {"momentum": 0.25, "eps": 1e-3}, Policy())
     x = canonical(draw(shape))
-    wants_mask = rng.random() < 0.4
+    if is_plain:
+        x = canonical(TensorDesc.packed(kind, tuple(shape), "nhwc"))
+    wants_mask = rng.random() < 0.4 and not is_plain
     if wants_mask and (channels if channels_innermost(x) else prod(shape[2:])) % 8:
         wants_mask = False
     if name.endswith(("backward", "backward_reduce", "backward_apply")):
-        tensors = {"dy": draw(shape), "x": x} | {n: draw(stats, accumulator) for n in ("mean", "rstd")}
+        tensors = {"dy": x if is_plain else draw(shape), "x": x} | {n: draw(stats, accumulator) for n in ("mean", "rstd")}
         if name != "batch_norm_backward_reduce":
             tensors |= {"gamma": parameter()} if rng.random() < 0.6 else {}
-            attrs["return_residual"] = bool(rng.random() < 0.3)
+            attrs["return_residual"] = bool(rng.random() < 0.3) and not is_plain
         if wants_mask:
             mask = mask_desc(x)
             tensors["mask"] = mask if rng.random() < 0.5 else draw(mask.shape, U8)
-        elif rng.random() < 0.4:
+        elif rng.random() < 0.4 and not is_plain:
             tensors["y"] = draw(shape, kind if rng.random() < 0.7 else F32)
         if name == "batch_norm_backward_apply":
             tensors |= {n: draw([channels], accumulator) for n in ("sum_dy", "sum_dy_xhat")} | {"count": draw([1], accumulator)}
         if name == "batch_norm_backward" and rng.random() < 0.2:
             attrs["training"] = False
-        if name != "batch_norm_backward_reduce" and rng.random() < 0.4:
+        if name != "batch_norm_backward_reduce" and rng.random() < 0.4 and not is_plain:
             tensors["dx"] = draw(shape, is_output=True)
         return OPS[name].make(tensors, attrs, Policy())
     tensors = {"x": x}
