@@ -27,7 +27,10 @@ def kinds_of(case: Any) -> list[str]:
     return name.removesuffix("_expanded").split("_to_")
 
 
-CAST_TESTS = [t for t in node_tests(("Cast", "CastLike")) if set(kinds_of(t)) <= set(CASTS)]
+CAST_FOUND = node_tests(("Cast", "CastLike"))
+CAST_TESTS = [t for t in CAST_FOUND if set(kinds_of(t)) <= set(CASTS)]
+LEFT = {t.name: f"types that no array here has: {', '.join(sorted(set(kinds_of(t)) - set(CASTS)))}"
+        for t in CAST_FOUND if not set(kinds_of(t)) <= set(CASTS)}
 
 
 def given_by(case: Any, inputs: list[np.ndarray]) -> dict[str, Any]:

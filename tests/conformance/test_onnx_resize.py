@@ -32,6 +32,7 @@ def attributes(case: Any) -> dict[str, Any]:
 
 TESTS = node_tests()
 COVERED = [t for t in TESTS if attributes(t).get("coordinate_transformation_mode") not in NOT_COVERED]
+LEFT = {t.name: "a crop by a region of interest, with a value for what lies outside the input" for t in TESTS if t not in COVERED}
 
 
 def arguments(case: Any, x: np.ndarray, given: dict[str, np.ndarray]) -> dict[str, Any]:
