@@ -22,7 +22,7 @@ import numpy as np
 
 from . import report, switches
 from .array import DeviceArray, empty, from_numpy, zeros
-from .codegen.pointwise import Expression, acc, arg, parse
+from .codegen.pointwise import Expression, parse
 from .device import DeviceInfo, parse_device
 from .dispatch.optimisers import ListOps
 from .dispatch.planning import plan_for
@@ -398,9 +398,8 @@ class DnnHandle(ListOps):
         element): y holds result / scale_y. return_scale (of those three types): last also a scale for each row, of mean's shape and
         type, max|result| / (448, 57344 or 127), 1 where all are 0; y holds result / that. A row with a result that is not finite has NaN.
         """
-        epilogue, operands = _scaled(epilogue, operands, scale_y)
         attrs = (eps, axes, epilogue, return_stats, return_sum, out_dtype, return_scale)
-        return self._session.run(CALLS["layer_norm"], (x, gamma, beta, residual), attrs, out, stream, scalars, operands)
+        return self._session.run(CALLS["layer_norm"], (x, gamma, beta, residual, scale_y), attrs, out, stream, scalars, operands)
 
     def layer_norm_backward(self, dy: Any, x: Any, mean: Any, rstd: Any, gamma: Any = None, *, axes: Any = -1, out: Any = None,
                             stream: Any = None) -> Any:
@@ -412,9 +411,8 @@ class DnnHandle(ListOps):
                  return_scale: bool = False, operands: Mapping[str, Any] | None = None, scalars: Mapping[str, float] | None = None,
                  out: Any = None, stream: Any = None) -> Any:
         """epilogue(h / sqrt(mean of h^2 + eps) * gamma + beta) of h = x + residual: `layer_norm` about 0; return_stats adds rstd alone."""
-        epilogue, operands = _scaled(epilogue, operands, scale_y)
         attrs = (eps, axes, epilogue, return_stats, return_sum, out_dtype, return_scale)
-        return self._session.run(CALLS["rms_norm"], (x, gamma, beta, residual), attrs, out, stream, scalars, operands)
+        return self._session.run(CALLS["rms_norm"], (x, gamma, beta, residual, scale_y), attrs, out, stream, scalars, operands)
 
     def rms_norm_backward(self, dy: Any, x: Any, rstd: Any, gamma: Any = None, *, axes: Any = -1, out: Any = None,
                           stream: Any = None) -> Any:
@@ -1012,19 +1010,6 @@ class DnnHandle(ListOps):
 
 
 _CONV, _GEMM = CALLS["conv_fprop"], CALLS["gemm"]
-
-
-def _scaled(epilogue: Any, operands: Mapping[str, Any] | None, scale_y: Any) -> tuple[Any, Mapping[str, Any] | None]:
-    """The epilogue divided by the operand scale_y, if there is one."""
-    if scale_y is None:
-        return epilogue, operands
-    given = {} if operands is None else operands
-    return _divided(acc if epilogue is None else hashable(epilogue)), {**given, "scale_y": scale_y}
-
-
-@lru_cache(maxsize=256)
-def _divided(epilogue: Any) -> Expression:
-    return parse(epilogue) / arg("scale_y")
 
 
 def _all_but(op: str, v: Any, dim: int | None) -> tuple[int, ...]:

@@ -22,11 +22,13 @@ _RING_PACKS = 4  # of a row a thread has at most, whose sums are held in registe
 
 @dataclass(frozen=True, slots=True)
 class NormConsts:
-    """is_split: of a gradient whose rows are read again, one launch leaves the rows' sums, and the one that sums columns writes dx."""
+    """is_split: of a gradient whose rows are read again, one launch leaves the rows' sums, and the one that sums columns writes dx.
+    largest: the number that a row's largest result shall become; 0: results go out as they are."""
 
     rows: RowConsts
     is_rms: bool
     is_split: bool = False
+    largest: float = 0.0
 
 
 class NormEngine(RowEngine):
@@ -37,7 +39,7 @@ class NormEngine(RowEngine):
     live_elements = 16
 
     def takes_skew(self, problem: Problem) -> bool:
-        return True
+        return problem.desc("y").dtype is problem.desc("x").dtype
 
     def rows(self, problem: Problem) -> Rows:
         assert isinstance(problem, NormProblem)
@@ -48,7 +50,7 @@ class NormEngine(RowEngine):
             assert problem.epilogue is not None
             aligned = align_shape(problem.op, name, desc.shape, shape, channel, problem.epilogue.axis(name))
             full[name] = TensorDesc(desc.dtype, shape, align_strides(desc, aligned, channel), desc.align)
-        statistics = {n: problem.desc(n) for n in ("mean", "rstd") if problem.has(n)}
+        statistics = {n: problem.desc(n) for n in ("mean", "rstd", "row_scale") if problem.has(n)}
         return Rows.of(shape, problem.axes, full, statistics, {n: problem.desc(n) for n in ("gamma", "beta") if problem.has(n)})
 
     def build_steps(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> Build:
@@ -56,7 +58,9 @@ class NormEngine(RowEngine):
         if problem.is_empty:
             return Build(())
         rows = self.rows(problem)
-        consts = NormConsts(self.row_consts(rows, config, 1 if problem.is_rms else 3, problem.epilogue, ("y",)), problem.is_rms)
+        slots, largest = 1 if problem.is_rms else 3, problem.desc("y").dtype.max if problem.has("row_scale") else 0.0
+        r = self.row_consts(rows, config, slots + (2 if largest else 0), problem.epilogue, ("y",))
+        consts = NormConsts(r, problem.is_rms, largest=largest)
         eps = Arg("eps", consts.rows.compute, problem.eps)
         return Build((self.row_step("rowwise/norm", consts, problem.op, rows, config, device, [eps]),))
 

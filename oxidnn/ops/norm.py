@@ -1,12 +1,17 @@
 """Layer normalisation and RMS normalisation over any dimensions, with gradients.
 
     layer_norm x=bf16[8,512,768]nchw gamma=f32[768] beta=f32[768] residual=... axes=(2,) eps=1e-05 epilogue="relu(acc)"
+    rms_norm x=bf16[512,4096] gamma=bf16[4096] out_dtype=e4m3 return_scale=True
 
 h = x + residual (if given); y = epilogue((h - mean(h)) / sqrt(var(h) + eps) * gamma + beta), mean and biased variance over `axes`; RMS
 normalisation takes the mean for 0. Arithmetic is f32 (f64 for f64 tensors), h is not rounded in between, eps stands inside the root. The
 variance is that of the differences from the mean, so it is as exact for a row far from zero as for one about zero; a value whose square
 f32 cannot hold (above about 1e19) makes y 0 or NaN. return_stats: also mean and rstd = 1 / sqrt(var + eps), of x's shape without `axes`,
 in the type of the arithmetic. return_sum: also h. In an epilogue a vector lies along the last of `axes`.
+out_dtype: y's type, of f64, f32, f16, bf16, e4m3, e5m2 and s8: to nearest even, the last three saturating (NaN is 0 in s8). scale_y (one
+element): y holds result / scale_y. return_scale (of those three): also row_scale, of the statistics' shape and type,
+= max|result| of the row / the type's largest number (448, 57344, 127), 1 where all are 0, NaN where one is no finite number; y holds
+result / row_scale. All in the one launch.
 
 The gradients take x (h, where there was a residual) and the statistics; with gamma they give dgamma and, for layer_norm, dbeta too.
 """
@@ -19,16 +24,18 @@ from functools import partial
 from math import prod
 from typing import Any
 
-from ..codegen.pointwise import Expression
+from ..codegen.pointwise import Expression, acc, arg
+from ..dtypes import E4M3, E5M2, S8, dtype
 from ..errors import expected
 from ..tensor import TensorDesc
 from .base import OpDef, Operand, Policy, Problem
-from .checks import check_bool, check_dtype, check_number, check_output, describe
+from .checks import FLOATS, check_bool, check_dtype, check_expression, check_number, check_output, describe
 from .epilogue import accumulator_of, default_epilogue, operands_of, resolve, scalars_of
 from .reduce import normalize_axes
 
 EPS = 1e-5
-_ROLES = ("x", "gamma", "beta", "residual", "y", "mean", "rstd", "sum")
+NARROW = (E4M3, E5M2, S8)
+_ROLES = ("x", "gamma", "beta", "residual", "y", "mean", "rstd", "sum", "row_scale")
 
 
 @dataclass(frozen=True)
@@ -91,6 +98,17 @@ def _output(op: str, name: str, tensors: Mapping[str, TensorDesc], like: TensorD
     return Operand(name, desc, True)
 
 
+def _result(op: str, tensors: Mapping[str, TensorDesc], attrs: Mapping[str, Any], x: TensorDesc) -> tuple[Operand, list[tuple[str, Any]]]:
+    """y, and what attributes say of its type."""
+    given = attrs.get("out_dtype")
+    kind = dtype(given) if given is not None else tensors.get("y", x).dtype
+    if kind not in (*FLOATS, *NARROW):
+        raise expected(op, "out_dtype" if given is not None else "type of y", kind, ", ".join(t.name for t in (*FLOATS, *NARROW)))
+    model = _like(x)
+    y = _output(op, "y", tensors, TensorDesc(kind, model.shape, model.strides, model.align))
+    return y, [("out_dtype", kind.name)] if kind is not x.dtype else []
+
+
 def _parameter(op: str, name: str, tensors: Mapping[str, TensorDesc], x: TensorDesc, axes: tuple[int, ...]) -> TensorDesc:
     desc, shape = tensors[name], tuple(x.shape[a] for a in axes)
     check_dtype(op, name, desc, tensors)
@@ -121,24 +139,36 @@ def _make(op: str, tensors: Mapping[str, TensorDesc], attrs: Mapping[str, Any], 
     eps = check_number(op, "eps", attrs.get("eps", EPS), accumulator)
     if not eps >= 0:
         raise expected(op, "eps", repr(eps), "a number that is not negative")
-    flags = {name: check_bool(op, name, attrs.get(name, False)) for name in ("return_stats", "return_sum")}
+    flags = {name: check_bool(op, name, attrs.get(name, False)) for name in ("return_stats", "return_sum", "return_scale")}
     operands = [Operand("x", x)]
     operands += [Operand(n, _parameter(op, n, tensors, x, axes)) for n in ("gamma", "beta") if n in tensors]
     if "residual" in tensors:
         operands.append(Operand("residual", _same(op, "residual", tensors, x)))
-    epilogue = resolve(op, attrs.get("epilogue"), tensors, _ROLES)
+    given = attrs.get("epilogue")
+    default = default_epilogue([n for n in tensors if n not in (*_ROLES, "scale_y")])
+    written = default if given is None else check_expression(op, "epilogue", given)
+    if "scale_y" in tensors:
+        if tensors["scale_y"].numel != 1 or tensors["scale_y"].rank > 1:
+            raise expected(op, "shape of scale_y", list(tensors["scale_y"].shape), "[1]", describe(tensors))
+        given = (acc if written is None else written) / arg("scale_y")
+    epilogue = resolve(op, given, tensors, _ROLES)
     operands += operands_of(op, epilogue, tensors, x.shape, axes[-1])
-    operands.append(_output(op, "y", tensors, x))
+    y, kinds = _result(op, tensors, attrs, x)
+    operands.append(y)
+    stats = TensorDesc.packed(accumulator, tuple(n for i, n in enumerate(x.shape) if i not in axes))
     if flags["return_stats"]:
-        stats = TensorDesc.packed(accumulator, tuple(n for i, n in enumerate(x.shape) if i not in axes))
         operands += [_output(op, n, tensors, stats) for n in (("rstd",) if op == "rms_norm" else ("mean", "rstd"))]
     if flags["return_sum"]:
         operands.append(_output(op, "sum", tensors, x))
-    normal = _normal_axes(axes, x)
+    if flags["return_scale"]:
+        if y.desc.dtype not in NARROW:
+            raise expected(op, "return_scale", True, f"False for y of {y.desc.dtype} (it is for {', '.join(t.name for t in NARROW)})")
+        operands.append(_output(op, "row_scale", tensors, stats))
+    normal = _normal_axes(axes, x) + kinds
     if eps != EPS:
         normal.append(("eps", eps))
-    if epilogue is not None and epilogue != default_epilogue([n for n in tensors if n not in _ROLES]):
-        normal.append(("epilogue", epilogue))
+    if written is not None and written not in (acc, default):
+        normal.append(("epilogue", written))
     normal += [(name, True) for name, value in flags.items() if value]
     return NormProblem(op, tuple(operands), tuple(normal), scalars_of(epilogue, accumulator), policy=policy, axes=axes, eps=eps,
                        epilogue=epilogue)
@@ -159,12 +189,13 @@ def _make_backward(op: str, tensors: Mapping[str, TensorDesc], attrs: Mapping[st
     return NormProblem(op, (*operands, *outputs), tuple(_normal_axes(axes, x)), policy=policy, axes=axes)
 
 
-_INPUTS = ("x", "gamma", "beta", "residual")
-_OPTIONAL = ("gamma", "beta", "residual")
-_ATTRS = (("eps", EPS), ("axes", -1), ("epilogue", None), ("return_stats", False), ("return_sum", False))
+_INPUTS = ("x", "gamma", "beta", "residual", "scale_y")
+_OPTIONAL = _INPUTS[1:]
+_ATTRS = (("eps", EPS), ("axes", -1), ("epilogue", None), ("return_stats", False), ("return_sum", False), ("out_dtype", None),
+          ("return_scale", False))
 DEFINITIONS: tuple[OpDef, ...] = (
-    OpDef("layer_norm", _INPUTS, ("y", "mean", "rstd", "sum"), partial(_make, "layer_norm"), _OPTIONAL, _ATTRS),
-    OpDef("rms_norm", _INPUTS, ("y", "rstd", "sum"), partial(_make, "rms_norm"), _OPTIONAL, _ATTRS),
+    OpDef("layer_norm", _INPUTS, ("y", "mean", "rstd", "sum", "row_scale"), partial(_make, "layer_norm"), _OPTIONAL, _ATTRS),
+    OpDef("rms_norm", _INPUTS, ("y", "rstd", "sum", "row_scale"), partial(_make, "rms_norm"), _OPTIONAL, _ATTRS),
     OpDef("layer_norm_backward", ("dy", "x", "mean", "rstd", "gamma"), ("dx", "dgamma", "dbeta"),
           partial(_make_backward, "layer_norm_backward"), ("gamma",), (("axes", -1),)),
     OpDef("rms_norm_backward", ("dy", "x", "rstd", "gamma"), ("dx", "dgamma"), partial(_make_backward, "rms_norm_backward"), ("gamma",),

@@ -8,7 +8,8 @@ import numpy as np
 
 from ...ops.base import Problem
 from ...ops.epilogue import accumulator_of
-from ...ops.norm import NormProblem
+from ...ops.norm import NARROW, NormProblem
+from ..compare import accumulated_error
 from . import Expected, Reference
 from .epilogue import finish
 
@@ -43,13 +44,35 @@ def forward(problem: Problem, inputs: Mapping[str, np.ndarray], scalars: Mapping
         size = np.abs(h) + np.abs(h).mean(axes, keepdims=True)
         spread = 1 + (s := np.sqrt((size**2).mean(axes, keepdims=True)) * rstd) + accumulator.epsilon * s**2
         magnitude = rstd * np.abs(gamma) * (size + np.abs(h - mean) * spread) + np.abs(beta)
-    results["y"] = finish(problem, problem.epilogue, acc, magnitude, None, terms, inputs, scalars, axes[-1])
+    results |= quantised(problem, finish(problem, problem.epilogue, acc, magnitude, None, terms, inputs, scalars, axes[-1]))
     squeezed = tuple(n for i, n in enumerate(h.shape) if i not in axes)
     if problem.has("mean"):
         results["mean"] = Expected(mean.reshape(squeezed), np.abs(h).mean(axes), terms, accumulator)
     if problem.has("rstd"):
         results["rstd"] = Expected(rstd.reshape(squeezed), (rstd * spread).reshape(squeezed), terms, accumulator)
     return results
+
+
+def quantised(problem: NormProblem, result: Expected) -> dict[str, Expected]:
+    """y of 8 bits, and the rows' scales: how far the result's own tolerance moves them."""
+    kind, accumulator = problem.desc("y").dtype, accumulator_of(problem.desc("x").dtype)
+    if kind not in NARROW:
+        return {"y": result}
+    want, found = np.asarray(result.want, np.float64), {}
+    with np.errstate(all="ignore"):
+        error = accumulated_error(accumulator, result.terms) * (np.abs(want) if result.magnitude is None else result.magnitude)
+        error = error + (0.0 if result.slack is None else result.slack) + 4 * accumulator.epsilon * np.abs(want)
+        if problem.has("row_scale"):
+            largest = np.abs(want).max(problem.axes, keepdims=True)
+            scale = np.where(largest == 0, 1.0, largest / kind.max)
+            scale = np.where(np.isfinite(want).all(problem.axes, keepdims=True), scale, np.nan)
+            moved = error.max(problem.axes, keepdims=True) / kind.max + 4 * accumulator.epsilon * scale
+            shape = problem.desc("row_scale").shape
+            found["row_scale"] = Expected(scale.reshape(shape), slack=moved.reshape(shape))
+            want, error = want / scale, (error + np.abs(want / scale) * moved) / scale
+        low = -kind.max - (kind.kind == "int")
+        want = np.clip(want, low, kind.max)
+        return found | {"y": Expected(want if kind.is_float else np.nan_to_num(want, nan=0.0), terms=0, slack=error)}
 
 
 def backward(problem: Problem, inputs: Mapping[str, np.ndarray], scalars: Mapping[str, float]) -> dict[str, Expected]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ...dtypes import BF16, F16, F32, F64
+from ...dtypes import BF16, E4M3, E5M2, F16, F32, F64, S8, dtype
 from ...ops import OPS
 from ...ops.base import Policy, Problem
 from ...ops.epilogue import accumulator_of
@@ -64,8 +64,16 @@ def _draw(name: str, rng: np.random.Generator, size: str) -> Problem:
         attrs["epilogue"], operands = _EPILOGUES[int(rng.integers(len(_EPILOGUES)))]
         extents = {"c": own[-1:], "y": shape, "1": [1] * rank}
         tensors |= {n: draw(extents[e], F32 if rng.random() < 0.5 else kind) for n, e in operands.items()}
+    if rng.random() < 0.15:
+        tensors["scale_y"] = draw([1], F32)
     attrs |= {"eps": float(rng.choice([1e-5, 1e-5, 1e-3, 0.1])), "return_stats": bool(rng.random() < 0.4)}
     attrs["return_sum"] = bool(rng.random() < 0.2)
+    if rng.random() < 0.3:
+        kinds = (E4M3, E5M2, S8, BF16, F32)
+        attrs["out_dtype"] = kinds[int(rng.integers(5))].name
+        if "y" in tensors:
+            tensors["y"] = draw(shape, dtype(attrs["out_dtype"]), True)
+        attrs["return_scale"] = bool(attrs["out_dtype"] in ("e4m3", "e5m2", "s8") and rng.random() < 0.6)
     return OPS[name].make(tensors, attrs, Policy())
 
 
@@ -81,9 +89,14 @@ def _rstd(rng: np.random.Generator, problem: Problem) -> np.ndarray:
     return rng.uniform(0.3, 2.0, problem.desc("rstd").shape)
 
 
+def _scale(rng: np.random.Generator, problem: Problem) -> np.ndarray:
+    return rng.uniform(0.02, 2.0, 1)
+
+
 _NAMES = ("layer_norm", "rms_norm", "layer_norm_backward", "rms_norm_backward")
 SAMPLES: dict[str, Sampler] = {n: partial(_draw, n) for n in _NAMES}
 FILLS: dict[tuple[str, str], Fill] = {(n, "x"): _offset for n in ("layer_norm", "rms_norm")}
+FILLS |= {(n, "scale_y"): _scale for n in ("layer_norm", "rms_norm")}
 FILLS |= {(n, "rstd"): _rstd for n in ("layer_norm_backward", "rms_norm_backward")}
 
 
@@ -101,6 +114,9 @@ _FORWARD = tuple(_both(line) for line in (
     "x=f16[2,8,3,5]nhwc gamma=f16[8,3,5]nchw axes=(1,2,3)", "x=f32[3,4,40]nchw axes=(0,2) gamma=f32[3,40]nchw",
     "x=bf16[2,9,64]nchw gamma=bf16[64]nchw epilogue='silu(acc) * gate' gate=bf16[2,9,64]nchw",
     "x=f64[3,20]nchw epilogue='acc * scalar(strength) + shift[c]' shift=f32[20]nchw", "x=f32[0,10]nchw return_stats=True",
+    "x=bf16[5,1024]nchw gamma=f32[1024]nchw out_dtype=e4m3 return_scale=True", "x=f32[3,70]nchw out_dtype=s8 return_scale=True",
+    "x=f16[2,9000]nchw residual=f16[2,9000]nchw out_dtype=e5m2 return_scale=True", "x=f32[2,20000]nchw out_dtype=s8 return_scale=True",
+    "x=bf16[3,2,77]nchw out_dtype=e4m3 epilogue='silu(acc)' scale_y=f32[1]nchw", "x=f64[3,40]nchw out_dtype=s8 return_scale=True",
     "x=bf16[1024](1)@2 gamma=f32[1024]nchw", "x=f32[4,33](-40,1)", "x=f32[4,33](1,4)", "x=f32[3,8](0,1)", f"x=f32[3,1]({2**20},{2**31})",
 ))
 CASES: dict[str, tuple[str, ...]] = {
