@@ -2,7 +2,10 @@
 
 Two arrangements: "row": the axis lies densely, a thread takes neighbours along it; "column": another dimension does, threads lie across it
 and each takes some steps along the axis. A long axis is split: one launch reduces every part but writes nothing else, the next begins each
-part from what those before it gave. What is scanned is a table of expressions: map an element, combine two states, finish.
+part from what those before it gave. Or, of rows, chained: parts are read once, each as one tile; CTAs take them in the order in which they
+start, publish what theirs give together, and wait for what those before them published: sums of tiles within a group of GROUP, of groups
+within a super-group of GROUP groups, and all before that. These are combined in one order, whoever comes first. What is scanned is a
+table of expressions: map an element, combine two states, finish.
 """
 
 from __future__ import annotations
@@ -26,6 +29,7 @@ from .digits import DigitConsts, Digits, ceil_div, power_of_two
 
 _LIMIT = 2**31
 _MOST_SPLITS = 512
+GROUP = 32  # tiles of a group, groups of a super-group: a warp reads what one before it published
 
 
 @dataclass(frozen=True)
@@ -78,7 +82,7 @@ class ScanConsts:
     """along: threads along the axis; across: threads side by side; items: steps of a thread; width: neighbours across of a thread.
 
     mode: "scan", or "totals": what a part gives together. carries: parts before this one are counted in. staged: a warp hands results of
-    more than 16 bytes a thread round through shared memory, so that what it stores lies side by side.
+    more than 16 bytes a thread round through shared memory, so that what it stores lies side by side. chained: see above.
     """
 
     kind: str
@@ -97,6 +101,7 @@ class ScanConsts:
     mode: str
     carries: bool
     staged: bool = False
+    chained: bool = False
 
     @property
     def is_row(self) -> bool:
@@ -124,6 +129,11 @@ class ScanConsts:
     @property
     def sizes(self) -> tuple[int, ...]:
         return tuple(8 if t in ("f64", "s64") else 4 for t in self.states)
+
+    @property
+    def words(self) -> int:
+        """Words of 64 bits, each 32 bits of a state and the mark that they are there, of a published state."""
+        return sum(self.sizes) // 4
 
     @property
     def needed(self) -> tuple[Stream, ...]:
@@ -259,8 +269,9 @@ def _is_aligned(desc: TensorDesc, strides: Sequence[int], count: int) -> bool:
 
 
 def _row_piece(source: Source, space: _Space, items: int) -> int:
-    """Elements along the axis that one access takes."""
-    piece = items
+    """Elements along the axis that one access takes; of 4 bytes or more, that neighbouring accesses of 16 bytes take."""
+    size = source.desc.dtype.num_bytes
+    piece = items if size >= 4 else min(items, 16 // size)
     while piece > 1 and (space.along[source.name] != source.desc.dtype.num_bytes or space.steps % piece
                          or not _is_aligned(source.desc, space.rows[source.name], piece)):
         piece //= 2
@@ -333,11 +344,17 @@ class ScanBlock(Engine):
                 piece = max(s.desc.dtype.num_bytes for s in sources if s.name in ("y", "indices", "dx")) * items
                 stages = (0,) if path == "column" or along < 32 or piece <= 16 else (1, 0) if piece > 32 else (0, 1)
                 shape = {"path": path, "threads": threads, "along": along, "across": across, "items": items, "width": width}
-                found += [EngineConfig.of(**shape, splits=n, staged=k) for n in counts for k in stages]
+                found += [EngineConfig.of(**shape, splits=n, staged=k, chained=0) for n in counts for k in stages]
+                if path == "row" and along == threads and splits > 1 and problem.op != "cumprod_backward":
+                    each = items * 2 if len(states) == 1 and not wide else items
+                    parts = ceil_div(space.steps, along * each)
+                    if parts * space.columns < _LIMIT:
+                        staged = int(piece // items * each > 32)
+                        found.append(EngineConfig.of(**(shape | {"items": each}), splits=parts, staged=staged, chained=1))
         limit = problem.policy.workspace_limit
         kept = [c for c in found if limit is None or self.build_steps(problem, c, device).workspace_bytes <= limit]
         if limit is not None and not kept:
-            kept = [EngineConfig(tuple((k, 1 if k == "splits" else v) for k, v in found[0].knobs))]
+            kept = [EngineConfig(tuple((k, {"splits": 1, "chained": 0}.get(k, v)) for k, v in found[0].knobs))]
         return tuple(sorted(dict.fromkeys(kept), key=lambda config: self.estimate(problem, config, device)))
 
     def estimate(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> float:
@@ -348,19 +365,20 @@ class ScanBlock(Engine):
         others = [abs(r) for n, r in zip(space.extents, space.rows[first.name], strict=True) if n > 1 and r]
         is_dense = abs(space.along[first.name]) <= min(others, default=2**62)
         splits, tile = config["splits"], config["along"] * config["items"]
-        traffic = problem.num_bytes / (device.bandwidth_gbs * 1e3) * (1.5 if splits > 1 else 1.0)
+        traffic = problem.num_bytes / (device.bandwidth_gbs * 1e3) * (1.15 if config["chained"] else 1.5 if splits > 1 else 1.0)
         traffic *= 1.0 if (config["path"] == "row") == is_dense else 4.0
         ctas = ceil_div(space.columns, config["across"] * config["width"]) * splits
         rounds = ceil_div(space.steps, tile * splits)
         at_once = device.num_sms * (2048 // config["threads"])
         # The tiles of a CTA follow one another at the latency of memory and of two barriers; the first launch of a split counts again.
-        latency = 1.6 * rounds * ceil_div(ctas, at_once) * (1.7 if splits > 1 else 1.0)
+        latency = 1.6 * rounds * ceil_div(ctas, at_once) * (2.0 if config["chained"] else 1.7 if splits > 1 else 1.0)
         fewer = min(1.0, ctas / (device.num_sms * 2))
         traffic *= 1.05 if config["threads"] == 256 else 1.0
         if config["path"] == "row" and config["along"] >= 32:
             sizes = [o.desc.dtype.num_bytes * config["items"] for o in problem.outputs]
             traffic *= 1.01 if config["staged"] else 1.0 + 0.5 * (max(sizes) > 32)
-        return (3.0 if splits == 1 else 6.0 + 0.02 * splits) + max(traffic / max(fewer, 0.02) ** 0.5, latency)
+        begin = 7.0 if config["chained"] else 3.0 if splits == 1 else 6.0 + 0.02 * splits
+        return begin + max(traffic / max(fewer, 0.02) ** 0.5, latency)
 
     def build_steps(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> Build:
         assert isinstance(problem, ScanProblem)
@@ -399,18 +417,28 @@ class ScanBlock(Engine):
         chunk = ceil_div(ceil_div(space.steps, splits), tile) * tile
         splits = ceil_div(space.steps, chunk)
         inputs, outputs = tuple(stream(s) for s in sources[:count]), tuple(stream(s) for s in sources[count:])
+        chained = bool(config["chained"])
         consts = ScanConsts(kind, path, states[0], states, inputs, outputs, along, across, items, width, reverse, exclusive,
-                            digits.consts(), "scan", splits > 1)
-        totals = [scratch.take(splits * packs * width * size) for size in consts.sizes] if splits > 1 else []
+                            digits.consts(), "scan", splits > 1 and not chained, bool(config["staged"]), chained)
+        totals = [scratch.take(splits * packs * width * size) for size in consts.sizes] if consts.carries else []
         args = [Arg(f"ptr_{s.name}", "u64", s.value) for s in sources]
         args += digits.args(consts.digits.wide)
         args += [Arg(f"step_{s.name}", "s64", space.along[s.name]) for s in sources]
         args += [Arg("num_packs", "u32", packs), Arg("steps", "u32", space.steps), Arg("chunk", "u32", chunk)]
         args += [Arg(f"totals{k}", "u64", t) for k, t in enumerate(totals)]
-        consts = replace(consts, staged=bool(config["staged"]))
-        launches = [replace(consts, mode="totals", carries=False), consts] if splits > 1 else [consts]
-        grid = (ceil_div(packs, across), splits, 1)
-        return [Step.of("scan/block", problem.op, Target.for_arch(device.arch), along * across, args, c, grid,
+        launches = [replace(consts, mode="totals", carries=False), consts] if consts.carries else [consts]
+        grid = (packs * splits, 1, 1) if chained else (ceil_div(packs, across), splits, 1)
+        begin: list[Step] = []
+        if chained:  # the count of CTAs begun; then what tiles, groups and super-groups publish
+            groups, supers = ceil_div(splits, GROUP), ceil_div(splits, GROUP * GROUP)
+            counts = [1, *(packs * n * consts.words for n in (splits, groups, supers + 1))]
+            chain = scratch.take(8 * sum(counts))
+            places = [replace(chain, byte_offset=chain.byte_offset + 8 * sum(counts[:k])) for k in range(4)]
+            args += [Arg("parts", "u32", splits)]
+            args += [Arg(n, "u64", at) for n, at in zip(("count", "tile_states", "group_states", "super_states"), places, strict=True)]
+            clear = [Arg("num_words", "u32", sum(counts)), Arg("ptr_words", "u64", chain)]
+            begin = [Step.of("scan/clear", problem.op, Target.for_arch(device.arch), 256, clear, None, ceil_div(sum(counts), 256))]
+        return begin + [Step.of("scan/block", problem.op, Target.for_arch(device.arch), along * across, args, c, grid,
                         suffix=f"{kind}_{path}_{c.mode}") for c in launches]
 
 

@@ -1,4 +1,4 @@
-"""Under deterministic=True every engine of the memory-bound families gives the same bits under another schedule; its runs allocate nothing."""
+"""Under deterministic=True every engine of the memory-bound families gives the same bits under another schedule; no run allocates."""
 
 from __future__ import annotations
 

@@ -12,7 +12,8 @@ X, ROWS, V = "bf16[512,4096]", "f32[512]", "bf16[4096]"
 IMAGE, C = "bf16[8,64,56,56]nhwc", "f32[64]"
 LINES = (
     f"layer_norm x={X} gamma={V} beta={V} residual={X} epilogue='relu(acc)' return_stats=True return_sum=True",
-    f"rms_norm x={X} gamma={V} residual={X} return_stats=True return_sum=True", f"rms_norm x={X} gamma={V} out_dtype=e4m3 return_scale=True",
+    f"rms_norm x={X} gamma={V} residual={X} return_stats=True return_sum=True",
+    f"rms_norm x={X} gamma={V} out_dtype=e4m3 return_scale=True",
     "layer_norm x=f32[64,131072] gamma=f32[131072] beta=f32[131072]", "softmax x=bf16[64,131072]", f"softmax_backward dy={X} y={X}",
     f"softmax x={X} log=True",
     f"batch_norm x={IMAGE} gamma={C} beta={C} running_mean={C} running_var={C} residual={IMAGE} "
