@@ -707,12 +707,13 @@ class WgmmaSm90Matmul:
             multiply_clocks *= 1.03 * (1.15 if c.scales else 1.0) * (1.3 if c.ring.is_merged else 1.0)
         rows_bytes = min(c.tile_m, first.m.size) * SPAN_BYTES if c.halo is None else c.halo.slot_bytes / c.halo.taps
         is_grouped = first.ragged is not None and first.ragged.side == "m"
-        # Beyond half a millisecond power is the bound: SMs slow down, L2 does not, and an SM without a tile leaves others its share.
-        is_long = first.ragged is None and num_ctas * grid.k_tiles_per_split * multiply_clocks > 8e5 * device.num_sms
+        # Large matrices beyond half a millisecond are bound by power: SMs slow down, L2 does not, and idle SMs leave others their share.
+        is_large = first.ragged is None and is_wide(plan) and min(first.m.size, first.n.size) >= 4096
+        is_long = is_large and num_ctas * grid.k_tiles_per_split * multiply_clocks > 8e5 * device.num_sms
         # Bytes L2 brings a clock. Tiles of several groups share less in it (256 experts, 64k rows: 128x128 took twice as long as 128x256).
         has_taps = len(plan.members[0].walk.extents) > 1 and num_ctas > device.num_sms
         rate = 50 if first.ragged is not None else 62 if has_taps else 67.5
-        if first.ragged is None and is_wide(plan) and min(first.m.size, first.n.size) >= 4096:
+        if is_large:
             rate = 65 if is_long else 61
         load_clocks = (rows_bytes + c.tile_n * SPAN_BYTES) / rate
         # Of an epilogue, a part is hidden by the products of the next tile; in ping-pong all, while it and a tile's products take less than
