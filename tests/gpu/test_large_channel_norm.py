@@ -1,4 +1,5 @@
-"""Normalisation by channel of more than 2^31 elements, on a device: the last channel's statistics and values, in every arrangement."""
+"""Normalisation by channel on a device: more than 2^31 elements, the last channel's statistics and values, in every arrangement; gradients
+that clusters hold."""
 
 from __future__ import annotations
 
@@ -8,6 +9,20 @@ import pytest
 from oxidnn.dispatch.registry import ENGINES
 from oxidnn.ops.case import parse_case
 from oxidnn.plan import Plan
+from tests.emu.test_channel_resident import GRADIENT, GRADIENTS
+
+from .configs import check_configs
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("line", [
+    *GRADIENTS,
+    "group_norm_backward dy=bf16[4,320,64,64]nhwc x=bf16[4,320,64,64]nhwc mean=f32[4,32] rstd=f32[4,32] gamma=f32[320] groups=32",
+])
+def test_gradients_that_clusters_hold(cuda, line: str) -> None:  # type: ignore[no-untyped-def]
+    if cuda.info.capability < (9, 0):
+        pytest.skip("needs clusters")
+    check_configs(cuda, parse_case(line), GRADIENT)
 
 
 @pytest.mark.gpu
