@@ -40,6 +40,7 @@ SHAPES = (
     (64, 64, 64, 2, 2, 5, "early"),
     (64, 64, 128, 2, 2, 3, "late"),
     (64, 128, 128, 2, 2, 3, "late"),
+    (128, 64, 128, 4, 2, 3, "late"),
     (128, 32, 64, 4, 1, 4, "late"),
     (64, 32, 128, 2, 2, 3, "late"),
     (64, 32, 64, 2, 1, 4, "late"),
@@ -63,7 +64,8 @@ class MmaConsts(tiling.TiledConsts):
     kind: "f16" | "bf16" | "tf32" | "s8" | "u8" | "e4m3" | "e5m2", or of f32 in two parts each "tf32x3" | "bf16x3"; kind_b: that of B.
     lines: 32-byte pieces of a line along k in one k step; k_steps: k steps in a k tile (even); sync_step: the one before which the next
     stage is awaited; has_k16: the mma of 16-bit types takes 16 k's, not 8; promotes: k tiles are summed outside the tensor cores, which
-    truncate. cluster: CTAs that deal out the k of a tile, each of which then adds up and writes its share of the tile.
+    truncate. cluster: CTAs that deal out the k of a tile, each of which then adds up and writes its share of the tile. passes: a CTA
+    takes one tile after the other, and writes each in so many shares while the next one's first stages fill (0: it takes one tile).
     """
 
     kind: str
@@ -78,6 +80,12 @@ class MmaConsts(tiling.TiledConsts):
     promotes: bool
     cluster: int
     share: tiling.EpilogueConsts
+    passes: int
+
+    @property
+    def smem_bytes(self) -> int:
+        ring = self.stages * self.stage_bytes
+        return ring + self.share.smem_bytes if self.passes else max(ring, self.epilogue.smem_bytes)
 
     @property
     def warp_m(self) -> int:
@@ -88,9 +96,15 @@ class MmaConsts(tiling.TiledConsts):
         return self.tile_n // self.warps_n
 
     @property
+    def copy_parts(self) -> int:
+        """Parts in which the copies of a k tile are issued: one a k step, so that the scheduler need not hold back fragment loads, which
+        pass no copy. Of two stages the next one has to be complete before the last k step; loads through registers go at once."""
+        return self.k_steps if self.a.is_async and self.b.is_async and self.stages > 2 else 1
+
+    @property
     def pending(self) -> int:
         """Groups of copies that may be under way at the barrier: stages that neither it nor the k tile being multiplied needs."""
-        return self.stages - (2 if self.sync_step else 3)
+        return self.stages - (2 if self.sync_step and self.copy_parts == 1 else 3)
 
     @property
     def has_parts(self) -> bool:
@@ -113,19 +127,46 @@ class MmaConsts(tiling.TiledConsts):
         count = self.warp_n // 8 * 2
         return [f"%frag_b{(buffer * self.lines + line) * count + i}" for i in range(count)]
 
-    def fragments(self, buffer: int) -> list[str]:
-        """All fragment registers of `buffer`."""
-        return [name for line in range(self.lines) for name in (*self.frag_a(buffer, line), *self.frag_b(buffer, line))]
+    @property
+    def buffers(self) -> int:
+        """Fragments as loaded: of this k step and the next; of parts, which have registers of their own, the next alone."""
+        return 1 if self.has_parts else 2
 
-    def part(self, name: str) -> list[str]:
+    def part(self, name: str, buffer: int) -> list[str]:
         """Registers of "big_a", "small_a", "big_b" or "small_b", in the order of fragments of one line."""
-        return [f"%{name}{i}" for i in range(self.warp_m // 4 if name.endswith("a") else self.warp_n // 4)]
+        count = self.warp_m // 4 if name.endswith("a") else self.warp_n // 4
+        return [f"%{name}{buffer * count + i}" for i in range(count)]
+
+    @property
+    def part_units(self) -> list[tuple[str, int, tuple[int, ...]]]:
+        """What is parted at a time: (operand, index of the part, fragments of all lines it is made of), B first."""
+        if self.lines == 1:
+            return [(x, i, (i,)) for x in "ba" for i in range(len(self.frag_b(0) if x == "b" else self.frag_a(0)))]
+        # Lane q of four holds k = q and q + 4 of each line of 8. Taken for the neighbours 2q and 2q + 1 they permute k, for both operands
+        # alike.
+        count_a, count_b = self.warp_m // 4, self.warp_n // 4
+        of_b = [("b", 2 * j + line, (line * count_b + 2 * j, line * count_b + 2 * j + 1))
+                for j in range(self.warp_n // 8) for line in range(2)]
+        of_a = [("a", 4 * i + 2 * line + h, (line * count_a + 4 * i + h, line * count_a + 4 * i + h + 2))
+                for i in range(self.warp_m // 16) for line in range(2) for h in range(2)]
+        return of_b + of_a
+
+    def part_unit(self, buffer: int, unit: int) -> tuple[str, str, list[str]]:
+        """(big, small, whole) registers of a unit."""
+        x, i, fragments = self.part_units[unit]
+        return self.part(f"big_{x}", buffer)[i], self.part(f"small_{x}", buffer)[i], [f"%frag_{x}{f}" for f in fragments]
+
+    def units_after(self, mmas: int) -> int:
+        """Units of the next k step to be parted when so many of this one's mma's are issued: from a third of them on, while registers of
+        parts fall free."""
+        total = 3 * (self.warp_m // 16) * (self.warp_n // 8)
+        return min(len(self.part_units), max(0, 2 * (3 * mmas - total) * len(self.part_units) // (3 * total)))
 
     def products(self, buffer: int) -> list[tuple[list[str], list[str]]]:
-        """The fragments of A and B to multiply; those of the leading parts first, which alone may hold infinities."""
+        """The fragments of A and B to multiply."""
         if not self.has_parts:
             return [(self.frag_a(buffer), self.frag_b(buffer))]
-        return [(self.part(a), self.part(b)) for a, b in (("big_a", "big_b"), ("small_a", "big_b"), ("big_a", "small_b"))]
+        return [(self.part(a, buffer), self.part(b, buffer)) for a, b in (("small_a", "big_b"), ("big_a", "small_b"), ("big_a", "big_b"))]
 
     def acc(self, i: int, j: int) -> list[str]:
         first = (i * (self.warp_n // 8) + j) * 4
@@ -151,6 +192,11 @@ def cluster_of(config: EngineConfig) -> int:
     return config["split_k"] if dict(config.knobs).get("joins") == "cluster" else 1
 
 
+def passes_of(config: EngineConfig) -> int:
+    """In how many shares a tile is written by a CTA that takes several in turn; 0: it takes one."""
+    return dict(config.knobs).get("passes", 0)
+
+
 @lru_cache(maxsize=256)
 def _plan(am: AffineMatmul, config: EngineConfig, capability: tuple[int, int]) -> tuple[MmaConsts, tiling.Digits, tiling.Grid]:
     d = tiling.merged_digits(am)
@@ -174,7 +220,9 @@ def _plan(am: AffineMatmul, config: EngineConfig, capability: tuple[int, int]) -
     if cluster > 1:
         grid = replace(grid, splits=1)  # k tiles beyond the last, if parts of k are uneven, are zeros
     epilogue = tiling.plan_epilogue(d, am, tile_m, tile_n, threads, wide, grid.splits > 1)
-    rows_m, rows_n = (tile_m // cluster, tile_n) if inner == "n" else (tile_m, tile_n // cluster)
+    passes = min(passes_of(config), warps_m if inner == "n" else warps_n)  # a warp's lines lie within one share
+    shares = max(cluster, passes)
+    rows_m, rows_n = (tile_m // shares, tile_n) if inner == "n" else (tile_m, tile_n // shares)
     share = tiling.plan_epilogue(d, am, rows_m, rows_n, threads, wide, grid.splits > 1)
     flips = inner == "n" and share.vec == 8 and am.up is None
     epilogue, share = replace(epilogue, flips=flips), replace(share, flips=flips)
@@ -187,7 +235,8 @@ def _plan(am: AffineMatmul, config: EngineConfig, capability: tuple[int, int]) -
         is_split=grid.splits > 1, has_n_tiles=grid.n_tiles > 1, ragged=tiling.RaggedConsts.of(am),
         kind=kind, kind_b=kind_b, warps_m=warps_m, warps_n=warps_n, lines=lines, k_steps=k_steps,
         sync_step=k_steps - 1 if config["sync"] == "late" else 0, has_rn_tf32=capability >= (9, 0),
-        has_k16=capability >= (8, 0), promotes=kind in ("tf32x3", *FP8), cluster=cluster, share=share)
+        has_k16=capability >= (8, 0), promotes=kind in ("tf32x3", *FP8), cluster=cluster, share=share,
+        passes=passes)
     return consts, d, grid
 
 
@@ -297,8 +346,10 @@ class MmaSm80Matmul:
             return empty
         consts, d, grid = _plan(am, config, device.capability)
         target = PtxTarget.for_arch(device.arch, _ptx_version(consts))
-        return tiling.tiled_build("matmul/tiled_mma_sm80", op, am, consts, d, grid, 32 * consts.warps_m * consts.warps_n, target,
-                                  consts.kind, workspace_offset, consts.cluster)
+        threads = 32 * consts.warps_m * consts.warps_n
+        per_sm = max(1, min(device.smem_per_sm // (consts.smem_bytes + 1024), 256 // threads))  # of 255 registers a thread
+        return tiling.tiled_build("matmul/tiled_mma_sm80", op, am, consts, d, grid, threads, target, consts.kind, workspace_offset,
+                                  consts.cluster, device.num_sms * per_sm if consts.passes else 0)
 
 
 def _ptx_version(c: MmaConsts) -> tuple[int, int]:
@@ -319,14 +370,25 @@ def _sorted_configs(am: AffineMatmul, device: DeviceInfo) -> tuple[EngineConfig,
     return tuple(sorted(found, key=lambda c: MMA_SM80.estimate(am, c, device))[:MAX_CONFIGS])
 
 
+def register_limit(am: AffineMatmul, device: DeviceInfo, k_bytes: int, sync: str) -> int:
+    """The largest registers_needed that assembles without spills. Rounding to tf32 takes temporaries, more where NaN has to be kept by
+    hand."""
+    if am.a.dtype.name in FP8 and device.capability[0] == 9:
+        return 200  # no such products there: converted to f16
+    if am.a.dtype.num_bytes != 4 or am.math == "bf16x3":
+        return 260
+    if am.math == "tf32x3":
+        return 230 if device.at_least(9) or (k_bytes, sync) == (64, "late") else 190
+    return 250 if device.at_least(9) else 232
+
+
 def _candidates(am: AffineMatmul, device: DeviceInfo) -> Iterator[tuple[EngineConfig, bool]]:
     """Configs that the device's shared memory takes, and whether their registers fit too."""
     size = am.a.dtype.num_bytes
-    # Largest needs that assemble without spills; rounding to tf32 takes temporaries, more where NaN has to be kept by hand.
-    limit = 230 if size == 4 and am.math == "bf16x3" else 260 if size == 2 else 250 if device.at_least(9) else 232
     for tile_m, tile_n, k_bytes, warps_m, warps_n, stages, sync in SHAPES:
         if am.math == "bf16x3" and size == 4 and k_bytes == 64:
             continue  # a single k step, and fragments take turns between two buffers
+        limit = register_limit(am, device, k_bytes, sync)
         tile = (tile_m, tile_n, k_bytes // size)
         if device.is_emulated:
             stages, sync = 2, "late"  # a long ring hides nothing there and costs its filling
@@ -352,4 +414,5 @@ def _candidates(am: AffineMatmul, device: DeviceInfo) -> Iterator[tuple[EngineCo
                 continue
             config = EngineConfig.of(tile_m=tile_m, tile_n=tile_n, tile_k=tile[2], warps_m=warps_m, warps_n=warps_n, stages=stages,
                                      sync=sync, split_k=cluster, joins="cluster")
-            yield config, registers_needed(_plan(am, config, device.capability)[0]) <= limit
+            needed = registers_needed(_plan(am, config, device.capability)[0])
+            yield config, needed <= register_limit(am, device, k_bytes, sync)

@@ -681,15 +681,28 @@ class TiledConsts:
     def smem_bytes(self) -> int:
         return max(self.stages * self.stage_bytes, self.epilogue.smem_bytes)
 
+    def part_places(self, loader: LoaderConsts, part: int, parts: int) -> list[tuple[int, list[int]]]:
+        """What a thread loads of the loader's tile in part `part` of `parts`, of which A's places are the first: (k position, row
+        positions)."""
+        before = 0 if loader is self.a else self.a.row_positions * self.a.k_positions
+        total = sum(x.row_positions * x.k_positions for x in (self.a, self.b))
+        places: dict[int, list[int]] = {}
+        for n in range(max(part * total // parts, before), min((part + 1) * total // parts,
+                                                               before + loader.row_positions * loader.k_positions)):
+            places.setdefault((n - before) // loader.row_positions, []).append((n - before) % loader.row_positions)
+        return list(places.items())
+
 
 def tiled_build(template: str, op: str, am: AffineMatmul, c: TiledConsts, d: Digits, grid: Grid, threads: int, target: PtxTarget,
-                kind: str, workspace_offset: int, cluster: int = 1) -> Build:
+                kind: str, workspace_offset: int, cluster: int = 1, resident: int = 0) -> Build:
     """The kernel and, where k is split, the sum of the parts. workspace_bytes counts from 0, workspace_offset included.
 
-    cluster: CTAs that share a tile of the grid.
+    cluster: CTAs that share a tile of the grid. resident: CTAs that take all tiles in turn (0: each takes one).
     """
     args = tile_arguments(am, d, (c.a, c.b), c.epilogue, grid, c.tile_k, c.a.wide, workspace_offset)
-    step = Step.of(template, op, target, threads, args, c, grid.ctas * cluster, dynamic_smem=c.smem_bytes,
+    args += [Arg("all_tiles", "u32", grid.ctas)] if resident else []
+    ctas = min(grid.ctas, resident) if resident else grid.ctas * cluster
+    step = Step.of(template, op, target, threads, args, c, ctas, dynamic_smem=c.smem_bytes,
                    cluster=cluster, suffix=f"{kind}_{c.tile_m}x{c.tile_n}x{c.tile_k}")
     if grid.splits == 1:
         return Build((step,))
@@ -754,7 +767,7 @@ def check_common(am: AffineMatmul, device: DeviceInfo) -> Support:
     if am.up is not None and (len(am.n.extents) != 1 or am.n.size % GATE_COLUMNS or am.up.row_strides != am.b.row_strides):
         return refuse(f"a gate of {am.n.size} columns; multiples of {GATE_COLUMNS} are supported")
     for target in (am.d, *am.operands, *((am.aux,) if am.aux is not None else ())):
-        if target.dtype not in (F64, F32, F16, BF16) and not (target is am.d and target.dtype is S32 and epilogue_type(am) == "s32"):
+        if target.dtype not in (F64, F32, F16, BF16) and not (target.dtype is S32 and (target is not am.d or epilogue_type(am) == "s32")):
             return refuse(f"{target.name} is {target.dtype}; f64, f32, f16 and bf16 are supported")
     for name, space in (("m", am.m), ("n", am.n), ("k", am.k), ("batch", am.batch)):
         if space.size >= 2**31 - 4096:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from oxidnn.engines.affine_mma_sm80 import MMA_SM80
@@ -99,6 +101,19 @@ def test_simt_of_many_results_a_thread(line: str, config: EngineConfig) -> None:
 @pytest.mark.parametrize("kind", ["f16", "bf16"])
 def test_mma_16_bit(line: str, kind: str) -> None:
     run(line.format(t=kind), MMA_SM80, mma(64, 32, 32, 2, 1, 3, 1))
+
+
+@pytest.mark.parametrize("line", [*GEMMS[1:4], CONVS[0], CONVS[2], *CONVS[8:12], EPILOGUES[0], EPILOGUES[3],
+                                  "gemm a={t}[3,170,40] b={t}[3,40,90]", "gemm a={t}[300,200] b={t}[200,170] d={t}[300,170](1,300)"])
+@pytest.mark.parametrize(("shape", "passes"), [((64, 32, 32, 2, 1, 3, 1), 2), ((32, 64, 32, 1, 2, 3, 2, "early"), 1)])
+def test_mma_of_several_tiles_a_cta(line: str, shape: tuple, passes: int) -> None:  # type: ignore[type-arg]
+    """CTAs that take tiles in turn on a device of one SM; a tile is written in `passes` shares while the next one's stages fill."""
+    problem = parse_case(line.format(t="bf16"))
+    config = EngineConfig.of(**dict(mma(*shape).knobs), passes=passes)
+    engine = MatmulEngine(problem.op, Only(MMA_SM80, config))
+    backend = EmulatedBackend("sm_90a", checkers="all", schedule=("random", 3))
+    backend.info = replace(backend.info, num_sms=1)
+    run_problem(backend, problem, engine, config, seed=len(line))
 
 
 @pytest.mark.parametrize("line", [*GEMMS, *CONVS])
