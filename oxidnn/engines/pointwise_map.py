@@ -15,7 +15,7 @@ from ..codegen.fastdiv import magic
 from ..codegen.pointwise import Expression
 from ..codegen.spec import Target
 from ..device import DeviceInfo
-from ..dtypes import U8, DType
+from ..dtypes import E4M3, E5M2, U8, DType
 from ..ops.base import Operand, Problem
 from ..ops.pointwise import PointwiseProblem, View
 from ..ops.random import SOURCES
@@ -223,7 +223,7 @@ def map_step(problem: PointwiseProblem, vec: int, device: DeviceInfo, wide: bool
     grid = -(-count // (THREADS * vec))
     # A CTA loads once and then computes: only other CTAs keep the memory busy meanwhile. 40 registers suffice for short expressions.
     is_short = (problem.compute == "f32" and vec <= 8 and index is None and len(consts.inputs) <= 2 and len(problem.outputs) == 1
-                and not wide_offset and all(a.mode in ("flat", "same") for a in accesses)
+                and not wide_offset and all(a.mode in ("flat", "same") and a.dtype not in (E4M3, E5M2) for a in accesses)
                 and len(ops := [n.op for n in problem.expression.nodes()]) <= 16 and not LONG_FUNCTIONS & set(ops))
     return Step.of("pointwise/map", problem.op, Target.for_arch(device.arch), THREADS, args, consts, grid,
                    min_ctas_per_sm=6 if is_short else 1)

@@ -110,6 +110,13 @@ def _acosh(t: Expression) -> Expression:
     return where(t < 1e30, _f("log1p", t + _f("sqrt", t) * _f("sqrt", t + 2)), _f("log", t) + el.LN2)
 
 
+def _gelu_tanh_slope(x: Expression) -> Expression:
+    """Of |x| <= 40, beyond which nothing changes, so that no square overflows."""
+    square = x * x
+    s = _f("sigmoid", x * (2 * GELU_K + (2 * GELU_K * GELU_C) * square))
+    return s + x * (s * (1 - s)) * (2 * GELU_K + (6 * GELU_K * GELU_C) * square)
+
+
 def _hypot(a: Expression, b: Expression) -> Expression:
     """sqrt(a^2 + b^2) of a, b >= 0 without overflow between; infinite if either is."""
     big, small = _f("fmax", a, b), _f("fmin", a, b)
@@ -439,9 +446,12 @@ _row("elu", 2, lambda x, a: np.where(np.greater(x, 0), x, a * np.expm1(np.minimu
      expand=lambda x, a: where(x > 0, x, a * _f("expm1", x)),
      gradient=lambda g, y, x, a: (where(x > 0, g, g * (a * _f("exp", x))), where(x > 0, 0, g * _f("expm1", x))))
 _row("celu", 2, lambda x, a: np.where(np.greater(x, 0), x, a * np.expm1(np.minimum(x, 0) / a)), defaults=(1.0,),
-     expand=lambda x, a: where(x > 0, x, a * _f("expm1", x / a)))
+     expand=lambda x, a: where(x > 0, x, a * _f("expm1", x / a)),
+     gradient=lambda g, y, x, a: (where(x > 0, g, g * _f("exp", x / a)),
+                                  where(x > 0, 0, g * (_f("expm1", x / a) - x / a * _f("exp", x / a)))))
 _row("selu", 1, lambda x: SELU_SCALE * np.where(np.greater(x, 0), x, SELU_ALPHA * np.expm1(np.minimum(x, 0))),
-     expand=lambda x: where(x > 0, SELU_SCALE * x, (SELU_SCALE * SELU_ALPHA) * _f("expm1", x)))
+     expand=lambda x: where(x > 0, SELU_SCALE * x, (SELU_SCALE * SELU_ALPHA) * _f("expm1", x)),
+     gradient=lambda g, y, x: (where(x > 0, SELU_SCALE * g, g * ((SELU_SCALE * SELU_ALPHA) * _f("exp", x))),))
 _row("sigmoid", 1, _sigmoid, lower=_both(el.sigmoid_f32, el.sigmoid_f64), ulp=5, ulp64=4, gradient=lambda g, y, x: (g * (y * (1 - y)),))
 _row("logsigmoid", 1, lambda x: -_softplus(-np.asarray(x)), expand=lambda x: -_f("softplus", -x),
      gradient=lambda g, y, x: (g * _f("sigmoid", -x),))
@@ -462,7 +472,8 @@ _row("softsign", 1, lambda x: x / (1 + np.abs(x)), expand=lambda x: x / (1 + _f(
      gradient=lambda g, y, x: (g * _f("reciprocal", _f("square", 1 + _f("abs", x))),))
 _row("gelu", 1, lambda x: x * _normcdf(x), expand=lambda x: x * _f("normcdf", x))
 _row("gelu_tanh", 1, lambda x: x * _sigmoid(2 * GELU_K * (x + GELU_C * x**3)),
-     expand=lambda x: x * _f("sigmoid", x * (2 * GELU_K + (2 * GELU_K * GELU_C) * (x * x))))
+     expand=lambda x: x * _f("sigmoid", x * (2 * GELU_K + (2 * GELU_K * GELU_C) * (x * x))),
+     gradient=lambda g, y, x: (times(g, _gelu_tanh_slope(_f("clamp", x, -40, 40))),))
 _row("quick_gelu", 1, lambda x: x * _sigmoid(1.702 * x), expand=lambda x: x * _f("sigmoid", 1.702 * x))
 _row("hard_shrink", 2, lambda x, w: np.where(np.abs(x) > w, x, 0), defaults=(0.5,), expand=lambda x, w: where(_f("abs", x) > w, x, 0))
 _row("soft_shrink", 2, lambda x, w: np.where(np.greater(x, w), x - w, np.where(np.less(x, -w), x + w, 0)), defaults=(0.5,),
