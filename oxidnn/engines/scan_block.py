@@ -345,7 +345,8 @@ class ScanBlock(Engine):
                 stages = (0,) if path == "column" or along < 32 or piece <= 16 else (1, 0) if piece > 32 else (0, 1)
                 shape = {"path": path, "threads": threads, "along": along, "across": across, "items": items, "width": width}
                 found += [EngineConfig.of(**shape, splits=n, staged=k, chained=0) for n in counts for k in stages]
-                if path == "row" and along == threads and splits > 1 and problem.op != "cumprod_backward":
+                # The assembler gives chains 120 registers and more before sm_90.
+                if path == "row" and along == threads and splits > 1 and problem.op != "cumprod_backward" and device.at_least(9):
                     each = items * 2 if len(states) == 1 and not wide else items
                     parts = ceil_div(space.steps, along * each)
                     if parts * space.columns < _LIMIT:
@@ -365,7 +366,8 @@ class ScanBlock(Engine):
         others = [abs(r) for n, r in zip(space.extents, space.rows[first.name], strict=True) if n > 1 and r]
         is_dense = abs(space.along[first.name]) <= min(others, default=2**62)
         splits, tile = config["splits"], config["along"] * config["items"]
-        traffic = problem.num_bytes / (device.bandwidth_gbs * 1e3) * (1.15 if config["chained"] else 1.5 if splits > 1 else 1.0)
+        traffic = problem.num_bytes / (device.bandwidth_gbs * 1e3) * (
+            (1.15 if first.desc.dtype.num_bytes >= 4 else 1.45) if config["chained"] else 1.5 if splits > 1 else 1.0)
         traffic *= 1.0 if (config["path"] == "row") == is_dense else 4.0
         ctas = ceil_div(space.columns, config["across"] * config["width"]) * splits
         rounds = ceil_div(space.steps, tile * splits)
