@@ -138,16 +138,16 @@ class MmaConsts(tiling.TiledConsts):
         return [f"%{name}{buffer * count + i}" for i in range(count)]
 
     @property
-    def part_units(self) -> list[tuple[str, int, tuple[int, ...]]]:
+    def part_units(self) -> list[tuple[str, int, list[int]]]:
         """What is parted at a time: (operand, index of the part, fragments of all lines it is made of), B first."""
         if self.lines == 1:
-            return [(x, i, (i,)) for x in "ba" for i in range(len(self.frag_b(0) if x == "b" else self.frag_a(0)))]
+            return [(x, i, [i]) for x in "ba" for i in range(len(self.frag_b(0) if x == "b" else self.frag_a(0)))]
         # Lane q of four holds k = q and q + 4 of each line of 8. Taken for the neighbours 2q and 2q + 1 they permute k, for both operands
         # alike.
         count_a, count_b = self.warp_m // 4, self.warp_n // 4
-        of_b = [("b", 2 * j + line, (line * count_b + 2 * j, line * count_b + 2 * j + 1))
+        of_b = [("b", 2 * j + line, [line * count_b + 2 * j, line * count_b + 2 * j + 1])
                 for j in range(self.warp_n // 8) for line in range(2)]
-        of_a = [("a", 4 * i + 2 * line + h, (line * count_a + 4 * i + h, line * count_a + 4 * i + h + 2))
+        of_a = [("a", 4 * i + 2 * line + h, [line * count_a + 4 * i + h, line * count_a + 4 * i + h + 2])
                 for i in range(self.warp_m // 16) for line in range(2) for h in range(2)]
         return of_b + of_a
 
@@ -375,6 +375,8 @@ def register_limit(am: AffineMatmul, device: DeviceInfo, k_bytes: int, sync: str
     hand."""
     if am.a.dtype.name in FP8 and device.capability[0] == 9:
         return 200  # no such products there: converted to f16
+    if am.a.dtype.name in FP8:
+        return 217
     if am.a.dtype.num_bytes != 4 or am.math == "bf16x3":
         return 260
     if am.math == "tf32x3":
