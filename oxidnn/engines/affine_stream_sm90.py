@@ -461,8 +461,10 @@ def _wgmma_candidates(am: AffineMatmul) -> Iterator[EngineConfig]:
                 knobs = {"warpgroups": warpgroups, "rows": rows, "outs": outs}
                 c = _wgmma_consts(am, EngineConfig.of(**knobs, stages=0, streams=False))
                 stages = min(MAX_SLOTS, (SMEM_BYTES - c.smem_bytes) // (c.slot_bytes + 16))
-                # The ring holds a block of every warpgroup, or a phase of its barriers could be taken for the one before. Smaller slots
-                # where larger ones leave no room for a second block.
+                # What a stage held before belonged to the same warpgroup, which therefore knows that it has come: copies come in any
+                # order, and a barrier tells a phase from the next one only. Smaller slots where larger ones leave no room for two blocks.
+                if warpgroups > 1:
+                    stages -= stages % (warpgroups * c.parts)
                 if stages < warpgroups * c.parts or (rows > 16 and stages < 2 * c.parts):
                     continue
                 for streams in (False, True):
