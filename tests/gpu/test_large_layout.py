@@ -11,6 +11,8 @@ from oxidnn.dispatch.registry import ENGINES
 from oxidnn.ops.case import parse_case
 from oxidnn.plan import Plan
 
+from .configs import check_configs
+
 PERIOD = (1 << 26) - 5  # of the bytes that repeat: no power of two
 ROWS, COLUMNS = 50021, 43013
 Places = tuple[np.ndarray, ...]
@@ -89,3 +91,14 @@ def test_scans_of_more_than_two_to_the_31_elements(cuda, line: str) -> None:  # 
             memory.free()
     want = np.unravel_index(offsets, x.shape)[axis] + 1
     np.testing.assert_array_equal(got, want.astype(np.int64).astype(np.int32))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("line", ["cumsum x=f32[5000000]", "cumsum x=bf16[3,1000001] reverse=True", "cummax x=f32[3,1000000]",
+                                  "logcumsumexp x=f32[2,700000] exclusive=True", "cummin x=f64[2,500000] reverse=True"])
+def test_every_config_of_long_scans(cuda, line: str) -> None:  # type: ignore[no-untyped-def]
+    """Parts, chains of tiles, groups and super-groups: right, and the same bits whatever the timing."""
+    problem = parse_case(line)
+    engine = ENGINES[problem.op][0]
+    assert any(c["chained"] for c in engine.configs(problem, cuda.info))
+    check_configs(cuda, problem, engine)

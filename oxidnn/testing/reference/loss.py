@@ -102,7 +102,7 @@ def _shares(problem: CrossEntropyProblem, inputs: Mapping[str, np.ndarray]) -> t
     else:
         ignored = target == problem.ignore_index
         valid = ~ignored & (target >= 0) & (target < classes)
-        one_hot = np.moveaxis(np.eye(classes)[np.where(valid, target, 0)], -1, 1)
+        one_hot = (np.where(valid, target, 0)[:, None] == np.arange(classes).reshape(-1, *(1,) * (logits.ndim - 2))).astype(np.float64)
         probability = np.where((valid | ignored)[:, None], one_hot, np.nan)
         of_target = np.where(valid, np.broadcast_to(weight[0].reshape(-1), (classes,))[np.where(valid, target, 0)], np.nan)
         divisor = float(of_target[~ignored].sum())
