@@ -49,7 +49,8 @@ class LossMap(PointwiseMap):
         source, target = (TensorDesc.packed(kind, (count,)), sums), (problem.desc("loss"), TensorArg("loss"))
         # The mean of `count` sums with this correction divides by the elements behind them.
         reduction, correction = ("sum", 0) if problem.reduction == "sum" else ("mean", count - int(problem.divisor))
-        steps += reduction_steps(problem.op, source, target, (0,), reduction, device, scratch, correction=correction)
+        steps += reduction_steps(problem.op, source, target, (0,), reduction, device, scratch, correction=correction,
+                                 follows=True)
         return Build(tuple(steps), scratch.num_bytes)
 
 

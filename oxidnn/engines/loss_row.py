@@ -233,7 +233,8 @@ class CrossEntropyEngine(_CrossEntropyEngine):
             weights = scratch.take(count * kind.num_bytes)
             levels = state_steps(problem.op, [losses, weights], count, loss, "weighted_mean", kind.name, device, scratch)
             return [*extra, Arg("ptr_weights", "u64", weights)], "weighted", levels
-        levels = reduction_steps(problem.op, (TensorDesc.packed(kind, (count,)), losses), loss, (0,), problem.reduction, device, scratch)
+        levels = reduction_steps(problem.op, (TensorDesc.packed(kind, (count,)), losses), loss, (0,), problem.reduction, device, scratch,
+                                 follows=True)
         return extra, "counted" if problem.reduction == "mean" else "plain", levels
 
 

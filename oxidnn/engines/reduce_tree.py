@@ -281,9 +281,9 @@ Located = tuple[TensorDesc, ArgValue]  # a tensor and where it lies: an operand'
 
 
 def reduction_steps(op: str, source: Located, target: Located, axes: Sequence[int], kind: str, device: DeviceInfo, scratch: Scratch,
-                    config: EngineConfig | None = None, correction: int = 0) -> list[Step]:
+                    config: EngineConfig | None = None, correction: int = 0, follows: bool = False) -> list[Step]:
     """The launches that reduce `source` over `axes` into `target`; kind is a key of REDUCTIONS. config: by default the first of
-    reduction_configs, whose result is the same bits on every run."""
+    reduction_configs, whose result is the same bits on every run. follows: the source is what the launch before leaves."""
     (x, x_value), (y, y_value) = source, target
     config = config or reduction_configs(x, y, axes, kind, device)[0]
     is_arg = kind in ("argmax", "argmin")
@@ -311,7 +311,8 @@ def reduction_steps(op: str, source: Located, target: Located, axes: Sequence[in
     args += [Arg(f"into{k}", "u64", p) for k, p in enumerate(partials)] or [Arg("y", "u64", y_value)]
     args += _scalar_args(consts, space.num_reduced, correction)
     tiles = -(-space.num_outputs // (outputs * width))
-    first = Step.of("reduce/tree", op, Target.for_arch(device.arch), THREADS, args, consts, (tiles, splits, 1))
+    first = Step.of("reduce/tree", op, Target.for_arch(device.arch), THREADS, args, consts, (tiles, splits, 1),
+                    follows=follows and device.at_least(9, 0))
     if splits == 1:
         return [first]
     second = replace(consts, to_partials=False)
@@ -350,7 +351,8 @@ def _state_step(op: str, consts: TreeConsts, states: Sequence[ArgValue], count: 
     args += [Arg(f"into{k}" if consts.to_partials else "y", "u64", r) for k, r in enumerate(results)]
     args += _scalar_args(consts, num_reduced, correction)
     grid = (-(-space.num_outputs // lanes), splits, 1)
-    return Step.of("reduce/tree", op, Target.for_arch(device.arch), THREADS, args, consts, grid, suffix="partials")
+    return Step.of("reduce/tree", op, Target.for_arch(device.arch), THREADS, args, consts, grid, suffix="partials",
+                   follows=device.at_least(9, 0))  # never the first: states are what launches leave
 
 
 def _digit_args(consts: TreeConsts, stem: str, extents: Sequence[int], rows: Mapping[str, Sequence[int]]) -> list[Arg]:

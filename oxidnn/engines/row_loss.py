@@ -92,7 +92,7 @@ class RowLossEngine(RowEngine):
             losses = scratch.take(problem.rows * kind.num_bytes)
             extra.append(Arg("ptr_losses", "u64", losses))
             source, target = (TensorDesc.packed(kind, (problem.rows,)), losses), (problem.desc("loss"), TensorArg("loss"))
-            levels = reduction_steps(problem.op, source, target, (0,), problem.reduction, device, scratch)
+            levels = reduction_steps(problem.op, source, target, (0,), problem.reduction, device, scratch, follows=True)
         steps = [self.rows_step(problem, config, device, extra, is_reduced and not is_gradient)] if problem.rows else []
         return Build((*steps, *levels), scratch.num_bytes)
 
