@@ -62,6 +62,7 @@ CASES: tuple[tuple[str, str, Peer], ...] = (
     ("cumsum bf16 columns 4096x4096", "cumsum x=bf16[4096,4096] axis=0", lambda x: x.cumsum(0)),
     ("cumsum f32 rows 128x1048576", "cumsum x=f32[128,1048576] axis=1", lambda x: x.cumsum(1)),
     ("cumsum f32 one row 2^27", "cumsum x=f32[134217728]", lambda x: x.cumsum(0)),
+    ("cumsum bf16 one row 2^27", "cumsum x=bf16[134217728]", lambda x: x.cumsum(0)),
     ("cumsum f32 rows 1048576x100", "cumsum x=f32[1048576,100] axis=1", lambda x: x.cumsum(1)),
     ("cummax f32 rows 16384x8192", "cummax x=f32[16384,8192] axis=1", lambda x: x.cummax(1)),
     ("logcumsumexp f32 rows 16384x8192", "logcumsumexp x=f32[16384,8192] axis=1", lambda x: x.logcumsumexp(1)),
