@@ -29,7 +29,7 @@ from .affine_tma import (
     walk_linear,
     walk_taps,
 )
-from .base import Arg, Build, EngineConfig, Step, Support, TensorArg, TensorMapArg, refuse
+from .base import Arg, Build, EngineConfig, Step, Support, TensorArg, TensorMapArg, WorkspaceArg, refuse
 
 # (tile_m, tile_n). Cooperating warpgroups share the rows (three take 192, of which often just enough tiles for all SMs fit a matrix that
 # makes too many of 128), in ping-pong each takes a tile.
@@ -56,6 +56,7 @@ MAX_EARLY = 16  # elements of the epilogue's operands that a thread holds while 
 PROMOTING_REGISTERS = 40  # beside accumulators and the sums of a k tile
 FP8 = ("e4m3", "e5m2")
 INTEGERS = ("s8", "u8")
+MAX_PARTS = 3  # of a tile, about, where k tiles are dealt out: one CTA adds them all
 MAX_MEMBERS = 8  # of a group; a number of a member is one of as many instructions
 
 
@@ -124,6 +125,7 @@ class WgmmaConsts:
     halo: HaloConsts | None  # A comes in patches, a slot for all taps of 64 channels; stages hold B alone
     defers: bool  # a tile is rounded and stays in registers; its panels are stored while the next is multiplied
     lead: int  # k tiles that the first of two cooperating warpgroups multiplies before the second begins; 0: they begin together
+    streams: int  # CTAs that the k tiles of all tiles are dealt out to; 0: tiles are
     # (name, type) of parameters that differ between members: those that find a tile, fetch operands, and write D.
     tile_params: tuple[tuple[str, str], ...] = ()
     load_params: tuple[tuple[str, str], ...] = ()
@@ -214,8 +216,8 @@ class _Plan:
 
     @property
     def num_tiles(self) -> int:
-        """Tiles, or pairs of them that share an operand."""
-        return self.members[-1].first_tile + self.members[-1].grid.ctas
+        """Tiles, or pairs of them that share an operand; of k tiles dealt out, two parts a CTA."""
+        return 2 * self.consts.streams or self.members[-1].first_tile + self.members[-1].grid.ctas
 
 
 def plan_operands(d: tiling.Digits, tile: tuple[int, int, int]) -> tuple[Walk, Boxes, Boxes] | str:
@@ -326,6 +328,11 @@ def merges_of(config: EngineConfig) -> bool:
 def defers_of(config: EngineConfig) -> bool:
     """Whether a tile is stored while the next is multiplied."""
     return dict(config.knobs).get("defers", False)
+
+
+def streams_of(config: EngineConfig) -> int:
+    """CTAs that the k tiles of all tiles are dealt out to; 0: tiles are."""
+    return dict(config.knobs).get("streams", 0)
 
 
 def min_k_tiles(grid: tiling.Grid) -> int:
@@ -460,6 +467,13 @@ def _plan(am: AffineMatmul | MatmulGroup, config: EngineConfig) -> _Plan | str:
         else:
             k_tiles = -(-first.k.size // ragged.count // tile_k) + 1  # of a group, about
             grids = [replace(grids[0], k_tiles=k_tiles, k_tiles_per_split=k_tiles)]
+    streams = streams_of(config)
+    if streams:
+        forms = {"shares", "lead", "defers", "merged"} & set(dict(config.knobs))
+        if forms or is_ping_pong or halo is not None or len(parts) > 1 or ragged is not None or not first.acc.is_float:
+            return "k tiles are dealt out of plain tiles by cooperating warpgroups, of float sums"
+        if grids[0].splits > 1 or not 1 < streams < 2**16 or grids[0].ctas >= streams or first.k.size == 0:
+            return f"{grids[0].ctas} tiles in {grids[0].splits} parts for {streams} CTAs"
     is_split = grids[0].splits > 1
     wide = any(tiling.needs_wide(d) or grid.partial_elements > tiling.INT32_MAX for d, grid in zip(digits, grids, strict=True))
     accumulators = tile_m * tile_n // (consumers * 128)
@@ -515,7 +529,7 @@ def _plan(am: AffineMatmul | MatmulGroup, config: EngineConfig) -> _Plan | str:
                          grids[0].n_tiles > 1, len(parts),
                          not (shares or is_merged) and prefetches(grids[0], walks[0], stages),
                          streamed(first, grids[0], walks[0], (a[0], b[0])) if halo is None else (), scales, halo, defers,
-                         lead)
+                         lead, streams)
     consts = replace(consts, ragged=tiling.RaggedConsts.of(first), streamed=() if ragged is not None else consts.streamed,
                      prefetches=consts.prefetches and ragged is None)
     if consts.table_at + _table_bytes(first) > SMEM_BYTES:
@@ -539,6 +553,11 @@ def by_groups(am: AffineMatmul) -> AffineMatmul:
         return am
     return replace(am, batch=IndexSpace((r.count,)), a=replace(am.a, batch_strides=(0,)), b=replace(am.b, batch_strides=(r.b_stride,)),
                    d=replace(am.d, batch_strides=(0,)))
+
+
+def _flags_bytes(c: WgmmaConsts) -> int:
+    """Of a flag for each CTA and warpgroup, in whole lines."""
+    return -(-4 * c.streams * c.ring.consumers // 256) * 256
 
 
 def _table_bytes(am: AffineMatmul) -> int:
@@ -589,7 +608,17 @@ def _sections(m: _Member, consts: WgmmaConsts, workspace_offset: int) -> tuple[l
         t.add("batch_size", "u32", am.batch.size)
         t.divisor("batch_size", am.batch.size)
     t.add("k_tiles", "u32", grid.k_tiles)
-    t.add("k_tiles_per_split", "u32", grid.k_tiles_per_split)
+    if consts.streams:
+        units = grid.ctas * grid.k_tiles
+        t.divisor("k_tiles", grid.k_tiles)
+        t.add("units", "u32", units)
+        t.add("units_last", "u32", units - 1)
+        t.add("part_units", "u32", -(-units // consts.streams))
+        t.divisor("part_units", -(-units // consts.streams))
+        t.add("ptr_flags", "u64", WorkspaceArg(workspace_offset))
+        t.add("ptr_parts", "u64", WorkspaceArg(workspace_offset + _flags_bytes(consts)))
+    else:
+        t.add("k_tiles_per_split", "u32", grid.k_tiles_per_split)
     t.space("batch", m.d.batch)
     if am.ragged is not None:
         t.args += [a for a in tiling.ragged_arguments(am, t.offset_type) if a.name != "groups_b"]
@@ -726,8 +755,13 @@ class WgmmaSm90Matmul:
         # Tiles of members come in turn, so only their sum is rounded up: to tiles of the last, lightest member.
         rounds = sum(m.grid.ctas * c.ring.ctas * t for m, t in zip(plan.members, clocks, strict=True)) / (device.num_sms * clocks[-1])
         rounds = 0.3 * ceil(rounds) + 0.7 * rounds if is_long else ceil(rounds)
-        begin_clocks = 390 if c.ring.is_merged else 0  # filling the ring before the first product
+        begin_clocks = 390.0 if c.ring.is_merged else 0.0  # filling the ring before the first product
         begin_clocks += 600 if c.ring.ctas > 1 else 0  # two CTAs wait for each other's stages
+        if c.streams:
+            # As many k tiles each; a part is left, those before the end of a tile are added, at 45 bytes a clock.
+            clocks = [-(-grid.ctas * grid.k_tiles // c.streams) * max(multiply_clocks, load_clocks, 280)]
+            products, rounds = clocks, 1
+            begin_clocks += (1 + -(-c.streams // grid.ctas)) * area * 4 / 45 + 3500
         last_clocks = products[-1] + epilogue_clocks
         compute_us = ((rounds - 1) * clocks[-1] + last_clocks + begin_clocks) / (1400 if is_long else 1620)
         used = min(1.0, first.m.size / first.batch.size) if is_grouped else 1  # groups that may have rows
@@ -763,7 +797,7 @@ class WgmmaSm90Matmul:
         assert not isinstance(plan, str), plan
         c, m = plan.consts, plan.members[0]
         target = PtxTarget.for_arch(device.arch, (8, 4) if c.product == "s32" and c.kind != c.kind_b else (8, 0))
-        tile_step = min(plan.num_tiles, max(1, device.num_sms // c.ring.ctas))
+        tile_step = c.streams or min(plan.num_tiles, max(1, device.num_sms // c.ring.ctas))
         num_ctas = tile_step * c.ring.ctas
         smem = c.ring.barriers_at + 2 * BARRIER_BYTES * (c.ring.stages + (c.halo.slots if c.halo is not None else 0))
         smem += _table_bytes(m.am)
@@ -772,7 +806,12 @@ class WgmmaSm90Matmul:
         suffix += "_shares_b" if c.ring.ctas > 1 else ""
         args = _arguments(plan, tile_step, workspace_offset)
         step = Step.of("matmul/wgmma_sm90", op, target, 128 * (c.warpgroups + (not c.ring.is_merged)), args, c, num_ctas, dynamic_smem=smem,
-                       cluster=c.ring.ctas, suffix=suffix)
+                       cluster=c.ring.ctas, suffix=suffix + ("_streams" if c.streams else ""), follows=c.streams > 0)
+        if c.streams:
+            num_flags = c.streams * c.ring.consumers
+            flags = [Arg("ptr_flags", "u64", WorkspaceArg(workspace_offset)), Arg("num_flags", "u32", num_flags)]
+            clear = Step.of("matmul/clear_flags", op, target, 128, flags, None, -(-num_flags // 128))
+            return Build((clear, step), workspace_offset + _flags_bytes(c) + c.streams * c.tile_m * c.tile_n * 4)
         if not c.is_split:
             return Build((step,))
         reduce = tiling.reduce_step(op, m.am, m.d, m.grid, c.epilogue, target, c.epilogue.wide, workspace_offset)
@@ -840,6 +879,10 @@ def _candidates(am: AffineMatmul | MatmulGroup, device: DeviceInfo) -> Iterator[
                     splits.add(grid.splits)
         for split_k in sorted(splits - {1}):
             yield _config(parts[0], schedule, loader, tile_m, tile_n, stages, split_k, promotes)
+        if may_split and schedule == "coop" and device.num_sms // MAX_PARTS <= whole.ctas < device.num_sms:
+            form = EngineConfig.of(**dict(config.knobs), streams=device.num_sms)
+            if not isinstance(_plan(am, form), str) and whole.ctas * whole.k_tiles >= 4 * device.num_sms:
+                yield form
 
 
 def _forms(am: AffineMatmul | MatmulGroup, config: EngineConfig, plan: _Plan, device: DeviceInfo) -> Iterator[EngineConfig]:

@@ -108,12 +108,21 @@ FORMS = (
     ("gemm a=s8[201,544] b=u8[264,544] transpose_b=True scale_a=f32[1] scale_b=f32[264] out_dtype=bf16", {"defers": True, "merged": True}),
     ("conv_fprop x=bf16[3,64,9,10]nhwc w=bf16[136,64,3,3]nhwc padding=1 bias=f32[136] epilogue=bias_relu",
      {"defers": True, "merged": True}),
+    ("gemm a=bf16[200,520] b=bf16[264,520] transpose_b=True bias=f32[264] epilogue=bias_relu", {"streams": 7}),
+    ("gemm a=f16[200,520] b=f16[520,264] d=f32[200,264]", {"streams": 5, "tile_n": 256}),
+    ("gemm a=bf16[3,100,456] b=bf16[3,456,72]", {"streams": 16, "tile_n": 64, "stages": 3}),
+    ("gemm a=bf16[100,200] b=bf16[200,64]", {"streams": 6, "tile_n": 64}),  # more CTAs than k tiles
+    ("gemm a=bf16[100,512] b=bf16[512,200]", {"streams": 8, "tile_n": 64}),  # CTAs end where a tile does
+    ("gemm a=e4m3[140,656] b=e4m3[136,656] transpose_b=True scale_a=f32[140,6] scale_b=f32[6,2]", {"streams": 9, "promotes": True}),
+    ("gemm a=f32[200,200] b=f32[72,200] transpose_b=True math=tf32", {"streams": 5, "tile_n": 64}),
+    ("conv_wgrad dy=bf16[2,72,9,10]nhwc x=bf16[2,64,9,10]nhwc w_shape=(72,64,3,3) padding=1", {"streams": 4, "tile_n": 192}),
+    ("gemm a=bf16[200,136] b=bf16[136,264]", {"streams": 6, "refused": True}),  # as many tiles
 )
 
 
 @pytest.mark.parametrize(("line", "knobs"), FORMS)
 def test_forms(line: str, knobs: dict[str, Any]) -> None:
-    """Operands shared by two CTAs, stores put off, rings filled by a thread that multiplies; rings of two stages wrap."""
+    """Operands shared by two CTAs, stores put off, rings filled by a thread that multiplies, k tiles dealt out; short rings wrap."""
     backend = EmulatedBackend("sm_90a", checkers="all")
     backend.info = replace(backend.info, num_sms=2)
     problem = parse_case(line)
@@ -125,6 +134,6 @@ def test_forms(line: str, knobs: dict[str, Any]) -> None:
     assert isinstance(plan, str) == is_refused, plan
     if not isinstance(plan, str):
         run_problem(backend, problem, engine, config, seed=len(line))
-        text = render(engine.build_steps(problem, config, backend.info).steps[0].spec)
-        result = assemble(text, "sm_90a")
-        assert result.spill_bytes == 0 and not re.search(r"C75(?!04)\d\d|C76\d\d", result.log), result.log
+        for step in engine.build_steps(problem, config, backend.info).steps:
+            result = assemble(render(step.spec), "sm_90a")
+            assert result.spill_bytes == 0 and not re.search(r"C75(?!04)\d\d|C76\d\d", result.log), result.log
