@@ -237,11 +237,11 @@ def _estimate_us(am: AffineMatmul, plan: _Plan, ctas: int, device: DeviceInfo) -
     memory_us = weights / (device.bandwidth_gbs * 1e3)
     share = in_flight / (64e3 * device.num_sms)
     starved = max(1.0, 1 / share) ** 0.5 + 0.02 * max(0.0, share - 1.2)
-    l2_us = weights * (1 + min(am.m.size, am.n.size) / c.rows) / (device.bandwidth_gbs * 1.65e3)
+    l2_us = weights * (1 + min(am.m.size, am.n.size) / c.rows) / (device.num_sms * 38e3)
     # Lines of 128 bytes of each k want 64 rows, if they make tiles enough; lines along k want more CTAs of fewer rows.
     best_rows = (32,) if c.major == "k" else (64,) if ctas * c.rows >= 128 * device.num_sms * c.splits else (32, 64)
     unfit = 0.0 if c.rows in best_rows else 0.03 if c.major == "k" and c.rows == 16 else 0.1 if c.rows > 16 else 0.2
-    return (4.4 + max(memory_us * starved, l2_us) + 0.1 * min(memory_us, l2_us) + unfit * memory_us
+    return (5.0 + max(memory_us * starved, l2_us) + 0.1 * min(memory_us, l2_us) + unfit * memory_us
             + 1.5 * (c.splits.bit_length() - 1) + 0.03 * c.warps)
 
 

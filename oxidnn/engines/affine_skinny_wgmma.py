@@ -22,6 +22,7 @@ from .base import Arg, Build, EngineConfig, Step, Support, TensorArg, TensorMapA
 MAX_COLUMNS = 128
 MAX_SCALED_COLUMNS = 64  # that have factors of their own for each block of k: more leave too few registers
 MAX_STAGES = 24
+AHEAD = 3  # stages of weights fetched before the launch before has ended: more delay what that one still waits for
 BARRIER_BYTES = 8
 GROUP_ROWS = 64  # of a warpgroup
 FP8 = {"e4m3", "e5m2"}
@@ -51,8 +52,7 @@ class SkinnyWgmmaConsts:
     scale_columns: factors of these.
 
     splits: CTAs of a cluster that deal out k. epilogue: of a panel, 64 rows of a warpgroup, or of two that have the sums of a gate; share:
-    the part of it that each CTA of the cluster writes. Of a launch that may start before the one before it has ended: ahead, stages of
-    weights that it has L2 fetch until then; is_late, whether it lets the next one start once its own loads are under way, not at once.
+    the part of it that each CTA of the cluster writes. ahead: stages of weights that a launch has L2 fetch until the one before has ended.
     """
 
     kind: str
@@ -64,7 +64,6 @@ class SkinnyWgmmaConsts:
     stages: int
     splits: int
     ahead: int
-    is_late: bool
     batch_digits: int
     a: BoxesConsts
     b: BoxesConsts
@@ -247,13 +246,12 @@ def _plan(am: AffineMatmul, config: EngineConfig) -> _Plan:
     d, a, b, up = operands
     whole = _epilogue(d, am, GROUP_ROWS * sums, tile_n, 128 * sums, splits > 1)
     share = (GROUP_ROWS * sums, tile_n // splits) if whole.inner == _side(am) else (GROUP_ROWS // splits, tile_n)
-    knobs = dict(config.knobs)
     kinds = [x.source.dtype.name if x.source.dtype.name != "f32" else "tf32" for x in ((d.b, d.a) if _side(am) == "n" else (d.a, d.b))]
     scales = [None if s is None else ScaleConsts(s[0].name, len(tiling.merge(s[1].extents, [s[0].row_strides])[0]), any(s[0].row_strides))
               for s in _scales(am)]
     consts = SkinnyWgmmaConsts(
-        kinds[0], kinds[1], _side(am), tile_m, tile_n, knobs.get("promotes", False), config["stages"], splits, knobs.get("ahead", 0),
-        knobs.get("overlaps") == "late", len(d.batch), a.consts("a", tile_m // sums, 0), b.consts("b", tile_n, tile_m * SPAN_BYTES),
+        kinds[0], kinds[1], _side(am), tile_m, tile_n, dict(config.knobs).get("promotes", False), config["stages"], splits,
+        min(config["stages"], AHEAD), len(d.batch), a.consts("a", tile_m // sums, 0), b.consts("b", tile_n, tile_m * SPAN_BYTES),
         up.consts("up", tile_m // sums, tile_m // sums * SPAN_BYTES) if up is not None else None, scales[0], scales[1],
         whole, _epilogue(d, am, share[0], share[1], 128 * sums, splits > 1))
     k_tiles = -(-am.k.size // consts.tile_k)
@@ -309,36 +307,53 @@ class SkinnyWgmmaMatmul:
             return empty
         plan = _plan(am, config)
         c = plan.consts
+        ctas = plan.row_tiles * am.batch.size * c.splits
+        overlaps = dict(config.knobs).get("overlaps", _fills_evenly(c, ctas, device))
         kinds = (c.kind if c.kind_b == c.kind else f"{c.kind}_{c.kind_b}") + ("_promoted" if c.promotes else "")
         suffix = f"{kinds}_{c.a.major}_{c.tile_m}x{c.tile_n}"
         return Build((Step.of("matmul/skinny_wgmma_sm90", op, PtxTarget.for_arch(device.arch, (8, 0)), 128 * c.warpgroups + 32,
-                              _arguments(am, plan), c, plan.row_tiles * am.batch.size * c.splits, dynamic_smem=c.smem_bytes,
-                              cluster=c.splits, follows=bool(dict(config.knobs).get("overlaps")), suffix=suffix),), workspace_offset)
+                              _arguments(am, plan), c, ctas, dynamic_smem=c.smem_bytes, cluster=c.splits, follows=overlaps,
+                              suffix=suffix),), workspace_offset)
+
+
+def _per_sm(c: SkinnyWgmmaConsts, device: DeviceInfo) -> int:
+    return max(1, min(device.smem_per_sm // (c.smem_bytes + 1024), 2048 // (128 * c.warpgroups + 32)))
+
+
+def _fills_evenly(c: SkinnyWgmmaConsts, ctas: int, device: DeviceInfo) -> bool:
+    """Whether the launch may start while the one before ends, and let the next do so. Its CTAs then take what places are free: fine where
+    they take about one an SM or all places there are (up to 12 % of a launch in chains on an H200), but where there are more places than
+    CTAs some SMs get several and others none (up to 15 % slower)."""
+    places = _per_sm(c, device) * device.num_sms
+    return 0.7 * device.num_sms <= ctas <= device.num_sms or 0.9 * places <= ctas <= places
 
 
 def _estimate_us(am: AffineMatmul, plan: _Plan, ctas: int, device: DeviceInfo) -> float:
-    """The slowest of memory, L2, what an SM can take in, and the products; a start, and the exchange of parts of k.
+    """The slowest of memory, L2, what an SM can take in, the products, and stages in turn; a start, and the exchange of parts of k.
 
-    Fitted to 185 timings on an H100 (four matrices of 29 to 75 MB, 1 to 128 columns).
+    Fitted to 1950 timings on an H100 and an H200 (four matrices of bf16, also as 8-bit floats, integers, f32 and gates; 1 to 128 columns):
+    the first choice is 1.5 % slower than the best in the mean.
     """
     c = plan.consts
-    per_sm = max(1, min(device.smem_per_sm // (c.smem_bytes + 1024), 2048 // (128 * c.warpgroups + 32)))
-    sms = min(device.num_sms, ctas)
-    in_flight = min(per_sm * device.num_sms, ctas) * min(c.stages, plan.k_tiles_per_split) * c.tile_m * SPAN_BYTES
+    per_sm = _per_sm(c, device)
+    depth = max(min(c.stages, plan.k_tiles_per_split) - 0.5, 0.5)  # stages under way: one is being used up half of the time
     weights = am.batch.size * _sizes(am)[0] * c.sums * am.k.size * am.a.dtype.num_bytes
+    brought = weights * (1 + c.tile_n / c.tile_m)
+    in_flight = min(per_sm * device.num_sms, ctas) * depth * c.tile_m * SPAN_BYTES
     # A ring that leaves no room for a second CTA takes longer to start, and to end.
-    memory_us = weights / (device.bandwidth_gbs * 0.96e3) * max(1.0, 40e3 * device.num_sms / in_flight) ** 0.5
-    memory_us *= 1.03 if per_sm == 1 else 1.0
-    l2_us = weights * (1 + c.tile_n / c.tile_m) / (device.bandwidth_gbs * 2.65e3)
-    taken_us = weights * (1 + c.tile_n / c.tile_m) / sms / 118e3
-    clocks = c.tile_m * max(c.tile_n, 32) / 32
+    memory_us = weights / (device.bandwidth_gbs * 0.975e3) * max(1.0, 48e3 * device.num_sms / in_flight) ** 0.4
+    memory_us *= 1.04 if per_sm == 1 else 1.0
+    l2_us = brought / (device.num_sms * 77e3)
+    taken_us = brought / (min(device.num_sms, ctas) * 126e3)
+    clocks = 0.9 * c.tile_m * max(c.tile_n, 32) / 32 * (2.2 if c.promotes else 1.0)
     multiply_us = -(-ctas // device.num_sms) * plan.k_tiles_per_split * clocks / 1620
-    places = device.num_sms * (per_sm if ctas > per_sm * device.num_sms else 1)  # filled in turn
-    rounds = -(-ctas // places) * places / ctas
-    uneven_us = 0.05 * memory_us * min(rounds - 1, 1.0)
-    exchange_us = 0.5 * (c.splits.bit_length() - 1) + c.tile_m * c.tile_n * 4 / 16e3 if c.splits > 1 else 0.0
-    few_us = 1.5 if c.warpgroups > 1 and c.tile_n >= 64 else 0.0  # more of a tile waits for its first and last stage
-    return 4.1 + max(memory_us, l2_us, taken_us, multiply_us) + uneven_us + exchange_us + few_us
+    # A stage takes the latency of memory, as many at a time as the ring holds; or that of its products, of sums that leave the tensor
+    # cores, and of factors, of which only those of the next stage are under way.
+    stage_us = 0.1 + (0.09 * c.tile_n / 64 if c.promotes else 0.0) + (0.22 if c.scales else 0.0)
+    in_turn_us = -(-ctas // (per_sm * device.num_sms)) * plan.k_tiles_per_split * max(1.1 / depth, stage_us)
+    exchange_us = 0.94 * (c.splits.bit_length() - 1) + c.tile_m * c.tile_n * 4 / 23e3 if c.splits > 1 else 0.0
+    few_us = 1.0 if c.warpgroups > 1 and c.tile_n >= 64 else 0.0  # more of a tile waits for its first and last stage
+    return 4.9 + max(memory_us, l2_us, taken_us, multiply_us, in_turn_us) + exchange_us + few_us
 
 
 def _arguments(am: AffineMatmul, plan: _Plan) -> list[Arg]:

@@ -158,9 +158,9 @@ def run_every_shape(line: str) -> None:
 @pytest.mark.parametrize("line", ["gemm a=bf16[9,456] b=bf16[72,456] transpose_b=True bias=f32[72] epilogue=bias_relu",
                                   "gemm a=f16[33,264] b=f16[264,136] residual=f16[33,136] epilogue='relu(acc + residual)'"])
 @pytest.mark.parametrize("splits", [1, 2])
-@pytest.mark.parametrize(("overlaps", "ahead"), [("early", 3), ("late", 3), ("late", 0)])
-def test_wgmma_waits_for_the_launch_before(line: str, splits: int, overlaps: str, ahead: int) -> None:
-    config = EngineConfig.of(rows=64, stages=3, splits=splits, overlaps=overlaps, ahead=ahead)
+@pytest.mark.parametrize("stages", [2, 4])
+def test_wgmma_waits_for_the_launch_before(line: str, splits: int, stages: int) -> None:
+    config = EngineConfig.of(rows=64, stages=stages, splits=splits, overlaps=True)
     run_problem(EmulatedBackend("sm_90a", checkers="all", schedule=("random", 5)), parse_case(line), WGMMA, config, seed=4)
 
 
