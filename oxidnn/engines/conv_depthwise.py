@@ -177,14 +177,14 @@ class Depthwise:
     names: tuple[str, str, str]
 
 
-def _bytes(desc: TensorDesc, rank: int) -> tuple[int, int, int, int]:
+def byte_strides(desc: TensorDesc) -> tuple[int, int, int, int]:
     """Byte strides along images, channels, rows and columns; of a dimension that is not there 0."""
     size = desc.dtype.num_bytes
-    return tuple(s * size for s in (desc.strides if rank == 4 else (*desc.strides, 0)))  # type: ignore[return-value]
+    return tuple(s * size for s in (desc.strides if desc.rank == 4 else (*desc.strides, 0)))  # type: ignore[return-value]
 
 
 @lru_cache(maxsize=256)
-def _depthwise(p: ConvProblem) -> Depthwise | str:
+def lower(p: ConvProblem) -> Depthwise | str:
     image, filter, result = p.desc(p.image), p.desc(p.filter), p.desc(p.result)
     if p.spatial > 2:
         return f"{p.spatial} spatial dimensions (at most 2)"
@@ -244,7 +244,7 @@ class DepthwiseEngine(Engine):
 
     def check_support(self, problem: Problem, device: DeviceInfo) -> Support:
         assert isinstance(problem, ConvProblem)
-        d = _depthwise(problem)
+        d = lower(problem)
         if isinstance(d, str):
             return refuse(f"depthwise: {d}")
         if problem.desc(problem.result).numel == 0 or problem.desc(problem.image).numel == 0:
@@ -255,7 +255,7 @@ class DepthwiseEngine(Engine):
 
     def configs(self, problem: Problem, device: DeviceInfo) -> tuple[EngineConfig, ...]:
         assert isinstance(problem, ConvProblem)
-        d = _depthwise(problem)
+        d = lower(problem)
         assert isinstance(d, Depthwise)
         return tuple(sorted(self._configs(problem, d, device), key=lambda c: self.estimate(problem, c, device)))
 
@@ -293,7 +293,7 @@ class DepthwiseEngine(Engine):
     def estimate(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> float:
         """The larger of: instructions at 0.8 a clock and quarter, bytes at the bandwidth, bytes under way over a latency of 0.9 us."""
         assert isinstance(problem, ConvProblem)
-        d = _depthwise(problem)
+        d = lower(problem)
         assert isinstance(d, Depthwise)
         vector, tile, strip, depth = (config[k] for k in ("vec", "tile", "strip", "depth"))
         rows, across = d.rows.steps, d.columns.tile(tile)
@@ -322,16 +322,16 @@ class DepthwiseEngine(Engine):
         assert isinstance(problem, ConvProblem)
         if problem.is_empty:
             return Build(())
-        d = _depthwise(problem)
+        d = lower(problem)
         assert isinstance(d, Depthwise)
         return self._sum_taps(problem, d, config, device) if d.kind == "wgrad" else self._walk(problem, d, config, device)
 
     def _walk(self, p: ConvProblem, d: Depthwise, config: EngineConfig, device: DeviceInfo) -> Build:
         vector, tile, strip = config["vec"], config["tile"], config["strip"]
-        source, target = (_bytes(x, d.source.rank) for x in (d.source, d.target))
+        source, target = (byte_strides(x) for x in (d.source, d.target))
         moved = (d.rows.per_group * strip, d.columns.per_group * tile)  # rows and columns of the target from strip to strip, tile to tile
-        strides = {"source": _digit_strides(source, (d.rows.per_step * strip, d.columns.per_step * tile), vector),
-                   "target": _digit_strides(target, moved, vector)}
+        strides = {"source": digit_strides(source, (d.rows.per_step * strip, d.columns.per_step * tile), vector),
+                   "target": digit_strides(target, moved, vector)}
         begin = d.rows.first_target - (d.rows.lags - 1) * d.rows.per_group  # where the first step's group ends
         args = [Arg("ptr_source", "u64", TensorArg(d.names[0], d.rows.first_source * source[2] + d.columns.first_source * source[3])),
                 Arg("ptr_target", "u64", TensorArg(d.names[1], begin * target[2] + d.columns.first_target * target[3])),
@@ -341,7 +341,7 @@ class DepthwiseEngine(Engine):
         for name in (n for n in (p.epilogue.args if p.epilogue is not None else ()) if n != "acc"):
             operand, row = operand_over(p, p.epilogue, name, d.target.shape, vector)
             operands.append(operand)
-            strides[name] = _digit_strides(row, moved, vector)
+            strides[name] = digit_strides(row, moved, vector)
             args.append(Arg(f"ptr_{name}", "u64", TensorArg(name, begin * row[2] + d.columns.first_target * row[3])))
             rows += [Arg(f"row_{name}", "s64", row[2])] if operand.walks else []
         extents = (d.images, ceil_div(d.rows.groups, strip), ceil_div(d.columns.groups, tile), d.channels // vector)
@@ -371,20 +371,20 @@ class DepthwiseEngine(Engine):
         align = gcd(16, vector * prod(taps) * size, desc.align)
         return DepthwiseConsts(
             d.source.dtype.name, d.target.dtype.name, desc.dtype.name, vector, d.rows, d.rows.steps, d.columns.tile(tile), d.columns.taps,
-            tile * d.columns.per_group, config["depth"], digits, _bytes(d.source, desc.rank)[3], _bytes(d.target, desc.rank)[3],
+            tile * d.columns.per_group, config["depth"], digits, byte_strides(d.source)[3], byte_strides(d.target)[3],
             (d.columns.first_source, d.columns.per_step * tile), (d.columns.first_target, d.columns.per_group * tile),
             () if is_dense and align >= 4 else (*strides, 0)[:3], align, p.flip, operands, p.epilogue, packs=packs)
 
     def _sum_taps(self, p: ConvProblem, d: Depthwise, config: EngineConfig, device: DeviceInfo) -> Build:
         vector, tile, strip = config["vec"], config["tile"], config["strip"]
-        source, target = (_bytes(x, d.source.rank) for x in (d.source, d.target))
+        source, target = (byte_strides(x) for x in (d.source, d.target))
         taps, count = d.rows.taps * d.columns.taps, d.channels // vector
         packs = next(n for n in (32, 16, 8, 4, 2, 1) if n <= count and (count % n == 0 or n <= 8 or count > 4 * n))
         walkers, chunks = _THREADS // packs, ceil_div(count, packs)
         extents = (d.images, ceil_div(d.rows.groups, strip), ceil_div(d.columns.groups, tile))
         digits = Digits(("n", "strip", "tile"), extents,
-                        {"source": _digit_strides(source, (d.rows.per_step * strip, d.columns.per_step * tile), vector)[:3],
-                         "target": _digit_strides(target, (strip, tile), vector)[:3]})
+                        {"source": digit_strides(source, (d.rows.per_step * strip, d.columns.per_step * tile), vector)[:3],
+                         "target": digit_strides(target, (strip, tile), vector)[:3]})
         resident = device.num_sms * max(1, 65536 // (_registers(d, vector, tile, config["depth"]) * _THREADS))
         groups = max(1, min(ceil_div(resident, chunks), ceil_div(digits.size, walkers)))
         consts = self._consts(p, d, config, digits.consts(), packs=packs)
@@ -409,7 +409,7 @@ def _dense(shape: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(prod(shape[i + 1:]) for i in range(len(shape)))
 
 
-def _digit_strides(row: Sequence[int], moved: tuple[int, int], vector: int) -> tuple[int, ...]:
+def digit_strides(row: Sequence[int], moved: tuple[int, int], vector: int) -> tuple[int, ...]:
     """Byte strides of the digits image, strip, tile and pack. row: of images, channels, rows and columns."""
     n, c, h, w = row
     return n, moved[0] * h, moved[1] * w, vector * c
