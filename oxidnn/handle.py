@@ -421,18 +421,18 @@ class DnnHandle(ListOps):
 
     def batch_norm(self, x: Any, gamma: Any = None, beta: Any = None, running_mean: Any = None, running_var: Any = None, *, training: bool,
                    momentum: float = 0.1, eps: float = 1e-5, residual: Any = None, epilogue: Any = None, return_stats: bool = False,
-                   return_mask: bool = False, operands: Mapping[str, Any] | None = None, scalars: Mapping[str, float] | None = None,
-                   out: Any = None, stream: Any = None) -> Any:
+                   return_mask: bool = False, out_dtype: Any = None, scale_y: Any = None, operands: Mapping[str, Any] | None = None,
+                   scalars: Mapping[str, float] | None = None, out: Any = None, stream: Any = None) -> Any:
         """epilogue((x - mean) / sqrt(variance + eps) * gamma + beta) of x (N, C, spatial), with statistics of each channel, all else (C,).
 
         training: mean and biased variance are x's, and the running statistics, if given, are updated in place: running = (1 - momentum)
         running + momentum * (mean, or unbiased variance). Else they are the running ones. residual, of x's shape, is added before
         what epilogue does ("relu(acc + residual)"). Returns y; then, with return_stats, mean and rstd (f32, or f64 for f64 tensors);
-        then, with return_mask, the bits for the gradient of a relu. out: those, without the running statistics. Where arrays cannot be
-        written (jax), the new running statistics follow as further results.
+        then, with return_mask, the bits for the gradient of a relu. out_dtype, scale_y: as of `layer_norm`. out: those, without the
+        running statistics. Where arrays cannot be written (jax), the new running statistics follow as further results.
         """
-        call, attrs = CALLS["batch_norm"], (training, momentum, eps, epilogue, return_stats, return_mask)
-        arrays = (x, gamma, beta, running_mean, running_var, residual)
+        call, attrs = CALLS["batch_norm"], (training, momentum, eps, epilogue, return_stats, return_mask, out_dtype)
+        arrays = (x, gamma, beta, running_mean, running_var, residual, scale_y)
         if not training or running_mean is None or running_var is None:
             return self._session.run(call, arrays, attrs, out, stream, scalars, operands)
         if out is None:
@@ -468,11 +468,12 @@ class DnnHandle(ListOps):
         return self._session.run(CALLS["batch_norm_gather"], arrays, (momentum, eps), out, stream)
 
     def batch_norm_apply(self, x: Any, mean: Any, rstd: Any, gamma: Any = None, beta: Any = None, *, residual: Any = None,
-                         epilogue: Any = None, return_mask: bool = False, operands: Mapping[str, Any] | None = None,
-                         scalars: Mapping[str, float] | None = None, out: Any = None, stream: Any = None) -> Any:
+                         epilogue: Any = None, return_mask: bool = False, out_dtype: Any = None, scale_y: Any = None,
+                         operands: Mapping[str, Any] | None = None, scalars: Mapping[str, float] | None = None, out: Any = None,
+                         stream: Any = None) -> Any:
         """epilogue((x - mean) * rstd * gamma + beta): `batch_norm` with given statistics."""
-        arrays = (x, mean, rstd, gamma, beta, residual)
-        return self._session.run(CALLS["batch_norm_apply"], arrays, (epilogue, return_mask), out, stream, scalars, operands)
+        arrays = (x, mean, rstd, gamma, beta, residual, scale_y)
+        return self._session.run(CALLS["batch_norm_apply"], arrays, (epilogue, return_mask, out_dtype), out, stream, scalars, operands)
 
     def batch_norm_backward_reduce(self, dy: Any, x: Any, mean: Any, rstd: Any, mask: Any = None, y: Any = None, *, out: Any = None,
                                    stream: Any = None) -> Any:
@@ -487,12 +488,12 @@ class DnnHandle(ListOps):
         return self._session.run(CALLS["batch_norm_backward_apply"], arrays, (return_residual,), out, stream)
 
     def group_norm(self, x: Any, groups: int, gamma: Any = None, beta: Any = None, *, eps: float = 1e-5, residual: Any = None,
-                   epilogue: Any = None, return_stats: bool = False, return_mask: bool = False,
-                   operands: Mapping[str, Any] | None = None, scalars: Mapping[str, float] | None = None, out: Any = None,
-                   stream: Any = None) -> Any:
+                   epilogue: Any = None, return_stats: bool = False, return_mask: bool = False, out_dtype: Any = None,
+                   scale_y: Any = None, operands: Mapping[str, Any] | None = None, scalars: Mapping[str, float] | None = None,
+                   out: Any = None, stream: Any = None) -> Any:
         """`batch_norm` with statistics of each sample's groups of C / groups channels: mean and rstd are (N, groups)."""
-        attrs = (groups, eps, epilogue, return_stats, return_mask)
-        return self._session.run(CALLS["group_norm"], (x, gamma, beta, residual), attrs, out, stream, scalars, operands)
+        attrs = (groups, eps, epilogue, return_stats, return_mask, out_dtype)
+        return self._session.run(CALLS["group_norm"], (x, gamma, beta, residual, scale_y), attrs, out, stream, scalars, operands)
 
     def group_norm_backward(self, dy: Any, x: Any, mean: Any, rstd: Any, groups: int, gamma: Any = None, mask: Any = None, y: Any = None, *,
                             return_residual: bool = False, out: Any = None, stream: Any = None) -> Any:
@@ -501,11 +502,12 @@ class DnnHandle(ListOps):
         return self._session.run(CALLS["group_norm_backward"], (dy, x, mean, rstd, gamma, mask, y), attrs, out, stream)
 
     def instance_norm(self, x: Any, gamma: Any = None, beta: Any = None, *, eps: float = 1e-5, residual: Any = None, epilogue: Any = None,
-                      return_stats: bool = False, return_mask: bool = False, operands: Mapping[str, Any] | None = None,
-                      scalars: Mapping[str, float] | None = None, out: Any = None, stream: Any = None) -> Any:
+                      return_stats: bool = False, return_mask: bool = False, out_dtype: Any = None, scale_y: Any = None,
+                      operands: Mapping[str, Any] | None = None, scalars: Mapping[str, float] | None = None, out: Any = None,
+                      stream: Any = None) -> Any:
         """`group_norm` with a group a channel: mean and rstd are (N, C)."""
-        attrs = (eps, epilogue, return_stats, return_mask)
-        return self._session.run(CALLS["instance_norm"], (x, gamma, beta, residual), attrs, out, stream, scalars, operands)
+        attrs = (eps, epilogue, return_stats, return_mask, out_dtype)
+        return self._session.run(CALLS["instance_norm"], (x, gamma, beta, residual, scale_y), attrs, out, stream, scalars, operands)
 
     def instance_norm_backward(self, dy: Any, x: Any, mean: Any, rstd: Any, gamma: Any = None, mask: Any = None, y: Any = None, *,
                                return_residual: bool = False, out: Any = None, stream: Any = None) -> Any:

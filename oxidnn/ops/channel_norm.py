@@ -6,9 +6,9 @@
 x is (N, C, spatial), of any layout. A statistic is of a channel over N and the spatial dimensions (batch), or of a sample's C / groups
 neighbouring channels over the spatial dimensions (group; instance: groups = C). y = epilogue((x - mean) / sqrt(var + eps) * gamma + beta)
 with the biased variance; gamma and beta are (C,), eps stands inside the root. `residual` is added after that, before what an epilogue
-does: "relu(acc + residual)". Arithmetic is f32 (f64 for f64 tensors); the variance is of differences from the mean. Statistics of no
-elements are 0, rstd too. A NaN reaches the values of its own statistic alone. For statistics of each position too, over N alone, give
-batch_norm x as (N, C * positions).
+does: "relu(acc + residual)". out_dtype (also 8 bits) and scale_y (y holds result / scale_y) are layer_norm's. Arithmetic is f32 (f64 for
+f64 tensors); the variance is of differences from the mean. Statistics of no elements are 0, rstd too. A NaN reaches the values of its own
+statistic alone. For statistics of each position too, over N alone, give batch_norm x as (N, C * positions).
 
 batch_norm, training: also new_running_mean = (1 - momentum) running_mean + momentum mean, and new_running_var likewise with the unbiased
 variance; one value a channel is refused, no values leave the running statistics as they were. Not training: mean and variance are the
@@ -38,7 +38,7 @@ from ..errors import expected
 from ..tensor import TensorDesc
 from .base import OpDef, Operand, Policy, Problem
 from .checks import canonical, check_bool, check_dtype, check_integer, check_number, check_output, check_shape, describe
-from .epilogue import accumulator_of, default_epilogue, operands_of, resolve, scalars_of
+from .epilogue import accumulator_of, operands_of, resolve_scaled, result_kind, scalars_of
 
 EPS = 1e-5
 MOMENTUM = 0.1
@@ -205,9 +205,10 @@ def _make(op: str, tensors: Mapping[str, TensorDesc], attrs: Mapping[str, Any], 
         _needs_several(op, x.shape, range(2, x.rank) if groups else (0, *range(2, x.rank)), tensors)
     if return_stats and not is_training:
         raise expected(op, "return_stats", True, "False unless training: the statistics are given", describe(tensors))
-    epilogue = resolve(op, attrs.get("epilogue"), tensors, _ROLES)
+    epilogue, written = resolve_scaled(op, attrs.get("epilogue"), tensors, _ROLES)
     operands += operands_of(op, epilogue, tensors, x.shape, 1)
-    operands.append(_output(op, "y", tensors, _like(x)))
+    kind, model = result_kind(op, tensors, attrs, x), _like(x)
+    operands.append(_output(op, "y", tensors, TensorDesc(kind, model.shape, model.strides, model.align)))
     if return_stats:
         operands += [_output(op, n, tensors, _stats(x, groups)) for n in ("mean", "rstd")]
     if return_mask:
@@ -223,8 +224,10 @@ def _make(op: str, tensors: Mapping[str, TensorDesc], attrs: Mapping[str, Any], 
             normal.append(("momentum", momentum))
     if eps != EPS:
         normal.append(("eps", eps))
-    if epilogue is not None and epilogue != default_epilogue([n for n in tensors if n not in _ROLES]):
-        normal.append(("epilogue", epilogue))
+    if written is not None:
+        normal.append(("epilogue", written))
+    if kind is not x.dtype:
+        normal.append(("out_dtype", kind.name))
     normal += [(n, True) for n, value in (("return_stats", return_stats), ("return_mask", return_mask)) if value]
     return ChannelNormProblem(op, tuple(operands), tuple(normal), scalars_of(epilogue, accumulator), policy=policy, shape=x.shape,
                               groups=groups, eps=eps, momentum=momentum, is_training=is_training, epilogue=epilogue)
@@ -294,10 +297,10 @@ def _make_backward(op: str, tensors: Mapping[str, TensorDesc], attrs: Mapping[st
 
 _AFFINE = ("gamma", "beta")
 _RUNNING = ("running_mean", "running_var")
-_FORWARD = (("eps", EPS), ("epilogue", None), ("return_stats", False), ("return_mask", False))
+_FORWARD = (("eps", EPS), ("epilogue", None), ("return_stats", False), ("return_mask", False), ("out_dtype", None))
 _GRADIENT = (("dy", "x", "mean", "rstd", "gamma", "mask", "y"), ("dx", "dgamma", "dbeta", "d_residual"))
 _GIVEN = ("gamma", "mask", "y")
-_OPTIONAL = (*_AFFINE, "residual")
+_OPTIONAL = (*_AFFINE, "residual", "scale_y")
 _STATS = ("y", "mean", "rstd", "mask")
 
 
@@ -307,10 +310,10 @@ def _row(op: str, build: Any, inputs: tuple[str, ...], outputs: tuple[str, ...],
 
 
 DEFINITIONS: tuple[OpDef, ...] = (
-    _row("batch_norm", _make, ("x", *_AFFINE, *_RUNNING, "residual"), (*_STATS, "new_running_mean", "new_running_var"),
+    _row("batch_norm", _make, ("x", *_AFFINE, *_RUNNING, "residual", "scale_y"), (*_STATS, "new_running_mean", "new_running_var"),
          (*_OPTIONAL, *_RUNNING), (("training", None), ("momentum", MOMENTUM), *_FORWARD)),
-    _row("batch_norm_apply", _make, ("x", "mean", "rstd", *_AFFINE, "residual"), ("y", "mask"), _OPTIONAL,
-         (("epilogue", None), ("return_mask", False))),
+    _row("batch_norm_apply", _make, ("x", "mean", "rstd", *_AFFINE, "residual", "scale_y"), ("y", "mask"), _OPTIONAL,
+         (("epilogue", None), ("return_mask", False), ("out_dtype", None))),
     _row("group_norm", _make, ("x", *_OPTIONAL), _STATS, _OPTIONAL, (("groups", None), *_FORWARD)),
     _row("instance_norm", _make, ("x", *_OPTIONAL), _STATS, _OPTIONAL, _FORWARD),
     _row("batch_norm_backward", _make_backward, *_GRADIENT, _GIVEN, (("training", True), ("return_residual", False))),

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 
 from ..codegen import pointwise as expr
 from ..codegen.pointwise import Expression
-from ..dtypes import F32, F64, DType
+from ..dtypes import E4M3, E5M2, F32, F64, S8, DType, dtype
 from ..errors import expected
 from ..tensor import TensorDesc
 from .base import Operand, Scalar
 from .checks import FLOATS, check_dtype, check_expression, describe
 
 TYPES = FLOATS  # of every operand of convolution and GEMM
+NARROW = (E4M3, E5M2, S8)  # that results of norms may have too
 
 
 def default_epilogue(given: Collection[str]) -> Expression | None:
@@ -46,6 +48,29 @@ def resolve(op: str, epilogue: str | Expression | None, tensors: Mapping[str, Te
         if name not in named:
             raise expected(op, name, "given", f"an epilogue that uses it (epilogue is {expression})", describe(tensors))
     return None if expression == expr.acc else expression
+
+
+def resolve_scaled(op: str, given: str | Expression | None, tensors: Mapping[str, TensorDesc],
+                   roles: Sequence[str]) -> tuple[Expression | None, Expression | None]:
+    """(the epilogue, as `resolve`, divided by the operand scale_y of one element, where that is given; the part of it that a case has to
+    name, None where it is the default)."""
+    default = default_epilogue([n for n in tensors if n not in (*roles, "scale_y")])
+    written = default if given is None else check_expression(op, "epilogue", given)
+    if "scale_y" in tensors:
+        scale = tensors["scale_y"]
+        if scale.numel != 1 or scale.rank > 1:
+            raise expected(op, "shape of scale_y", list(scale.shape), "[1]", describe(tensors))
+        given = (expr.acc if written is None else written) / expr.arg("scale_y")
+    return resolve(op, given, tensors, roles), None if written in (expr.acc, default) else written
+
+
+def result_kind(op: str, tensors: Mapping[str, TensorDesc], attrs: Mapping[str, Any], x: TensorDesc) -> DType:
+    """The type of y: that of the attribute out_dtype, of y if it is given, or of x."""
+    given = attrs.get("out_dtype")
+    kind = dtype(given) if given is not None else tensors.get("y", x).dtype
+    if kind not in (*TYPES, *NARROW):
+        raise expected(op, "out_dtype" if given is not None else "type of y", kind, ", ".join(t.name for t in (*TYPES, *NARROW)))
+    return kind
 
 
 def scalars_of(expression: Expression | None, accumulator: DType) -> tuple[Scalar, ...]:

@@ -24,17 +24,15 @@ from functools import partial
 from math import prod
 from typing import Any
 
-from ..codegen.pointwise import Expression, acc, arg
-from ..dtypes import E4M3, E5M2, S8, dtype
+from ..codegen.pointwise import Expression
 from ..errors import expected
 from ..tensor import TensorDesc
 from .base import OpDef, Operand, Policy, Problem
-from .checks import FLOATS, check_bool, check_dtype, check_expression, check_number, check_output, describe
-from .epilogue import accumulator_of, default_epilogue, operands_of, resolve, scalars_of
+from .checks import check_bool, check_dtype, check_number, check_output, describe
+from .epilogue import NARROW, accumulator_of, operands_of, resolve_scaled, result_kind, scalars_of
 from .reduce import normalize_axes
 
 EPS = 1e-5
-NARROW = (E4M3, E5M2, S8)
 _ROLES = ("x", "gamma", "beta", "residual", "y", "mean", "rstd", "sum", "row_scale")
 
 
@@ -98,17 +96,6 @@ def _output(op: str, name: str, tensors: Mapping[str, TensorDesc], like: TensorD
     return Operand(name, desc, True)
 
 
-def _result(op: str, tensors: Mapping[str, TensorDesc], attrs: Mapping[str, Any], x: TensorDesc) -> tuple[Operand, list[tuple[str, Any]]]:
-    """y, and what attributes say of its type."""
-    given = attrs.get("out_dtype")
-    kind = dtype(given) if given is not None else tensors.get("y", x).dtype
-    if kind not in (*FLOATS, *NARROW):
-        raise expected(op, "out_dtype" if given is not None else "type of y", kind, ", ".join(t.name for t in (*FLOATS, *NARROW)))
-    model = _like(x)
-    y = _output(op, "y", tensors, TensorDesc(kind, model.shape, model.strides, model.align))
-    return y, [("out_dtype", kind.name)] if kind is not x.dtype else []
-
-
 def _parameter(op: str, name: str, tensors: Mapping[str, TensorDesc], x: TensorDesc, axes: tuple[int, ...]) -> TensorDesc:
     desc, shape = tensors[name], tuple(x.shape[a] for a in axes)
     check_dtype(op, name, desc, tensors)
@@ -144,30 +131,23 @@ def _make(op: str, tensors: Mapping[str, TensorDesc], attrs: Mapping[str, Any], 
     operands += [Operand(n, _parameter(op, n, tensors, x, axes)) for n in ("gamma", "beta") if n in tensors]
     if "residual" in tensors:
         operands.append(Operand("residual", _same(op, "residual", tensors, x)))
-    given = attrs.get("epilogue")
-    default = default_epilogue([n for n in tensors if n not in (*_ROLES, "scale_y")])
-    written = default if given is None else check_expression(op, "epilogue", given)
-    if "scale_y" in tensors:
-        if tensors["scale_y"].numel != 1 or tensors["scale_y"].rank > 1:
-            raise expected(op, "shape of scale_y", list(tensors["scale_y"].shape), "[1]", describe(tensors))
-        given = (acc if written is None else written) / arg("scale_y")
-    epilogue = resolve(op, given, tensors, _ROLES)
+    epilogue, written = resolve_scaled(op, attrs.get("epilogue"), tensors, _ROLES)
     operands += operands_of(op, epilogue, tensors, x.shape, axes[-1])
-    y, kinds = _result(op, tensors, attrs, x)
-    operands.append(y)
+    kind, model = result_kind(op, tensors, attrs, x), _like(x)
+    operands.append(_output(op, "y", tensors, TensorDesc(kind, model.shape, model.strides, model.align)))
     stats = TensorDesc.packed(accumulator, tuple(n for i, n in enumerate(x.shape) if i not in axes))
     if flags["return_stats"]:
         operands += [_output(op, n, tensors, stats) for n in (("rstd",) if op == "rms_norm" else ("mean", "rstd"))]
     if flags["return_sum"]:
         operands.append(_output(op, "sum", tensors, x))
     if flags["return_scale"]:
-        if y.desc.dtype not in NARROW:
-            raise expected(op, "return_scale", True, f"False for y of {y.desc.dtype} (it is for {', '.join(t.name for t in NARROW)})")
+        if kind not in NARROW:
+            raise expected(op, "return_scale", True, f"False for y of {kind} (it is for {', '.join(t.name for t in NARROW)})")
         operands.append(_output(op, "row_scale", tensors, stats))
-    normal = _normal_axes(axes, x) + kinds
+    normal = _normal_axes(axes, x) + ([("out_dtype", kind.name)] if kind is not x.dtype else [])
     if eps != EPS:
         normal.append(("eps", eps))
-    if written is not None and written not in (acc, default):
+    if written is not None:
         normal.append(("epilogue", written))
     normal += [(name, True) for name, value in flags.items() if value]
     return NormProblem(op, tuple(operands), tuple(normal), scalars_of(epilogue, accumulator), policy=policy, axes=axes, eps=eps,

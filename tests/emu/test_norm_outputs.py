@@ -111,6 +111,23 @@ def test_sums_and_statistics_beside_a_quantised_result(norm: str) -> None:
     np.testing.assert_allclose(got, plain[0].numpy().astype(np.float32), rtol=0.07, atol=0.01)
 
 
+@pytest.mark.parametrize("kind", list(MOST))
+@pytest.mark.parametrize("layout", ["nchw", "nhwc"])
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
+def test_norms_by_channel_give_the_codes_of_their_results(arch: str, layout: str, kind: str) -> None:
+    h, rng = oxidnn.DnnHandle(f"emu:{arch}"), np.random.default_rng(0)
+    x = h.array(rng.standard_normal((3, 16, 6, 5)), "f32", layout)
+    mean, gamma = (h.array(rng.standard_normal(16), "f32") for _ in range(2))
+    var, scale = h.array(rng.uniform(0.5, 2, 16), "f32"), h.array([0.02], "f32")
+    for call in (lambda **more: h.batch_norm(x, gamma, None, mean, var, training=False, epilogue="relu(acc)", **more),
+                 lambda **more: h.batch_norm(x, gamma, training=True, **more), lambda **more: h.group_norm(x, 4, gamma, **more),
+                 lambda **more: h.instance_norm(x, **more), lambda **more: h.batch_norm_apply(x, mean, var, gamma, **more)):
+        result = call().numpy()
+        y = call(out_dtype=kind, scale_y=scale)
+        assert y.dtype.name == kind and y.desc.layout == layout
+        np.testing.assert_array_equal(raw(y), codes(result / scale.numpy()[0], kind))
+
+
 LINES = ("rms_norm x=bf16[3,1024] gamma=bf16[1024] out_dtype=e4m3 return_scale=True",
          "layer_norm x=f32[40,33] out_dtype=s8 return_scale=True",
          "layer_norm x=bf16[2,20000] residual=bf16[2,20000] out_dtype=e5m2 return_scale=True epilogue='gelu(acc)'",

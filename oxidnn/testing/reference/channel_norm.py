@@ -11,7 +11,7 @@ from ...ops.base import Problem
 from ...ops.channel_norm import ChannelNormProblem, channels_innermost
 from ...ops.epilogue import accumulator_of
 from . import Expected, Reference
-from .epilogue import finish
+from .epilogue import finish, narrowed
 
 Inputs = Mapping[str, np.ndarray]
 
@@ -113,7 +113,7 @@ def forward(problem: Problem, inputs: Inputs, scalars: Mapping[str, float]) -> d
         acc = (x - mean) * rstd * gamma + beta
         magnitude = rstd * np.abs(gamma) * (size + np.abs(x - mean) * spread) + np.abs(beta)
     y = finish(p, p.epilogue, _join(p, acc), _join(p, magnitude + 0 * acc), None, n if found else 1, inputs, scalars, 1)
-    results["y"] = y
+    results["y"] = narrowed(p, y)
     if p.has("mask"):
         results["mask"] = Expected(_bits(p, ~(y.want <= 0)))
     return results

@@ -8,10 +8,10 @@ import numpy as np
 
 from ...ops.base import Problem
 from ...ops.epilogue import accumulator_of
-from ...ops.norm import NARROW, NormProblem
+from ...ops.norm import NormProblem
 from ..compare import accumulated_error
 from . import Expected, Reference
-from .epilogue import finish
+from .epilogue import finish, narrowed
 
 
 def _moments(problem: NormProblem, h: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -54,25 +54,21 @@ def forward(problem: Problem, inputs: Mapping[str, np.ndarray], scalars: Mapping
 
 
 def quantised(problem: NormProblem, result: Expected) -> dict[str, Expected]:
-    """y of 8 bits, and the rows' scales: how far the result's own tolerance moves them."""
+    """y, and the scales of rows that it was divided by: how far the result's own tolerance moves them."""
+    if not problem.has("row_scale"):
+        return {"y": narrowed(problem, result)}
     kind, accumulator = problem.desc("y").dtype, accumulator_of(problem.desc("x").dtype)
-    if kind not in NARROW:
-        return {"y": result}
-    want, found = np.asarray(result.want, np.float64), {}
+    want = np.asarray(result.want, np.float64)
     with np.errstate(all="ignore"):
         error = accumulated_error(accumulator, result.terms) * (np.abs(want) if result.magnitude is None else result.magnitude)
         error = error + (0.0 if result.slack is None else result.slack) + 4 * accumulator.epsilon * np.abs(want)
-        if problem.has("row_scale"):
-            largest = np.abs(want).max(problem.axes, keepdims=True)
-            scale = np.where(largest == 0, 1.0, largest / kind.max)
-            scale = np.where(np.isfinite(want).all(problem.axes, keepdims=True), scale, np.nan)
-            moved = error.max(problem.axes, keepdims=True) / kind.max + 4 * accumulator.epsilon * scale
-            shape = problem.desc("row_scale").shape
-            found["row_scale"] = Expected(scale.reshape(shape), slack=moved.reshape(shape))
-            want, error = want / scale, (error + np.abs(want / scale) * moved) / scale
-        low = -kind.max - (kind.kind == "int")
-        want = np.clip(want, low, kind.max)
-        return found | {"y": Expected(want if kind.is_float else np.nan_to_num(want, nan=0.0), terms=0, slack=error)}
+        largest = np.abs(want).max(problem.axes, keepdims=True)
+        scale = np.where(largest == 0, 1.0, largest / kind.max)
+        scale = np.where(np.isfinite(want).all(problem.axes, keepdims=True), scale, np.nan)
+        moved = error.max(problem.axes, keepdims=True) / kind.max + 4 * accumulator.epsilon * scale
+        shape = problem.desc("row_scale").shape
+        y = Expected(want / scale, terms=0, slack=(error + np.abs(want / scale) * moved) / scale)
+    return {"row_scale": Expected(scale.reshape(shape), slack=moved.reshape(shape)), "y": narrowed(problem, y)}
 
 
 def backward(problem: Problem, inputs: Mapping[str, np.ndarray], scalars: Mapping[str, float]) -> dict[str, Expected]:

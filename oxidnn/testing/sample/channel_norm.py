@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ...dtypes import BF16, F16, F32, F64, U8
+from ...dtypes import BF16, E4M3, E5M2, F16, F32, F64, S8, U8
 from ...ops import OPS
 from ...ops.base import Policy, Problem
 from ...ops.channel_norm import channels_innermost, mask_desc
@@ -106,8 +106,14 @@ def _draw(name: str, rng: np.random.Generator, size: str) -> Problem:
         extents = {"c": [channels], "y": shape, "1": [1] * len(shape)}
         tensors |= {n: draw(extents[e], F32 if rng.random() < 0.5 else kind) for n, e in operands.items()}
         attrs |= {"epilogue": epilogue} if epilogue else {}
+    result = kind
+    if rng.random() < 0.25:
+        result = (E4M3, E5M2, S8, F32, BF16)[int(rng.integers(5))]
+        attrs["out_dtype"] = result.name
+    if rng.random() < 0.15:
+        tensors["scale_y"] = draw([1], F32)
     if rng.random() < 0.4:
-        tensors["y"] = draw(shape, is_output=True)
+        tensors["y"] = draw(shape, result, True)
     return OPS[name].make(tensors, attrs, Policy())
 
 
@@ -142,6 +148,7 @@ FILLS: dict[tuple[str, str], Fill] = {(n, "x"): _offset for n in _FORWARD}
 FILLS |= {(n, "rstd"): _uniform("rstd", 0.3, 2.0) for n in (*_BACKWARD, "batch_norm_apply")}
 FILLS |= {(n, "mask"): _integers("mask", 0, 256) for n in _BACKWARD}
 FILLS |= {(n, "running_var"): _uniform("running_var", 0.2, 3.0) for n in ("batch_norm", "batch_norm_gather")}
+FILLS |= {(n, "scale_y"): _uniform("scale_y", 0.02, 2.0) for n in _FORWARD}
 FILLS |= {("batch_norm_gather", "counts"): _counts, ("batch_norm_gather", "m2s"): _uniform("m2s", 0.0, 60.0),
           ("batch_norm_backward_apply", "count"): _uniform("count", 20.0, 60.0)}
 
