@@ -968,32 +968,35 @@ class DnnHandle(ListOps):
 
     # ---- dropout and random numbers ------------------------------------------------------------------------------------------------
 
-    def dropout(self, x: Any, p: float = 0.5, *, seed: int, offset: int = 0, out: Any = None, stream: Any = None) -> Any:
-        """Zeros with chance p, the rest divided by 1 - p.
+    def dropout(self, x: Any, p: float = 0.5, *, return_mask: bool = False, seed: int, offset: int = 0, out: Any = None,
+                stream: Any = None) -> Any:
+        """Zeros with chance p, the rest divided by 1 - p; with return_mask also what is kept, as bool.
 
         seed, offset: integers in [0, 2^64). They and an element's index (in the order of the dimensions) alone say whether it is kept, on
         every device and in every layout and type; `dropout_backward` with the same two draws the mask again. Take another offset for
         each call.
         """
-        return self._session.run(CALLS["dropout"], (x,), (p,), out, stream, _draw("dropout", seed, offset))
+        return self._session.run(CALLS["dropout"], (x,), (p, return_mask), out, stream, _draw("dropout", seed, offset))
 
     def dropout_backward(self, dy: Any, p: float = 0.5, *, seed: int, offset: int = 0, out: Any = None, stream: Any = None) -> Any:
         """dx of `dropout` with the same p, seed and offset."""
         return self._session.run(CALLS["dropout_backward"], (dy,), (p,), out, stream, _draw("dropout_backward", seed, offset))
 
-    def random(self, shape: Sequence[int] | None = None, distribution: str = "uniform", parameters: Sequence[float] = (0.0, 1.0),
+    def random(self, shape: Sequence[int] | None = None, distribution: str = "uniform", parameters: Sequence[float] | None = None,
                dtype: Any = None, *, seed: int, offset: int = 0, out: Any = None, stream: Any = None) -> Any:
-        """Random floats: a DeviceArray of `shape` and `dtype` (f32), or `out` filled. seed, offset: see `dropout`.
+        """Random numbers: a DeviceArray of `shape` and `dtype` (f32), or `out` filled. seed, offset: see `dropout`.
 
-        distribution: "uniform" in [low, high), of 24 random bits, or "normal", at most 6.7 deviations off the mean. parameters:
-        (low, high) or (mean, standard deviation).
+        distribution, parameters: "uniform" in [low, high), of 24 random bits as all that follow but the two with Box and Muller's numbers,
+        "normal" (mean, standard deviation; at most 6.7 of them off) and "log_normal"; "truncated_normal" (mean, deviation, low, high),
+        "exponential" (rate), "gumbel", "logistic", "laplace", "cauchy" (location, scale); and counts, of integer types too: "geometric"
+        (chance; trials up to the first success), "poisson" (rate), "binomial" (trials, chance).
         """
         draw = _draw("random", seed, offset)
         if out is None:
             if shape is None:
                 raise expected("random", "shape", None, "a shape, or out")
             out = self.empty(shape, "float32" if dtype is None else dtype)
-        attrs = (shape if shape is None else _shape(shape), distribution, parameters, dtype)
+        attrs = (shape if shape is None else _shape(shape), distribution, parameters if parameters is None else hashable(parameters), dtype)
         return self._session.run(CALLS["random"], (), attrs, out, stream, draw)
 
     def uniform(self, shape: Sequence[int] | None = None, low: float = 0.0, high: float = 1.0, *, dtype: Any = None, seed: int,
@@ -1005,6 +1008,10 @@ class DnnHandle(ListOps):
                offset: int = 0, out: Any = None, stream: Any = None) -> Any:
         """Normal numbers: see `random`."""
         return self.random(shape, "normal", (mean, std), dtype, seed=seed, offset=offset, out=out, stream=stream)
+
+    def poisson(self, rate: Any, *, dtype: Any = None, seed: int, offset: int = 0, out: Any = None, stream: Any = None) -> Any:
+        """Events at the rate (0 to 700, beyond NaN) that each element says; of its type, or `dtype`. seed, offset: see `dropout`."""
+        return self._session.run(CALLS["poisson"], (rate,), (dtype,), out, stream, _draw("poisson", seed, offset))
 
     def bernoulli(self, probability: Any, *, dtype: Any = None, seed: int, offset: int = 0, out: Any = None, stream: Any = None) -> Any:
         """1 with the chance that each element of `probability` gives, else 0; of its type, or `dtype`. seed, offset: see `dropout`."""

@@ -806,6 +806,57 @@ def fmod(t: str) -> Callable[[Emitter, str, str], str]:
     return lower
 
 
+MOST_EVENTS = 4096  # of a quantile, so that every loop ends
+
+
+def _quantile_f64(e: Emitter, u: str, first: str, step: Callable[[str], str], proper: str) -> str:
+    """The smallest k with P(0) + ... + P(k) > u, where P(0) is `first` and P(k) = P(k - 1) * step(k); NaN unless `proper`."""
+    k, chance, total = e("mov.f64", 0.0), e("mov.f64", first), e("mov.f64", first)
+    label = f"{e.prefix.replace('%', '$')}quantile_{e.register('b32')[len(e.prefix):]}"
+    more = e("setp.le.and.f64", total, u, proper, to="pred")
+    e.lines += [f"@!{more} bra {label}_done;", f"{label}:", f"add.rn.f64 {k}, {k}, {literal(1.0, 'f64')};"]
+    e.lines += [f"mul.rn.f64 {chance}, {chance}, {step(k)};", f"add.rn.f64 {total}, {total}, {chance};"]
+    left = e("setp.lt.f64", k, float(MOST_EVENTS))
+    more = e("setp.le.and.f64", total, u, left, to="pred")
+    e.lines += [f"@{more} bra {label};", f"{label}_done:"]
+    return e("selp.f64", k, NAN, proper)
+
+
+def poisson_quantile(t: str) -> Callable[[Emitter, str, str], str]:
+    """Of 0 <= u < 1 and 0 <= rate <= 700, whose e^-rate is a normal number."""
+
+    def lower(e: Emitter, a: str, b: str) -> str:
+        u, rate = (a, b) if t == "f64" else (e("cvt.f64.f32", a), e("cvt.f64.f32", b))
+        proper = e("and.pred", e("setp.ge.f64", rate, 0.0), e("setp.le.f64", rate, 700.0))
+        proper = e("and.pred", e("setp.ge.and.f64", u, 0.0, proper, to="pred"), e("setp.lt.f64", u, 1.0))
+        k = _quantile_f64(e, u, exp_f64(e, e("neg.f64", rate)), lambda k: e("div.rn.f64", rate, k), proper)
+        return k if t == "f64" else e("cvt.rn.f32.f64", k)
+
+    return lower
+
+
+def binomial_quantile(t: str) -> Callable[[Emitter, str, str, str], str]:
+    """Of 0 <= u < 1, n >= 0 and 0 <= p <= 1/2, with (1 - p)^n at least e^-700."""
+
+    def lower(e: Emitter, a: str, b: str, c: str) -> str:
+        u, n, p = (a, b, c) if t == "f64" else (e("cvt.f64.f32", v) for v in (a, b, c))
+        power = e("mul.rn.f64", n, log1p_f64(e, e("neg.f64", p)))
+        proper = e("and.pred", e("setp.ge.f64", n, 0.0), e("setp.ge.f64", power, -700.0))
+        proper = e("setp.ge.and.f64", p, 0.0, proper, to="pred")
+        proper = e("setp.le.and.f64", p, 0.5, proper, to="pred")
+        proper = e("and.pred", e("setp.ge.and.f64", u, 0.0, proper, to="pred"), e("setp.lt.f64", u, 1.0))
+        odds, beyond = e("div.rn.f64", p, e("sub.rn.f64", 1.0, p)), e("add.rn.f64", n, 1.0)
+
+        def step(k: str) -> str:
+            return e("mul.rn.f64", e("div.rn.f64", e("sub.rn.f64", beyond, k), k), odds)
+
+        k = e("min.f64", _quantile_f64(e, u, exp_f64(e, power), step, proper), n)
+        k = e("selp.f64", k, NAN, proper)
+        return k if t == "f64" else e("cvt.rn.f32.f64", k)
+
+    return lower
+
+
 def nextafter(t: str) -> Callable[[Emitter, str, str], str]:
     """The neighbour of x on the way to y. The bits of floats of one sign count like integers: one more is further from 0."""
 

@@ -2,8 +2,9 @@
 
     dropout x=f16[8,64] p=0.1                                       y: where(u >= p, x / (1 - p), 0)
     dropout_backward dy=f16[8,64] p=0.1                             dx: the same of dy; the mask is drawn again, not stored
-    random shape=(8,64) distribution=normal parameters=(0.0,1.0)    y: low and high of uniform, mean and deviation of normal
+    random shape=(8,64) distribution=normal parameters=(0.0,1.0)    y; see DISTRIBUTIONS
     bernoulli probability=f32[8,64]                                 y: 1 where u < probability
+    poisson rate=f32[8,64]                                          y: events at that rate
 
 The scalars seed and offset (64 bits each) come with every call. Element i of a tensor, counted in the order of its dimensions however it
 lies in memory, takes word i % 4 of what the counter (i // 4, offset) gives under the key `seed`: the numbers depend on nothing else.
@@ -12,7 +13,8 @@ u = (word >> 8) / 2^24 lies in [0, 1), and is the same for every type. Normal nu
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,14 +26,64 @@ from ..dtypes import DType
 from ..errors import InvalidArgument, expected
 from ..tensor import TensorDesc
 from .base import OpDef, Operand, Policy, Problem, Scalar
-from .checks import FLOATS, canonical, check_choice, check_extents, check_number, check_output, describe, operand, output
+from .checks import FLOATS, canonical, check_bool, check_choice, check_extents, check_number, check_output, describe, operand, output
 from .pointwise import MAX_RANK, STORED, PointwiseProblem, like
 
 SOURCES = ("uniform", "radius", "angle")  # operands that are no tensors: numbers drawn for the element (ptx_templates/lib/philox.ptx.j2)
-DISTRIBUTIONS = {
-    "uniform": "scalar(first) + scalar(second) * uniform",
-    "normal": "scalar(first) + scalar(second) * (normal_radius(radius) * cos_turn(angle))",
+_NORMAL = "scalar(first) + scalar(second) * (normal_radius(radius) * cos_turn(angle))"
+_INSIDE = f"(u := uniform + {2.0**-25!r})"  # in (0, 1)
+
+
+@dataclass(frozen=True)
+class Distribution:
+    """expression: over SOURCES and the scalars first, second, ..., which `numbers` makes of the parameters. parameters: their defaults.
+    allowed: what they have to be, in words and as a test. counts: the results are whole numbers."""
+
+    expression: str
+    parameters: tuple[float, ...]
+    allowed: str
+    test: Callable[..., bool]
+    numbers: Callable[..., tuple[float, ...]] = lambda *parameters: parameters
+    counts: bool = False
+
+
+def _truncated(mean: float, deviation: float, low: float, high: float) -> tuple[float, ...]:
+    """2 Phi - 1 at the lower end, twice what lies between the ends, and the parameters."""
+    ends = [math.erf((end - mean) / deviation / math.sqrt(2)) for end in (low, high)]
+    return ends[0], ends[1] - ends[0], mean, deviation * math.sqrt(2), low, high
+
+
+def _holds_enough(mean: float, deviation: float, low: float, high: float) -> bool:
+    return deviation > 0 and low < high and _truncated(mean, deviation, low, high)[1] > 1 / 32
+
+
+_LOCATED = "a location and a scale >= 0"
+DISTRIBUTIONS: dict[str, Distribution] = {
+    "uniform": Distribution("scalar(first) + scalar(second) * uniform", (0.0, 1.0), "low <= high", lambda low, high: low <= high,
+                            lambda low, high: (low, high - low)),
+    "normal": Distribution(_NORMAL, (0.0, 1.0), "a mean and a standard deviation >= 0", lambda _, s: s >= 0),
+    "log_normal": Distribution(f"exp({_NORMAL})", (0.0, 1.0), "mean and standard deviation >= 0 of the logarithm", lambda _, s: s >= 0),
+    "truncated_normal": Distribution(
+        "clamp(scalar(third) + scalar(fourth) * erfinv(scalar(first) + scalar(second) * uniform), scalar(fifth), scalar(sixth))",
+        (0.0, 1.0, -2.0, 2.0), "a mean, a standard deviation > 0, and ends low < high with at least 1/64 of the normal's mass between",
+        _holds_enough, _truncated),
+    "exponential": Distribution("-log1p(-uniform) / scalar(first)", (1.0,), "a rate > 0", lambda rate: rate > 0),
+    "gumbel": Distribution(f"scalar(first) - scalar(second) * log(-log({_INSIDE}))", (0.0, 1.0), _LOCATED, lambda _, s: s >= 0),
+    "logistic": Distribution(f"scalar(first) + scalar(second) * (log({_INSIDE}) - log1p(-u))", (0.0, 1.0), _LOCATED, lambda _, s: s >= 0),
+    "laplace": Distribution(f"scalar(first) - scalar(second) * copysign(log1p(-2 * abs((v := {_INSIDE} - 0.5))), v)", (0.0, 1.0), _LOCATED,
+                            lambda _, s: s >= 0, lambda location, scale: (location, -scale)),
+    "cauchy": Distribution(f"scalar(first) + scalar(second) * tan({math.pi!r} * ({_INSIDE} - 0.5))", (0.0, 1.0), _LOCATED,
+                           lambda _, s: s >= 0),
+    "geometric": Distribution("1 + floor(log1p(-uniform) / scalar(first))", (0.5,), "a chance in (0, 1]", lambda p: 0 < p <= 1,
+                              lambda p: (math.log1p(-p) if p < 1 else -math.inf,), counts=True),
+    "poisson": Distribution("poisson_quantile(uniform, scalar(first))", (1.0,), "a rate from 0 to 700", lambda rate: 0 <= rate <= 700,
+                            counts=True),
+    "binomial": Distribution("abs(scalar(third) - binomial_quantile(uniform, scalar(first), scalar(second)))", (1.0, 0.5),
+                             "a whole number n of trials and their chance p, with min(p, 1 - p)^n beyond e^-700",
+                             lambda n, p: n == int(n) >= 0 and 0 <= p <= 1 and n * math.log1p(-min(p, 1 - p)) > -700,
+                             lambda n, p: (n, min(p, 1 - p), n if p > 0.5 else 0.0), counts=True),
 }
+_NAMES = ("first", "second", "third", "fourth", "fifth", "sixth")
 DRAW = (Scalar("seed", "u64"), Scalar("offset", "u64"))
 
 
@@ -56,16 +108,21 @@ def _problem(op: str, expression: str | Expression, operands: tuple[Operand, ...
 
 
 def _dropout(op: str, source: str, result: str, tensors: Mapping[str, TensorDesc], attrs: Mapping[str, Any], policy: Policy) -> Problem:
-    """p: chance of a zero, in [0, 1]; what is kept is divided by 1 - p. At p = 1 all is zero."""
+    """p: chance of a zero, in [0, 1]; what is kept is divided by 1 - p. At p = 1 all is zero. return_mask: also what is kept, as bool."""
     x = operand(op, source, tensors, FLOATS)
     p = check_number(op, "p", attrs.get("p", 0.5))
     if not 0.0 <= p <= 1.0:
         raise expected(op, "p", p, "a number in [0, 1]")
     y = output(op, result, tensors, (x.dtype,), x.shape, x)
+    outs = [Operand(result, y, True)]
+    kept = check_bool(op, "return_mask", attrs.get("return_mask", False)) or "mask" in tensors
+    if kept:
+        outs.append(Operand("mask", output(op, "mask", tensors, (dtypes.BOOL,), x.shape, x), True))
     chance = float(np.float32(p))  # what every compute type compares with
-    operands = (Operand(source, x), Operand(result, y, True))
-    return _problem(op, f"where(uniform >= scalar(p), {source} * scalar(scale), 0)", operands, [("p", p)] if p != 0.5 else [], policy,
-                    p=chance, scale=1.0 / (1.0 - chance) if chance < 1.0 else 0.0)
+    normal = ([("p", p)] if p != 0.5 else []) + ([("return_mask", True)] if kept else [])
+    text = f"where((k := uniform >= scalar(p)), {source} * scalar(scale), 0)" + (", k" if kept else "")
+    return _problem(op, text, (Operand(source, x), *outs), normal, policy, p=chance,
+                    scale=1.0 / (1.0 - chance) if chance < 1.0 else 0.0)
 
 
 def make_dropout(tensors: Mapping[str, TensorDesc], attrs: Mapping[str, Any], policy: Policy) -> Problem:
@@ -84,49 +141,57 @@ def _result_type(op: str, value: Any, allowed: tuple[str, ...]) -> DType:
 
 
 def make_random(tensors: Mapping[str, TensorDesc], attrs: Mapping[str, Any], policy: Policy) -> Problem:
-    """shape, or y. distribution: a key of DISTRIBUTIONS. parameters: (low, high) or (mean, deviation). dtype: a float type."""
+    """shape, or y. distribution: a key of DISTRIBUTIONS. parameters: its numbers. dtype: a float type, of counts an integer one, too."""
     op = "random"
     for name in tensors:
         if name != "y":
             raise InvalidArgument(f"{op}: {name!r} is no tensor of this op (it takes none and gives y). {describe(tensors)}")
     distribution = check_choice(op, "distribution", attrs.get("distribution", "uniform"), tuple(DISTRIBUTIONS))
-    parameters = attrs.get("parameters", (0.0, 1.0))
-    if not isinstance(parameters, (tuple, list)) or len(parameters) != 2:
-        raise expected(op, "parameters", repr(parameters), "two numbers: low and high, or mean and standard deviation")
-    first, second = (check_number(op, "parameters", v, dtypes.F32) for v in parameters)
-    if (first > second) if distribution == "uniform" else second < 0:
-        raise expected(op, "parameters", (first, second), "low <= high" if distribution == "uniform" else "a standard deviation >= 0")
+    row = DISTRIBUTIONS[distribution]
+    given = attrs.get("parameters", row.parameters)
+    given = tuple(given) if isinstance(given, (tuple, list)) else (given,)
+    numbers = tuple(float(np.float32(check_number(op, "parameters", v, dtypes.F32))) for v in given)
+    if len(numbers) != len(row.parameters) or not row.test(*numbers):
+        raise expected(op, "parameters", given, f"{row.allowed}, for {distribution}")
     if "shape" not in attrs and "y" not in tensors:
         raise expected(op, "shape", "missing", "the shape of the result")
     shape = check_extents(op, "shape", attrs["shape"], range(MAX_RANK + 1)) if "shape" in attrs else tensors["y"].shape
-    floats = tuple(t.name for t in FLOATS)
-    kind = _result_type(op, attrs["dtype"] if "dtype" in attrs else tensors["y"].dtype if "y" in tensors else dtypes.F32, floats)
+    allowed = STORED if row.counts else tuple(t.name for t in FLOATS)
+    kind = _result_type(op, attrs["dtype"] if "dtype" in attrs else tensors["y"].dtype if "y" in tensors else dtypes.F32, allowed)
     y = output(op, "y", tensors, (kind,), shape, TensorDesc.packed(kind, shape))
     normal: list[tuple[str, Any]] = [("shape", shape)]
     normal += [("distribution", distribution)] if distribution != "uniform" else []
-    normal += [("parameters", (first, second))] if (first, second) != (0.0, 1.0) else []
+    normal += [("parameters", numbers)] if numbers != row.parameters else []
     normal += [("dtype", kind.name)] if kind is not dtypes.F32 else []
-    width = second - first if distribution == "uniform" else second
-    return _problem(op, DISTRIBUTIONS[distribution], (Operand("y", y, True),), normal, policy, first=first, second=width)
+    values = dict(zip(_NAMES, row.numbers(*numbers), strict=False))
+    return _problem(op, row.expression, (Operand("y", y, True),), normal, policy, **values)
+
+
+def _of_each(op: str, source: str, expression: str, tensors: Mapping[str, TensorDesc], attrs: Mapping[str, Any], policy: Policy) -> Problem:
+    """A draw for each element of `source`. dtype: of y, by default that of the source."""
+    x = operand(op, source, tensors, FLOATS)
+    kind = _result_type(op, attrs["dtype"] if "dtype" in attrs else tensors.get("y", x).dtype, STORED)
+    y = tensors["y"] if "y" in tensors else canonical(like(x, kind))
+    check_output(op, "y", y, x.shape, tensors, (kind,))
+    attributes: list[tuple[str, Any]] = [("dtype", kind.name)] if kind != x.dtype else []
+    return _problem(op, expression, (Operand(source, x), Operand("y", y, True)), attributes, policy)
 
 
 def make_bernoulli(tensors: Mapping[str, TensorDesc], attrs: Mapping[str, Any], policy: Policy) -> Problem:
-    """probability: of a one, in [0, 1]; NaN gives 0. dtype: of y, by default that of probability."""
-    op = "bernoulli"
-    probability = operand(op, "probability", tensors, FLOATS)
-    kind = _result_type(op, attrs["dtype"] if "dtype" in attrs else tensors.get("y", probability).dtype, STORED)
-    shape = probability.shape
-    y = tensors["y"] if "y" in tensors else canonical(like(probability, kind))
-    check_output(op, "y", y, shape, tensors, (kind,))
-    operands = (Operand("probability", probability), Operand("y", y, True))
-    attributes: list[tuple[str, Any]] = [("dtype", kind.name)] if kind != probability.dtype else []
-    return _problem(op, "where(uniform < probability, 1, 0)", operands, attributes, policy)
+    """probability: of a one, in [0, 1]; NaN gives 0."""
+    return _of_each("bernoulli", "probability", "where(uniform < probability, 1, 0)", tensors, attrs, policy)
 
 
-_RANDOM_ATTRS = (("shape", None), ("distribution", "uniform"), ("parameters", (0.0, 1.0)), ("dtype", None))
+def make_poisson(tensors: Mapping[str, TensorDesc], attrs: Mapping[str, Any], policy: Policy) -> Problem:
+    """rate: from 0 to 700, beyond NaN (of integers 0)."""
+    return _of_each("poisson", "rate", "poisson_quantile(uniform, rate)", tensors, attrs, policy)
+
+
+_RANDOM_ATTRS = (("shape", None), ("distribution", "uniform"), ("parameters", None), ("dtype", None))
 DEFINITIONS = (
-    OpDef("dropout", ("x",), ("y",), make_dropout, attrs=(("p", 0.5),)),
+    OpDef("dropout", ("x",), ("y", "mask"), make_dropout, attrs=(("p", 0.5), ("return_mask", False))),
     OpDef("dropout_backward", ("dy",), ("dx",), make_dropout_backward, attrs=(("p", 0.5),)),
     OpDef("random", (), ("y",), make_random, attrs=_RANDOM_ATTRS),
     OpDef("bernoulli", ("probability",), ("y",), make_bernoulli, attrs=(("dtype", None),)),
+    OpDef("poisson", ("rate",), ("y",), make_poisson, attrs=(("dtype", None),)),
 )

@@ -93,6 +93,8 @@ def test_every_function_keeps_its_bound(name: str, kind: str) -> None:
     text = f"{name}({', '.join(names)})"
     if name in ("sin", "cos", "tan"):  # NaN beyond, by the row's word
         arrays = {n: np.where(np.abs(a) <= 2.0**50, a, a.dtype.type(1)) for n, a in arrays.items()}
+    elif name.endswith("_quantile"):  # of chances to within what ends the sum
+        arrays["a"] = np.where(arrays["a"] > 1 - 2.0**-24, arrays["a"].dtype.type(0.75), arrays["a"])
     elif name == "floor_divide" and kind == "f64":
         arrays = {n: np.where((np.abs(a) < 2.0**40) & (np.abs(a) > 2.0**-40), a, a.dtype.type(1.5)) for n, a in arrays.items()}
     got = compute(text, arrays, None if row.is_condition else kind)[0]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 
@@ -78,6 +80,76 @@ def test_distributions() -> None:
     assert abs(np.corrcoef(z[::2], z[1::2])[0, 1]) < 5 / (n / 2) ** 0.5
 
 
+def _normal_below(x: np.ndarray) -> np.ndarray:
+    return 0.5 * (1 + np.vectorize(math.erf)(x / math.sqrt(2)))
+
+
+DISTRIBUTION_FUNCTIONS = {
+    ("log_normal", (0.5, 0.75)): lambda x: _normal_below((np.log(np.maximum(x, 1e-300)) - 0.5) / 0.75),
+    ("truncated_normal", (1.0, 2.0, -1.0, 1.5)): lambda x: (_normal_below((np.clip(x, -1, 1.5) - 1) / 2) - _normal_below(np.array(-1.0)))
+    / (_normal_below(np.array(0.25)) - _normal_below(np.array(-1.0))),
+    ("exponential", (2.5,)): lambda x: -np.expm1(-2.5 * np.maximum(x, 0)),
+    ("gumbel", (1.0, 2.0)): lambda x: np.exp(-np.exp(-(x - 1) / 2)), ("logistic", (1.0, 2.0)): lambda x: 1 / (1 + np.exp(-(x - 1) / 2)),
+    ("laplace", (1.0, 2.0)): lambda x: np.where(x < 1, 0.5 * np.exp((x - 1) / 2), 1 - 0.5 * np.exp(-(x - 1) / 2)),
+    ("cauchy", (1.0, 2.0)): lambda x: 0.5 + np.arctan((x - 1) / 2) / np.pi,
+}  # fmt: skip
+CHANCES = {  # of 0, 1, 2, ... events
+    ("geometric", (0.3,)): lambda k: np.where(k > 0, 0.3 * 0.7 ** (k - 1.0), 0),
+    ("poisson", (4.5,)): lambda k: np.exp(-4.5 + k * np.log(4.5) - np.vectorize(math.lgamma)(k + 1.0)),
+    ("poisson", (300.0,)): lambda k: np.exp(-300 + k * np.log(300) - np.vectorize(math.lgamma)(k + 1.0)),
+    ("binomial", (12.0, 0.25)): lambda k: np.vectorize(lambda i: math.comb(12, i))(k) * 0.25**k * 0.75 ** (12.0 - k),
+    ("binomial", (12.0, 0.9)): lambda k: np.vectorize(lambda i: math.comb(12, i))(k) * 0.9**k * 0.1 ** (12.0 - k),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "parameters"), DISTRIBUTION_FUNCTIONS)
+def test_continuous_distributions(name: str, parameters: tuple[float, ...]) -> None:
+    """Kolmogorov and Smirnov's: the largest gap between the shares of the draws and the distribution function."""
+    n = 20000
+    drawn = np.sort(oxidnn.DnnHandle("emu:sm_80").random((n,), name, parameters, seed=5).numpy().astype(np.float64))
+    below = DISTRIBUTION_FUNCTIONS[name, parameters](drawn)
+    assert np.isfinite(drawn).all() and np.maximum(below - np.arange(n) / n, np.arange(1, n + 1) / n - below).max() < 1.95 / n**0.5
+
+
+@pytest.mark.parametrize(("name", "parameters"), CHANCES)
+@pytest.mark.parametrize("dtype", ["float32", "int32"])
+def test_counts(name: str, parameters: tuple[float, ...], dtype: str) -> None:
+    """Pearson's: squared differences of the counts from what is expected, over that, against five deviations of their sum."""
+    n = 20000
+    drawn = oxidnn.DnnHandle("emu:sm_80").random((n,), name, parameters, dtype, seed=6).numpy()
+    assert (drawn == np.rint(drawn)).all() and drawn.min() >= 0
+    found = np.bincount(drawn.astype(np.int64))
+    wanted = n * CHANCES[name, parameters](np.arange(len(found)))
+    often = wanted >= 5
+    rest = wanted[~often].sum() + max(0.0, n - wanted.sum())
+    assert abs(found[~often].sum() - rest) < 5 * (rest + 1) ** 0.5
+    square, freedom = ((found - wanted) ** 2 / np.maximum(wanted, 1e-9))[often].sum(), often.sum()
+    assert square < freedom + 5 * (2 * freedom) ** 0.5
+
+
+def test_counts_at_their_ends_and_of_each_rate() -> None:
+    h = oxidnn.DnnHandle("emu:sm_80")
+    for parameters, only in (((9.0, 0.0), 0), ((9.0, 1.0), 9), ((0.0, 0.5), 0)):
+        assert (h.random((99,), "binomial", parameters, seed=1).numpy() == only).all()
+    assert (h.random((99,), "poisson", (0.0,), seed=1).numpy() == 0).all() and (h.random((9,), "geometric", 1.0, seed=1).numpy() == 1).all()
+    rates = np.tile(np.array([0, 1, 50, 700], np.float32), (4000, 1))
+    drawn = h.poisson(rates, seed=3)
+    assert (np.abs(drawn.mean(0) - rates[0]) <= 5 * (rates[0] / 4000) ** 0.5).all()
+    np.testing.assert_allclose(drawn.var(0), rates[0], rtol=0.15)
+    assert np.isnan(h.poisson(np.array([-1.0, 701, np.nan]), seed=1)).all()
+
+
+def test_the_mask_is_what_was_kept() -> None:
+    h = oxidnn.DnnHandle("emu:sm_80")
+    x = np.random.default_rng(1).uniform(1, 2, (7, 1023)).astype(np.float16)
+    y, mask = h.dropout(x, 0.4, return_mask=True, seed=3)
+    assert mask.dtype == bool and (mask == (y != 0)).all()
+    np.testing.assert_array_equal(y, h.dropout(x, 0.4, seed=3))
+    infinite = np.array([np.inf, -np.inf, np.nan] * 20, np.float32)
+    assert (h.dropout(infinite, 1.0, seed=1) == 0).all()
+    np.testing.assert_array_equal(h.dropout(infinite, 0.0, seed=1), infinite)
+
+
 def test_dropout_and_its_way_back() -> None:
     h = oxidnn.DnnHandle("emu:sm_80")
     x = np.random.default_rng(0).uniform(1, 2, (37, 129)).astype(np.float32)
@@ -108,7 +180,10 @@ def test_handle_draws() -> None:
     (lambda h, x: h.dropout(x, 1.5, seed=1), "p is 1.5"), (lambda h, x: h.dropout(x, 0.5, seed=-1), "seed is -1"),
     (lambda h, x: h.dropout(x, 0.5, seed=1, offset=2**64), "offset is"), (lambda h, x: h.uniform((3,), 2, 1, seed=1), "low <= high"),
     (lambda h, x: h.normal((3,), 0, -1, seed=1), "deviation >= 0"), (lambda h, x: h.normal(seed=1), "shape is None"),
-    (lambda h, x: h.uniform((3,), dtype="int32", seed=1), "dtype"),
+    (lambda h, x: h.uniform((3,), dtype="int32", seed=1), "dtype"), (lambda h, x: h.random((3,), "poisson", 701, seed=1), "rate"),
+    (lambda h, x: h.random((3,), "binomial", (2.5, 0.5), seed=1), "whole number"),
+    (lambda h, x: h.random((3,), "truncated_normal", (0, 1, 8, 9), seed=1), "mass"),
+    (lambda h, x: h.random((3,), "exponential", (1, 2), seed=1), "a rate > 0"), (lambda h, x: h.random((3,), "beta", seed=1), "gumbel"),
     (lambda h, x: h.bernoulli(x.astype(int), seed=1), "type of probability"),
 ])
 def test_refusals(call, words: str) -> None:  # type: ignore[no-untyped-def]

@@ -227,6 +227,29 @@ def _ldexp(x: Any, n: Any) -> Any:
     return np.where(np.isnan(n), np.nan, np.ldexp(np.asarray(x, np.float64), whole))
 
 
+def _quantile(u: Any, first: Any, step: Callable[[float], Any], proper: Any) -> Any:
+    """See elementary._quantile_f64."""
+    u, first, proper = np.broadcast_arrays(u, first, proper)
+    events, chance, total, k = np.zeros(u.shape), np.array(first, np.float64), np.array(first, np.float64), 0
+    while k < el.MOST_EVENTS and (more := proper & (total <= u)).any():
+        k += 1
+        chance = chance * step(k)
+        total, events = np.where(more, total + chance, total), np.where(more, k, events)
+    return np.where(proper, events, np.nan)
+
+
+def _poisson_quantile(u: Any, rate: Any) -> Any:
+    proper = (np.asarray(rate) >= 0) & (np.asarray(rate) <= 700) & (np.asarray(u) >= 0) & (np.asarray(u) < 1)
+    return _quantile(u, np.exp(-np.asarray(rate, np.float64)), lambda k: np.asarray(rate, np.float64) / k, proper)
+
+
+def _binomial_quantile(u: Any, n: Any, p: Any) -> Any:
+    u, n, p = (np.asarray(v, np.float64) for v in (u, n, p))
+    power = n * np.log1p(-p)
+    proper = (n >= 0) & (power >= -700) & (p >= 0) & (p <= 0.5) & (u >= 0) & (u < 1)
+    return np.minimum(_quantile(u, np.exp(power), lambda k: (n + 1 - k) / k * (p / (1 - p)), proper), n)
+
+
 def _counted(count: Callable[[int, int], int]) -> Callable[[Any, Any], Any]:
     """count(the lowest `bits` bits, bits) of every element; bits 0: 64."""
     def one(value: Any, bits: Any) -> int:
@@ -415,6 +438,11 @@ _row("digamma", 1, _digamma, lower=_each(el.digamma), ulp=2, ulp64=64, doc="zero
 _row("trigamma", 1, _trigamma, lower=_each(el.trigamma), ulp=2, ulp64=64, gradient=_no_gradient, doc="no derivative")
 _row("erfinv", 1, _erfinv, lower=_each(el.erfinv), ulp=4, ulp64=6,
      gradient=lambda g, y, x: (g * (math.sqrt(math.pi) / 2 * _f("exp", y * y)),))
+
+_row("poisson_quantile", 2, _poisson_quantile, lower=_each(el.poisson_quantile),
+     doc="the smallest k that the chance of at most k events exceeds the first; rates to 700")
+_row("binomial_quantile", 3, _binomial_quantile, lower=_each(el.binomial_quantile),
+     doc="of u, n trials and their chance, at most 1/2; (1 - p)^n at least e^-700")
 
 # Bits of integers. A shift by the width or more leaves nothing, or the sign.
 _row("bitwise_and", 2, np.bitwise_and, lower=_bits("and"))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -19,39 +21,62 @@ def _dropout(op: str, source: str, result: str, rng: np.random.Generator, size: 
     if rng.random() < 0.5:
         like = tensors[source] if tensors[source].is_injective and rng.random() < 0.5 else view(rng, kind, shape, True)
         tensors[result] = like
-    return OPS[op].make(tensors, {"p": float(rng.choice([0.0, 0.1, 0.5, 0.9, 1.0]))}, Policy())
+    attrs: dict[str, Any] = {"p": float(rng.choice([0.0, 0.1, 0.5, 0.9, 1.0]))}
+    if op == "dropout" and rng.random() < 0.3:
+        attrs["return_mask"] = True
+    return OPS[op].make(tensors, attrs, Policy())
 
 
 def sample_random(rng: np.random.Generator, size: str) -> Problem:
     kind, shape = dtype(str(rng.choice(FLOATS))), _shape(rng, size)
-    attrs = {"distribution": str(rng.choice(["uniform", "normal"])), "parameters": (float(rng.integers(-2, 1)), float(rng.integers(0, 3)))}
+    name = str(rng.choice(list(_PARAMETERS)))
+    attrs: dict[str, Any] = {"distribution": name, "parameters": _PARAMETERS[name](rng)}
     if rng.random() < 0.5:
         return OPS["random"].make({"y": view(rng, kind, shape, True)}, attrs, Policy())
     return OPS["random"].make({}, attrs | {"shape": shape, "dtype": kind.name}, Policy())
 
 
-def sample_bernoulli(rng: np.random.Generator, size: str) -> Problem:
+_LOCATED = dict.fromkeys(("uniform", "normal", "log_normal", "gumbel", "logistic", "laplace", "cauchy"),
+                         lambda rng: (float(rng.integers(-2, 1)), float(rng.integers(0, 3))))
+_PARAMETERS: dict[str, Callable[[np.random.Generator], tuple[float, ...]]] = {
+    **_LOCATED,
+    "truncated_normal": lambda rng: (float(rng.integers(-1, 2)), float(rng.choice([0.5, 2])), -1.0, float(rng.choice([0, 3]))),
+    "exponential": lambda rng: (float(rng.choice([0.5, 3])),), "geometric": lambda rng: (float(rng.choice([0.1, 0.7, 1])),),
+    "poisson": lambda rng: (float(rng.choice([0, 0.3, 7, 60])),),
+    "binomial": lambda rng: (float(rng.integers(0, 60)), float(rng.choice([0, 0.125, 0.5, 0.9, 1]))),
+}
+
+
+def _of_each(op: str, source: str, rng: np.random.Generator, size: str) -> Problem:
     kind, shape = dtype(str(rng.choice(FLOATS))), _shape(rng, size)
     result = dtype(str(rng.choice([*FLOATS, *INTEGERS, "bool"])))
-    tensors = {"probability": view(rng, kind, shape)}
+    tensors = {source: view(rng, kind, shape)}
     if rng.random() < 0.5:
-        return OPS["bernoulli"].make(tensors | {"y": view(rng, result, shape, True)}, {}, Policy())
-    return OPS["bernoulli"].make(tensors, {"dtype": result.name}, Policy())
+        return OPS[op].make(tensors | {"y": view(rng, result, shape, True)}, {}, Policy())
+    return OPS[op].make(tensors, {"dtype": result.name}, Policy())
 
 
 def _probability(rng: np.random.Generator, problem: Problem) -> np.ndarray:
     return rng.uniform(0, 1, problem.desc("probability").shape).round(2)
 
 
+def _rate(rng: np.random.Generator, problem: Problem) -> np.ndarray:
+    return rng.choice([0, 0.25, 1, 5.5, 30], problem.desc("rate").shape)
+
+
 SAMPLES: dict[str, Sampler] = {
     "dropout": partial(_dropout, "dropout", "x", "y"), "dropout_backward": partial(_dropout, "dropout_backward", "dy", "dx"),
-    "random": sample_random, "bernoulli": sample_bernoulli,
+    "random": sample_random, "bernoulli": partial(_of_each, "bernoulli", "probability"), "poisson": partial(_of_each, "poisson", "rate"),
 }
-FILLS: dict[tuple[str, str], Fill] = {("bernoulli", "probability"): _probability}
+FILLS: dict[tuple[str, str], Fill] = {("bernoulli", "probability"): _probability, ("poisson", "rate"): _rate}
 CASES: dict[str, tuple[str, ...]] = {
-    "dropout": ("dropout x=f16[7,33]nchw p=0.1", "dropout x=f32[2,5,3,4]nhwc p=0.25", "dropout x=f64[9]nchw@8", "dropout x=bf16[0,4]nchw"),
+    "poisson": ("poisson rate=f32[5,13]nchw", "poisson rate=f16[64]nchw dtype=s32"),
+    "dropout": ("dropout x=f16[7,33]nchw p=0.1", "dropout x=bf16[5,24]nchw p=0.3 return_mask=True",
+                "dropout x=f32[2,5,3,4]nhwc p=0.25", "dropout x=f64[9]nchw@8", "dropout x=bf16[0,4]nchw"),
     "dropout_backward": ("dropout_backward dy=bf16[7,40]nchw p=0.1", "dropout_backward dy=f32[6,10](1,6) p=1.0"),
     "random": ("random shape=(3,77)", "random y=f16[2,8,3,3]nhwc distribution=normal",
-               "random shape=(1001,) distribution=normal parameters=(1.0,0.5) dtype=f64", "random shape=() parameters=(-1.0,1.0)"),
+               "random shape=(1001,) distribution=normal parameters=(1.0,0.5) dtype=f64", "random shape=() parameters=(-1.0,1.0)",
+               "random shape=(77,) distribution=binomial parameters=(40.0,0.75) dtype=s32",
+               "random shape=(5,40) distribution=truncated_normal"),
     "bernoulli": ("bernoulli probability=f32[5,13]nchw dtype=bool", "bernoulli probability=f16[64]nchw"),
 }
