@@ -151,6 +151,12 @@ class MmaConsts(tiling.TiledConsts):
                 for i in range(self.warp_m // 16) for line in range(2) for h in range(2)]
         return of_b + of_a
 
+    @property
+    def skips_ordinary(self) -> bool:
+        """Whether the slow path branches around units that need no care: these branches cost the assembler registers before sm_90, and
+        save them since."""
+        return self.has_rn_tf32
+
     def part_unit(self, buffer: int, unit: int) -> tuple[str, str, list[str]]:
         """(big, small, whole) registers of a unit."""
         x, i, fragments = self.part_units[unit]
@@ -380,7 +386,7 @@ def register_limit(am: AffineMatmul, device: DeviceInfo, k_bytes: int, sync: str
     if am.a.dtype.num_bytes != 4 or am.math == "bf16x3":
         return 260
     if am.math == "tf32x3":
-        return 230 if device.at_least(9) or (k_bytes, sync) == (64, "late") else 190
+        return 230 if device.at_least(9) or (k_bytes, sync) == (64, "late") else 150
     return 250 if device.at_least(9) else 232
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from oxidnn import ptx
@@ -9,6 +11,7 @@ from oxidnn.codegen.render import render
 from oxidnn.device import known_device
 from oxidnn.engines.affine_mma_sm80 import MMA_SM80
 from oxidnn.engines.affine_simt import SIMT
+from oxidnn.engines.base import EngineConfig
 from oxidnn.engines.matmul import lower
 from oxidnn.ops.case import parse_case
 from oxidnn.runtime.assembler import assemble, disassemble
@@ -75,3 +78,51 @@ def test_nhwc_convolutions_use_wide_copies_and_tensor_cores() -> None:
         copies = [line for line in sass.splitlines() if "LDGSTS" in line]
         assert copies and all(".128 " in line for line in copies)
         assert "STL" not in sass and "LDL" not in sass
+
+
+@pytest.mark.parametrize("shape", [(256, 128, 32, 4, 2, 4), (128, 128, 32, 2, 2, 4), (128, 128, 64, 2, 2, 3)], ids=str)
+@pytest.mark.parametrize("line", [LINES[0], LINES[3]])
+def test_fragments_come_long_before_they_are_multiplied(line: str, shape: tuple[int, ...]) -> None:
+    """In the machine code of the main loop every matrix load but one stands at least 12 mma's before the first that needs it: the assembler
+    moves no load past a copy, and spread copies keep it from holding loads back."""
+    names = ("tile_m", "tile_n", "tile_k", "warps_m", "warps_n", "stages")
+    config = EngineConfig.of(**dict(zip(names, shape, strict=True)), sync="late", split_k=1)
+    am = lower(parse_case(line.format(t="bf16")))[0]
+    text = render(MMA_SM80.build("conv", am, config, known_device("sm_90a"), 0).steps[0].spec)
+    sass = disassemble(assemble(text, "sm_90a").cubin)
+    if sass is None:
+        pytest.skip("nvdisasm is not installed")
+    ahead = mmas_ahead(main_loop(sass))
+    assert len(ahead) == 8 * shape[2] // 16 and sum(count < 12 for count in ahead) <= 1, ahead
+
+
+def main_loop(sass: str) -> list[str]:
+    """The instructions of the loop with the most mma's."""
+    code: list[str] = []
+    labels: dict[str, int] = {}
+    loops: list[list[str]] = []
+    for line in sass.splitlines():
+        if label := re.match(r"\s*(\.L_\w+):", line):
+            labels[label[1]] = len(code)
+        elif instruction := re.match(r"\s*/\*[0-9a-f]{4,}\*/\s+(.*?);", line):
+            code.append(instruction[1])
+            back = re.search(r"BRA.*?(\.L_\w+)", instruction[1])
+            if back and back[1] in labels:
+                loops.append(code[labels[back[1]]:])
+    return max(loops, key=lambda loop: sum("HMMA" in i for i in loop))
+
+
+def mmas_ahead(loop: list[str]) -> list[int]:
+    """Of each matrix load, how many mma's are issued before the first that reads its registers, in this round or the next."""
+    found = []
+    for at, load in enumerate(loop):
+        if load.startswith("LDSM"):
+            first, count = int(re.search(r"R(\d+)", load)[1]), 0  # type: ignore[index]
+            for later in (*loop[at + 1:], *loop[:at]):
+                if "HMMA" in later:
+                    _, a, b, *_ = (int(r) for r in re.findall(r"\bR(\d+)", later))
+                    if first <= a < first + 4 or first <= b < first + 4:
+                        break
+                    count += 1
+            found.append(count)
+    return found
