@@ -20,7 +20,7 @@ from .affine_wgmma_sm90 import promotions
 from .base import Arg, Build, EngineConfig, Step, Support, TensorArg, TensorMapArg, refuse
 
 MAX_COLUMNS = 128
-MAX_SCALED_COLUMNS = 64  # that have factors of their own for each block of k: more leave too few registers
+MAX_TABLE_BYTES = 48 * 1024  # of factors
 MAX_STAGES = 24
 AHEAD = 3  # stages of weights fetched before the launch before has ended: more delay what that one still waits for
 BARRIER_BYTES = 8
@@ -38,18 +38,21 @@ class Staged(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ScaleConsts:
-    """A block scale: factors of the sums of a stage, of rows of weights or of columns. varies: with the columns."""
+    """A block scale: its factors of the tile's sums, in shared memory in lines of `width`, a line a stage, from byte `at` behind the
+    barriers. step: rows of weights, or columns, from a factor to the next, 0 if there is one alone."""
 
     name: str
     row_digits: int
-    varies: bool
+    width: int
+    step: int
+    at: int
 
 
 @dataclass(frozen=True, slots=True)
 class SkinnyWgmmaConsts:
     """Consts of matmul/skinny_wgmma_sm90. kind, kind_b: of weights and columns; side: "m" | "n", the side of D the weights make; tile_m:
     rows of weights, those of both sums of a gate; promotes: sums of a stage are added up outside the tensor cores; scale_rows,
-    scale_columns: factors of these.
+    scale_columns: factors of these; table_bytes: of them all.
 
     splits: CTAs of a cluster that deal out k. epilogue: of a panel, 64 rows of a warpgroup, or of two that have the sums of a gate; share:
     the part of it that each CTA of the cluster writes. ahead: stages of weights that a launch has L2 fetch until the one before has ended.
@@ -70,6 +73,7 @@ class SkinnyWgmmaConsts:
     up: BoxesConsts | None
     scale_rows: ScaleConsts | None
     scale_columns: ScaleConsts | None
+    table_bytes: int
     epilogue: tiling.EpilogueConsts
     share: tiling.EpilogueConsts
 
@@ -101,7 +105,7 @@ class SkinnyWgmmaConsts:
 
     @property
     def smem_bytes(self) -> int:
-        return self.barriers_at + 2 * BARRIER_BYTES * self.stages
+        return self.table_at + self.table_bytes
 
     @property
     def tile_k(self) -> int:
@@ -125,7 +129,11 @@ class SkinnyWgmmaConsts:
 
     def factors(self, scale: ScaleConsts) -> int:
         """Of a thread: of its two rows, or of its columns."""
-        return 2 if scale is self.scale_rows else self.tile_n // 4 if scale.varies else 1
+        return 1 if scale.step != 1 else 2 if scale is self.scale_rows else self.tile_n // 4
+
+    @property
+    def table_at(self) -> int:
+        return self.barriers_at + 2 * BARRIER_BYTES * self.stages
 
     @property
     def transposes(self) -> str:
@@ -171,10 +179,28 @@ def _why_not_scaled(am: AffineMatmul, d: tiling.Digits) -> str:
             return f"{scale.name} changes within {_tile_k(am)} of k"
         if any(scale.batch_strides) and d.batch != am.batch.extents:
             return f"the batch of {scale.name} is not that of the operands"
-    columns = _scales(am)[1]
-    if columns is not None and any(columns[0].row_strides) and (len(columns[1].extents) > 1 or _columns(am) > MAX_SCALED_COLUMNS):
-        return f"{columns[0].name} changes among more than {MAX_SCALED_COLUMNS} columns, or by digits of them"
+    if _tables(am, GROUP_ROWS, 1)[1] > MAX_TABLE_BYTES:
+        return f"factors of {am.k.size} k's take more than {MAX_TABLE_BYTES} bytes of shared memory"
     return ""
+
+
+def _tables(am: AffineMatmul, rows: int, splits: int) -> tuple[list[ScaleConsts | None], int]:
+    """The block scales of tiles of `rows` rows of weights, and bytes of their factors for a CTA's part of k."""
+    found: list[ScaleConsts | None] = []
+    k_tiles = -(-am.k.size // _tile_k(am))
+    lines, num_bytes = -(-k_tiles // splits), 0
+    for i, scale in enumerate(_scales(am)):
+        if scale is None:
+            found.append(None)
+            continue
+        extents, (strides,) = tiling.merge(scale[1].extents, [scale[0].row_strides])
+        # Rows of a warpgroup are alike where the innermost digit does not matter.
+        step = 0 if not any(strides) else GROUP_ROWS if i == 0 and not strides[-1] and extents[-1] % GROUP_ROWS == 0 else 1
+        count = rows if i == 0 else _columns(am)
+        width = 1 << (-(-count // step) - 1).bit_length() if step else 1
+        found.append(ScaleConsts(scale[0].name, len(extents), width, step, num_bytes))
+        num_bytes += -(-4 * width * lines // 16) * 16
+    return found, num_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,13 +273,12 @@ def _plan(am: AffineMatmul, config: EngineConfig) -> _Plan:
     whole = _epilogue(d, am, GROUP_ROWS * sums, tile_n, 128 * sums, splits > 1)
     share = (GROUP_ROWS * sums, tile_n // splits) if whole.inner == _side(am) else (GROUP_ROWS // splits, tile_n)
     kinds = [x.source.dtype.name if x.source.dtype.name != "f32" else "tf32" for x in ((d.b, d.a) if _side(am) == "n" else (d.a, d.b))]
-    scales = [None if s is None else ScaleConsts(s[0].name, len(tiling.merge(s[1].extents, [s[0].row_strides])[0]), any(s[0].row_strides))
-              for s in _scales(am)]
+    scales, table_bytes = _tables(am, tile_m, splits)
     consts = SkinnyWgmmaConsts(
         kinds[0], kinds[1], _side(am), tile_m, tile_n, dict(config.knobs).get("promotes", False), config["stages"], splits,
         min(config["stages"], AHEAD), len(d.batch), a.consts("a", tile_m // sums, 0), b.consts("b", tile_n, tile_m * SPAN_BYTES),
         up.consts("up", tile_m // sums, tile_m // sums * SPAN_BYTES) if up is not None else None, scales[0], scales[1],
-        whole, _epilogue(d, am, share[0], share[1], 128 * sums, splits > 1))
+        table_bytes, whole, _epilogue(d, am, share[0], share[1], 128 * sums, splits > 1))
     k_tiles = -(-am.k.size // consts.tile_k)
     return _Plan(consts, operands, -(-_sizes(am)[0] // consts.tile_rows), k_tiles, -(-k_tiles // splits))
 
@@ -347,9 +372,9 @@ def _estimate_us(am: AffineMatmul, plan: _Plan, ctas: int, device: DeviceInfo) -
     taken_us = brought / (min(device.num_sms, ctas) * 126e3)
     clocks = 0.9 * c.tile_m * max(c.tile_n, 32) / 32 * (2.2 if c.promotes else 1.0)
     multiply_us = -(-ctas // device.num_sms) * plan.k_tiles_per_split * clocks / 1620
-    # A stage takes the latency of memory, as many at a time as the ring holds; or that of its products, of sums that leave the tensor
-    # cores, and of factors, of which only those of the next stage are under way.
-    stage_us = 0.1 + (0.09 * c.tile_n / 64 if c.promotes else 0.0) + (0.22 if c.scales else 0.0)
+    # A stage takes the latency of memory, as many at a time as the ring holds; or that of its products, and of sums that leave the tensor
+    # cores.
+    stage_us = 0.1 + (0.09 * c.tile_n / 64 if c.promotes else 0.0)
     in_turn_us = -(-ctas // (per_sm * device.num_sms)) * plan.k_tiles_per_split * max(1.1 / depth, stage_us)
     exchange_us = 0.94 * (c.splits.bit_length() - 1) + c.tile_m * c.tile_n * 4 / 23e3 if c.splits > 1 else 0.0
     few_us = 1.0 if c.warpgroups > 1 and c.tile_n >= 64 else 0.0  # more of a tile waits for its first and last stage
@@ -408,7 +433,7 @@ def _candidates(am: AffineMatmul, device: DeviceInfo) -> Iterator[EngineConfig]:
         for promotes in promotions(am):
             # Threads share 65536 registers; beside sums and factors they need 48.
             scaled = _scales(am)[1]
-            factors = 3 * columns // 4 if scaled is not None and any(scaled[0].row_strides) else 0
+            factors = columns // 4 if scaled is not None and any(scaled[0].row_strides) else 0
             if columns // 2 * (2 if promotes else 1) + factors + 48 > min(65536 // (2 * rows + 32), 255):
                 continue
             for splits in (1, 2, 4, 8) if am.acc.is_float else (1,):
@@ -418,9 +443,11 @@ def _candidates(am: AffineMatmul, device: DeviceInfo) -> Iterator[EngineConfig]:
                 most = device.num_sms // (1 if splits == 2 else 2)
                 if splits > 1 and ((splits - 1) * per_split >= k_tiles or ctas > most or splits * 2 * sums > columns):
                     continue
-                depths = set()
+                depths, table_bytes = set(), _tables(am, rows, splits)[1]
+                if table_bytes > MAX_TABLE_BYTES:
+                    continue
                 for per_sm in (1, 2, 3):
-                    room = min(device.smem_per_cta, device.smem_per_sm // per_sm - 1024) - 2 * BARRIER_BYTES * MAX_STAGES
+                    room = min(device.smem_per_cta, device.smem_per_sm // per_sm - 1024) - 2 * BARRIER_BYTES * MAX_STAGES - table_bytes
                     depths.add(min(MAX_STAGES, per_split, room // ((rows + columns) * SPAN_BYTES)))
                 for stages in sorted(depths, reverse=True)[: 1 if device.is_emulated else None]:
                     stages = min(stages, 4) if device.is_emulated else stages  # a long ring hides nothing there

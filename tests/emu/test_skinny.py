@@ -139,6 +139,7 @@ def test_wgmma_of_other_types(line: str) -> None:
     "gemm a=s8[17,256] b=u8[260,256] transpose_b=True scale_a=f32[17,2] scale_b=f32[2,3] d=f16[17,260]",
     "gemm a=e4m3[100,256] b=e4m3[136,256] transpose_b=True scale_a=f32[1,2] scale_b=f32[2,136]",
     "gemm a=e4m3[3,128] b=e4m3[130,128] transpose_b=True scale_b=f32[1,2]",
+    "gemm a=e4m3[128,512] b=e4m3[300,512] transpose_b=True scale_a=f32[128,4] scale_b=f32[4,3]",
 ], ids=lambda line: line.split()[1])
 def test_wgmma_block_scales(line: str) -> None:
     run_every_shape(line)
