@@ -233,3 +233,40 @@ def test_refusals(h: oxidnn.DnnHandle) -> None:
             h.gumbel_softmax(x, temperature=temperature, seed=1)
     with pytest.raises(InvalidArgument, match="seed"):
         h.gumbel_softmax(x, seed=-1)
+
+
+@pytest.mark.parametrize("kind", ["f64", "f32", "f16"])
+@pytest.mark.parametrize("rows", [1, 2])
+def test_rows_of_any_width_sum_to_one(kind: str, rows: int) -> None:
+    h, rng = oxidnn.DnnHandle("emu:sm_80"), np.random.default_rng(0)
+    for width in (*range(1, 71, 1 if rows == 2 else 7), 513, 777, 999, 1025):
+        x = rng.standard_normal((rows, width)) * 3
+        y = h.softmax(h.array(x, kind)).numpy().astype(np.float64)
+        z = h.array(x, kind).numpy().astype(np.float64)
+        want = np.exp(z - z.max(-1, keepdims=True))
+        want /= want.sum(-1, keepdims=True)
+        np.testing.assert_allclose(y, want, rtol=1e-3 if kind == "f16" else 2e-6 if kind == "f32" else 1e-13, atol=1e-7)
+        np.testing.assert_allclose(y.sum(-1), 1, rtol=3e-3 if kind == "f16" else 1e-5 if kind == "f32" else 1e-12)
+
+
+@pytest.mark.parametrize("line", [
+    "softmax x=f32[5,7,3](63,9,2) axis=1", "softmax x=f64[4,33](1,5) axis=0", "softmax x=f16[3,5,7](1,3,15) axis=1",
+    "softmax x=bf16[2,21,5](315,15,3) axis=1 mask=bool[21,1](3,1)",
+])
+def test_other_axes_of_odd_strides(line: str) -> None:
+    problem, backend = parse_case(line), EmulatedBackend("sm_90a", checkers="all")
+    for config in ENGINES["softmax"][0].configs(problem, backend.info):
+        run_problem(backend, problem, ENGINES["softmax"][0], config)
+
+
+def test_in_place(h: oxidnn.DnnHandle) -> None:
+    rng = np.random.default_rng(0)
+    x, kept = rng.standard_normal((4, 600)).astype(np.float32), rng.random(600) < 0.5
+    want = np.asarray(h.softmax(x, mask=kept)).copy()
+    y = x.copy()
+    h.softmax(y, mask=kept, out=y)
+    np.testing.assert_array_equal(y, want)
+    dy = rng.standard_normal((4, 600)).astype(np.float32)
+    gradient = np.asarray(h.softmax_backward(dy, y)).copy()
+    h.softmax_backward(dy, y, out=dy)
+    np.testing.assert_array_equal(dy, gradient)

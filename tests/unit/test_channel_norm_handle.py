@@ -177,3 +177,14 @@ def test_refused(name: str, h: oxidnn.DnnHandle) -> None:
     call, match = REFUSED[name]
     with pytest.raises(oxidnn.InvalidArgument, match=match):
         call(h)
+
+
+def test_statistics_of_each_activation(h: oxidnn.DnnHandle) -> None:
+    """Over the batch alone: x as (N, C * positions), and its gradient."""
+    x, dy, gamma = normal(6, 2, 3, 4), normal(6, 2, 3, 4), normal(24)
+    flat = x.reshape(6, -1)
+    y, mean, rstd = h.batch_norm(flat, gamma, None, training=True, return_stats=True)
+    want = (flat - flat.mean(0)) / np.sqrt(flat.var(0) + 1e-5) * gamma
+    np.testing.assert_allclose(y, want, rtol=1e-10, atol=1e-12)
+    dx, _, _ = h.batch_norm_backward(dy.reshape(6, -1), flat, mean, rstd, gamma)
+    np.testing.assert_allclose(np.asarray(dx).sum(0), np.zeros(24), atol=1e-10)

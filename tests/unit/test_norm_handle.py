@@ -57,3 +57,12 @@ def test_in_place(h: oxidnn.DnnHandle, columns: int) -> None:
     np.testing.assert_array_equal(h.layer_norm(x, gamma, out=x), y)
     with pytest.raises(oxidnn.InvalidArgument, match="overlaps"):
         h.rms_norm(x, residual=y, return_sum=True, out=(np.empty_like(x), x))
+
+
+def test_adaptive_layer_norm_is_an_epilogue() -> None:
+    """Scale and shift of each sample, in the one launch."""
+    h, rng = oxidnn.DnnHandle("emu:sm_90a"), np.random.default_rng(0)
+    x, scale, shift = rng.standard_normal((3, 5, 16)), rng.standard_normal((3, 1, 16)), rng.standard_normal((3, 1, 16))
+    y = h.layer_norm(x, epilogue="acc * (1 + gain) + offset", operands={"gain": scale, "offset": shift})
+    want = (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-5) * (1 + scale) + shift
+    np.testing.assert_allclose(y, want, rtol=1e-11, atol=1e-12)
