@@ -38,7 +38,8 @@ from oxidnn.ops.case import parse_case
 from oxidnn.runtime.cuda_backend import CudaBackend
 
 LAYERS = 12
-SHAPES = {"N4096_K7168": (4096, 7168), "N7168_K2048": (7168, 2048), "N24576_K1536": (24576, 1536), "N6144_K4096": (6144, 4096)}
+DEFAULTS = ("N4096_K7168", "N7168_K2048", "N24576_K1536", "N6144_K4096")
+SHAPES = {name: tuple(int(x[1:]) for x in name.split("_")) for name in (*DEFAULTS, "N28672_K4096")}
 
 
 def case(m: int, n: int, k: int, kind: str, layout: str, gate: bool) -> str:
@@ -149,7 +150,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rows", default="1,16,64,128")
     parser.add_argument("--layouts", default="nk,kn")
-    parser.add_argument("--shapes", default=",".join(SHAPES))
+    parser.add_argument("--shapes", default=",".join(DEFAULTS))
     parser.add_argument("--kind", default="bf16", choices=("bf16", "f16", "e4m3", "s8"))
     parser.add_argument("--gate", action="store_true")
     parser.add_argument("--configs", type=int, default=0, help="only the first N of an engine by estimate; 0 for all")
