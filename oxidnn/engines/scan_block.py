@@ -328,35 +328,46 @@ class ScanBlock(Engine):
                 if path == "row":
                     items = 8 // (len(states) if wide else 1) // (2 if wide else 1)
                     along = min(threads, power_of_two(ceil_div(space.steps, items)))
-                    along, across, width = (threads, 1, 1) if along > 32 else (along, threads // along, 1)
+                    shapes = [(threads, 1) if along > 32 else (along, threads // along)]
+                    width = 1
                 else:
                     items = 2 if wide and len(states) > 1 else 4
                     smallest = min(s.desc.dtype.num_bytes for s in sources)
                     width = _width(sources, space, max(1, min((4 if wide else 16) // (items * len(states)), 16 // smallest)))
-                    most = 16 if width * first.desc.dtype.num_bytes > 4 else 32  # a line of memory and more
+                    line = width * first.desc.dtype.num_bytes
+                    most = 16 if line > 4 else 32  # a line of memory and more
                     across = min(most, max(4, power_of_two(ceil_div(space.columns, width))))
-                    along = threads // across
-                tile = along * items
-                ctas = ceil_div(space.columns, across * width)
-                splits = max(1, min(ceil_div(4 * device.num_sms * (256 // threads), ctas), space.steps // (4 * tile), _MOST_SPLITS))
-                counts = (splits, splits // 2) if splits >= 8 else (splits, 1) if splits > 1 else (1, 2) if space.steps > 2 * tile else (1,)
-                # 64 bytes a thread in stores of 16 fill half a sector each; of 32 bytes no more than half are such.
-                piece = max(s.desc.dtype.num_bytes for s in sources if s.name in ("y", "indices", "dx")) * items
-                stages = (0,) if path == "column" or along < 32 or piece <= 16 else (1, 0) if piece > 32 else (0, 1)
-                shape = {"path": path, "threads": threads, "along": along, "across": across, "items": items, "width": width}
-                found += [EngineConfig.of(**shape, splits=n, staged=k, chained=0) for n in counts for k in stages]
-                # The assembler gives chains 120 registers and more before sm_90.
-                if path == "row" and along == threads and splits > 1 and problem.op != "cumprod_backward" and device.at_least(9):
-                    each = items * 2 if len(states) == 1 and not wide else items
-                    parts = ceil_div(space.steps, along * each)
-                    if parts * space.columns < _LIMIT:
-                        staged = int(piece // items * each > 32)
-                        found.append(EngineConfig.of(**(shape | {"items": each}), splits=parts, staged=staged, chained=1))
+                    shapes = [(threads // across, across)]
+                    if line * across >= 256 and ceil_div(space.columns, across * width) < 4 * device.num_sms:  # more CTAs of a line each
+                        shapes.append((2 * threads // across, across // 2))
+                for along, across in shapes:
+                    found += self._configs_of(problem, space, device, path, threads, along, across, items, width)
         limit = problem.policy.workspace_limit
         kept = [c for c in found if limit is None or self.build_steps(problem, c, device).workspace_bytes <= limit]
         if limit is not None and not kept:
             kept = [EngineConfig(tuple((k, {"splits": 1, "chained": 0}.get(k, v)) for k, v in found[0].knobs))]
         return tuple(sorted(dict.fromkeys(kept), key=lambda config: self.estimate(problem, config, device)))
+
+    def _configs_of(self, problem: ScanProblem, space: _Space, device: DeviceInfo, path: str, threads: int, along: int, across: int,
+                    items: int, width: int) -> list[EngineConfig]:
+        """Of one shape of CTAs: in one part, in several, chained; with and without staging."""
+        states = self._states(problem)
+        tile, ctas = along * items, ceil_div(space.columns, across * width)
+        splits = max(1, min(ceil_div(4 * device.num_sms * (256 // threads), ctas), space.steps // (4 * tile), _MOST_SPLITS))
+        counts = (splits, splits // 2) if splits >= 8 else (splits, 1) if splits > 1 else (1, 2) if space.steps > 2 * tile else (1,)
+        # 64 bytes a thread in stores of 16 fill half a sector each; of 32 bytes no more than half are such.
+        size = max(o.desc.dtype.num_bytes for o in problem.outputs)
+        stages = (0,) if path == "column" or along < 32 or size * items <= 16 else (1, 0) if size * items > 32 else (0, 1)
+        shape = {"path": path, "threads": threads, "along": along, "across": across, "items": items, "width": width}
+        found = [EngineConfig.of(**shape, splits=n, staged=k, chained=0) for n in counts for k in stages]
+        # The assembler gives chains 120 registers and more before sm_90.
+        if path == "row" and along == threads and splits > 1 and problem.op != "cumprod_backward" and device.at_least(9):
+            each = items if len(states) > 1 or states[0].endswith("64") else items * 2
+            parts = ceil_div(space.steps, along * each)
+            if parts * space.columns < _LIMIT:
+                chain = shape | {"items": each, "splits": parts, "staged": int(size * each > 32), "chained": 1}
+                found.append(EngineConfig.of(**chain))
+        return found
 
     def estimate(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> float:
         assert isinstance(problem, ScanProblem)
