@@ -622,6 +622,15 @@ class DnnHandle(ListOps):
         """dx from the result: dy less its mean over the elements with y > 0, there, and 0 elsewhere."""
         return self._session.run(CALLS["sparsemax_backward"], (dy, y), (axis,), out, stream)
 
+    def sinkhorn(self, x: Any, *, iterations: int = 20, eps: float = 1e-6, out: Any = None, stream: Any = None) -> Any:
+        """exp(x) of (..., n, n), n up to 8, its columns and rows divided by their sums + eps in turns: in the end rows sum to 1, columns
+        nearly (Sinkhorn and Knopp), as the residual mixing of manifold-constrained hyper-connections (Xie et al., 2025) takes it."""
+        return self._session.run(CALLS["sinkhorn"], (x,), (iterations, eps), out, stream)
+
+    def sinkhorn_backward(self, dy: Any, x: Any, *, iterations: int = 20, eps: float = 1e-6, out: Any = None, stream: Any = None) -> Any:
+        """dx, through all iterations."""
+        return self._session.run(CALLS["sinkhorn_backward"], (dy, x), (iterations, eps), out, stream)
+
     def cross_entropy(self, logits: Any, target: Any, *, reduction: str = "mean", label_smoothing: float = 0.0, ignore_index: int = -100,
                       weight: Any = None, out: Any = None, stream: Any = None) -> Any:
         """Softmax cross-entropy over dimension 1 of logits; target holds class indices, or probabilities of logits' shape.
