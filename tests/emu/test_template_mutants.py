@@ -286,7 +286,8 @@ KERNELS = {
     "layout_sum": Kernel("layout/sum", "layout.sum", ("pad_backward dy=f32[20,41]nchw padding=((2,3),(2,2)) mode=reflect",
                                                      "pad_backward dy=f32[10,41]nchw padding=((3,3),(2,2)) mode=reflect",
                                                      "pad_backward dy=f32[12,41]nchw padding=((3,-1),(2,2)) mode=reflect"), {}, (
-        ("other comparison", "%p_single, %next", "the loops give the same"),)),
+        ("other comparison", "%p_single, %next", "the loops give the same"),
+        ("other comparison", "%mirror, %end", "the loops leave out what lies at the end"))),
     "scan_row": Kernel("scan/block", "scan.block", tuple(f"cumsum x=f32[3,{n}]nchw" for n in (1501, 1499, 2047)),
                        {"path": "row", "threads": 128, "splits": 1}, (
         ("no choice", "%s_", "what lies behind the end counts for nothing that is stored"),)),
