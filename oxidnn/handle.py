@@ -799,13 +799,22 @@ class DnnHandle(ListOps):
     def reglu_backward(self, dy: Any, x: Any, axis: int = -1, *, out: Any = None, stream: Any = None) -> Any:
         return self.glu_backward(dy, x, axis, name="reglu", out=out, stream=stream)
 
-    def reduce(self, x: Any, op: str = "sum", axes: Any = None, keepdims: bool = False, *, correction: int = 0, out: Any = None,
-               stream: Any = None) -> Any:
+    def reduce(self, x: Any, op: str = "sum", axes: Any = None, keepdims: bool = False, *, correction: int = 0,
+               return_indices: bool = False, out: Any = None, stream: Any = None) -> Any:
         """Reduction over `axes` (None: all): sum, mean, max, min, prod, norm1, norm2, amax, any, all, argmax, argmin, var, std, ...
 
-        correction: of var and std, which divide by the number of elements less it.
+        correction: of var and std, which divide by the number of elements less it. return_indices: of max, min and amax also the index of
+        the first such element, over the reduced axes in their order (int64), by the same launch.
         """
-        return self._session.run(CALLS["reduce"], (x,), (op, axes, keepdims, correction), out, stream)
+        return self._session.run(CALLS["reduce"], (x,), (op, axes, keepdims, correction, return_indices), out, stream)
+
+    def reduce_to(self, x: Any, shape: Sequence[int], op: str = "sum", *, out: Any = None, stream: Any = None) -> Any:
+        """x reduced ("sum", "max", "min", "prod") to a shape that broadcasts to its own: what broadcast_to spread, taken back."""
+        return self._session.run(CALLS["reduce_to"], (x,), (_shape(shape), op), out, stream)
+
+    def trace(self, x: Any, diagonal: int = 0, *, out: Any = None, stream: Any = None) -> Any:
+        """The sum of a diagonal of the last two dimensions, above the main one if positive."""
+        return self._session.run(CALLS["trace"], (x,), (diagonal,), out, stream)
 
     def reduce_backward(self, dy: Any, x: Any, op: str = "sum", axes: Any = None, *, y: Any = None, correction: int = 0, out: Any = None,
                         stream: Any = None) -> Any:

@@ -67,7 +67,9 @@ REDUCTIONS = {
     "weighted_mean": Reduction("x, x", "a0 + b0, a1 + b1", "s0 / s1"),
     "argmax": Reduction("x", "", "s1", neutral="low"),
     "argmin": Reduction("x", "", "s1", neutral="high"),
+    "argamax": Reduction("abs(x)", "", "s1"),
 }
+ARGS = ("argmax", "argmin", "argamax")
 
 
 @dataclass(frozen=True)
@@ -77,6 +79,7 @@ class TreeConsts:
     states: the types of a state's components. along: threads along the reduction; outputs: threads along the outputs. vec: elements a
     load takes, along the reduction ("row") or across outputs ("column"). from_partials: the source is ready states, to_partials: so is the
     target. kept, reduced: digits of the two index spaces. wide_index: 64-bit linear indices; wide_offset: 64-bit byte offsets.
+    values: type of what is stored beside the indices, if anything.
     """
 
     kind: str
@@ -96,6 +99,7 @@ class TreeConsts:
     packs_target: bool
     wide_index: bool
     wide_offset: bool
+    values: DType | None = None
 
     @property
     def width(self) -> int:
@@ -104,7 +108,7 @@ class TreeConsts:
 
     @property
     def is_arg(self) -> bool:
-        return self.kind in ("argmax", "argmin")
+        return self.kind in ARGS
 
     @property
     def is_moments(self) -> bool:
@@ -165,7 +169,7 @@ class TreeConsts:
     def _take_better(self, a: Sequence[str], b: Sequence[str]) -> str:
         """The larger (smaller) value, NaN above all, and among equals the smaller index."""
         e, t, index = Emitter(), self.compute, self.states[1]
-        better = e(f"setp.{'gt' if self.kind == 'argmax' else 'lt'}.{t}", b[0], a[0])
+        better = e(f"setp.{'lt' if self.kind == 'argmin' else 'gt'}.{t}", b[0], a[0])
         tie = e(f"setp.eq.{t}", b[0], a[0])
         if t[0] == "f":
             a_nan, b_nan = e(f"setp.nan.{t}", a[0], a[0]), e(f"setp.nan.{t}", b[0], b[0])
@@ -188,8 +192,8 @@ class TreeConsts:
 
 @dataclass(frozen=True)
 class _Space:
-    """The collapsed index spaces. kept: extents, strides in x and in y; reduced: extents, strides in x and, for argmax, what a step adds
-    to the logical index."""
+    """The collapsed index spaces. kept: extents, strides in x, in y and in the values beside indices; reduced: extents, strides in x and,
+    for argmax, what a step adds to the logical index."""
 
     kept: tuple[int, ...]
     kept_x: tuple[int, ...]
@@ -197,6 +201,7 @@ class _Space:
     reduced: tuple[int, ...]
     reduced_x: tuple[int, ...]
     weights: tuple[int, ...]
+    kept_v: tuple[int, ...] = ()
 
     @property
     def num_outputs(self) -> int:
@@ -207,12 +212,15 @@ class _Space:
         return prod(self.reduced)
 
 
-def _space(x: TensorDesc, y: TensorDesc, axes: Sequence[int], is_arg: bool) -> _Space:
+def _space(x: TensorDesc, y: TensorDesc, axes: Sequence[int], is_arg: bool, values: TensorDesc | None = None) -> _Space:
     kept = [i for i in range(x.rank) if i not in axes]
-    y_axes = kept if y.rank == x.rank else range(len(kept))  # keepdims or not
-    y_strides = {k: y.strides[j] for k, j in zip(kept, y_axes, strict=True)}
+    columns = []
+    for target in (y, *((values,) if values is not None else ())):
+        y_axes = kept if target.rank == x.rank else range(len(kept))  # keepdims or not
+        columns.append({k: target.strides[j] for k, j in zip(kept, y_axes, strict=True)})
     kept = [kept[i] for i in by_stride([x.shape[k] for k in kept], [x.strides[k] for k in kept])]
-    shape, (kept_x, kept_y) = collapse([x.shape[i] for i in kept], [[x.strides[i] for i in kept], [y_strides[i] for i in kept]])
+    shape, (kept_x, kept_y, *kept_v) = collapse([x.shape[i] for i in kept], [[x.strides[i] for i in kept],
+                                                                            *([column[i] for i in kept] for column in columns)])
     weights, step = {}, 1
     for i in sorted(axes, reverse=True):
         weights[i] = step
@@ -220,7 +228,7 @@ def _space(x: TensorDesc, y: TensorDesc, axes: Sequence[int], is_arg: bool) -> _
     gone = [list(axes)[i] for i in by_stride([x.shape[a] for a in axes], [x.strides[a] for a in axes])]
     rows = [[x.strides[i] for i in gone]] + ([[weights[i] for i in gone]] if is_arg else [])
     reduced, (reduced_x, *rest) = collapse([x.shape[i] for i in gone], rows)
-    return _Space(shape, kept_x, kept_y, reduced, reduced_x, rest[0] if rest else ())
+    return _Space(shape, kept_x, kept_y, reduced, reduced_x, rest[0] if rest else (), kept_v[0] if kept_v else ())
 
 
 def _vec(space: _Space, x: TensorDesc, path: str) -> int:
@@ -248,9 +256,10 @@ def compute_type(kind: str, x: DType, y: DType) -> str:
     return "s64" if kind in COUNTED or x.bits == 64 or x.name == "u32" else "s32"
 
 
-def reduction_configs(x: TensorDesc, y: TensorDesc, axes: Sequence[int], kind: str, device: DeviceInfo) -> tuple[EngineConfig, ...]:
+def reduction_configs(x: TensorDesc, y: TensorDesc, axes: Sequence[int], kind: str, device: DeviceInfo,
+                      values: TensorDesc | None = None) -> tuple[EngineConfig, ...]:
     """Arrangements for one reduction, most promising first: path, vec, threads along the reduction, splits over CTAs."""
-    space = _space(x, y, axes, kind in ("argmax", "argmin"))
+    space = _space(x, y, axes, kind in ARGS, values)
     steps = [abs(s) for s, n in zip(space.reduced_x, space.reduced, strict=True) if s and n > 1]
     along_reduction = bool(steps) and min(steps) <= min((abs(s) for s in space.kept_x if s), default=2**62)
     found: list[EngineConfig] = []
@@ -281,18 +290,22 @@ Located = tuple[TensorDesc, ArgValue]  # a tensor and where it lies: an operand'
 
 
 def reduction_steps(op: str, source: Located, target: Located, axes: Sequence[int], kind: str, device: DeviceInfo, scratch: Scratch,
-                    config: EngineConfig | None = None, correction: int = 0, follows: bool = False) -> list[Step]:
+                    config: EngineConfig | None = None, correction: int = 0, follows: bool = False,
+                    values: Located | None = None) -> list[Step]:
     """The launches that reduce `source` over `axes` into `target`; kind is a key of REDUCTIONS. config: by default the first of
-    reduction_configs, whose result is the same bits on every run. follows: the source is what the launch before leaves."""
+    reduction_configs, whose result is the same bits on every run. follows: the source is what the launch before leaves. values: of ARGS,
+    where what the indices point to goes."""
     (x, x_value), (y, y_value) = source, target
-    config = config or reduction_configs(x, y, axes, kind, device)[0]
-    is_arg = kind in ("argmax", "argmin")
-    space = _space(x, y, axes, is_arg)
-    compute = compute_type(kind, x.dtype, y.dtype)
+    beside = None if values is None else values[0]
+    config = config or reduction_configs(x, y, axes, kind, device, beside)[0]
+    is_arg = kind in ARGS
+    space = _space(x, y, axes, is_arg, beside)
+    compute = compute_type(kind, x.dtype, y.dtype if beside is None else beside.dtype)
     path, vec, along, splits = config["path"], config["vec"], config["along"], config["splits"]
     outputs = THREADS // along
     wide = max(space.num_outputs, space.num_reduced) + THREADS * 64 >= 2**31 or dict(config.knobs).get("index") == 64
-    reach = max(max(-low, high) * d.dtype.num_bytes for d in (x, y) for low, high in [d.offset_range])
+    described = (x, y, *(() if beside is None else (beside,)))
+    reach = max(max(-low, high) * d.dtype.num_bytes for d in described for low, high in [d.offset_range])
     states = (compute, "s64" if wide else "s32") if is_arg else (compute,) * parse(REDUCTIONS[kind].map).num_outputs
     width = vec if path == "column" else 1
     step = vec if path == "row" else 1
@@ -301,14 +314,16 @@ def reduction_steps(op: str, source: Located, target: Located, axes: Sequence[in
     packs = (width > 1 and space.kept_y[-1] == 1 and all(s % width == 0 for s in space.kept_y[:-1])
              and y.align % min(16, width * y.dtype.num_bytes) == 0)
     consts = TreeConsts(kind, path, compute, states, x.dtype, y.dtype, along, outputs, vec, len(space.kept), len(space.reduced), False,
-                        splits > 1, main != space.num_reduced, packs, wide, wide or reach >= 2**31)
+                        splits > 1, main != space.num_reduced, packs, wide, wide or reach >= 2**31,
+                        None if beside is None else beside.dtype)
     partials = [scratch.take(splits * space.num_outputs * size) for size in consts.sizes] if splits > 1 else []
     index = "u64" if wide else "u32"
     args = [Arg("x", "u64", x_value), Arg("num_outputs", index, space.num_outputs), Arg("num_reduced", index, space.num_reduced),
             Arg("main", index, main), Arg("chunk", index, max(chunk, step))]
-    args += _digit_args(consts, "kept", space.kept, {"x": space.kept_x} | ({} if splits > 1 else {"y": space.kept_y}))
+    args += _digit_args(consts, "kept", space.kept, {"x": space.kept_x} | ({} if splits > 1 else _targets(space)))
     args += _digit_args(consts, "reduced", space.reduced, {"x": space.reduced_x} | ({"weight": space.weights} if is_arg else {}))
-    args += [Arg(f"into{k}", "u64", p) for k, p in enumerate(partials)] or [Arg("y", "u64", y_value)]
+    results = [y_value] if values is None else [y_value, values[1]]
+    args += [Arg(f"into{k}", "u64", p) for k, p in enumerate(partials)] or _result_args(results)
     args += _scalar_args(consts, space.num_reduced, correction)
     tiles = -(-space.num_outputs // (outputs * width))
     first = Step.of("reduce/tree", op, Target.for_arch(device.arch), THREADS, args, consts, (tiles, splits, 1),
@@ -316,7 +331,17 @@ def reduction_steps(op: str, source: Located, target: Located, axes: Sequence[in
     if splits == 1:
         return [first]
     second = replace(consts, to_partials=False)
-    return [first, _state_step(op, second, partials, splits, 1, [y_value], space, space.num_reduced, correction, device)]
+    return [first, _state_step(op, second, partials, splits, 1, results, space, space.num_reduced, correction, device)]
+
+
+def _targets(space: _Space) -> dict[str, tuple[int, ...]]:
+    """Strides of what is written."""
+    return {"y": space.kept_y} | ({"v": space.kept_v} if len(space.kept_v) == len(space.kept) and space.kept else {})
+
+
+def _result_args(results: Sequence[ArgValue]) -> list[Arg]:
+    """Where y lies, and the values beside indices."""
+    return [Arg(name, "u64", value) for name, value in zip(("y", "values"), results, strict=False)]
 
 
 def state_steps(op: str, states: Sequence[ArgValue], count: int, target: Located, kind: str, compute: str, device: DeviceInfo,
@@ -339,7 +364,7 @@ def state_steps(op: str, states: Sequence[ArgValue], count: int, target: Located
 def _state_step(op: str, consts: TreeConsts, states: Sequence[ArgValue], count: int, splits: int,
                 results: Sequence[ArgValue], space: _Space, num_reduced: int, correction: int, device: DeviceInfo) -> Step:
     """A tree over states: `count` of them are its reduced axis, outputs lie side by side. consts: of any tree of that
-    reduction. results: where the target lies, or each component of states again."""
+    reduction. results: where the target (and the values beside it) lies, or each component of states again."""
     lanes = min(32, power_of_two(space.num_outputs))
     consts = replace(consts, path="column", along=THREADS // lanes, outputs=lanes, vec=1, kept=len(space.kept), reduced=1,
                      from_partials=True, has_tail=False, packs_target=False)
@@ -347,8 +372,8 @@ def _state_step(op: str, consts: TreeConsts, states: Sequence[ArgValue], count: 
     args = [Arg(f"partial{k}", "u64", s) for k, s in enumerate(states)]
     args += [Arg("num_outputs", index, space.num_outputs), Arg("num_reduced", index, count), Arg("main", index, count),
              Arg("chunk", index, -(-count // splits))]
-    args += _digit_args(consts, "kept", space.kept, {} if consts.to_partials else {"y": space.kept_y})
-    args += [Arg(f"into{k}" if consts.to_partials else "y", "u64", r) for k, r in enumerate(results)]
+    args += _digit_args(consts, "kept", space.kept, {} if consts.to_partials else _targets(space))
+    args += [Arg(f"into{k}", "u64", r) for k, r in enumerate(results)] if consts.to_partials else _result_args(results)
     args += _scalar_args(consts, num_reduced, correction)
     grid = (-(-space.num_outputs // lanes), splits, 1)
     return Step.of("reduce/tree", op, Target.for_arch(device.arch), THREADS, args, consts, grid, suffix="partials",
@@ -372,17 +397,36 @@ def _scalar_args(consts: TreeConsts, num_reduced: int, correction: int) -> list[
     return [Arg(name, "f64" if consts.compute == "f64" else "f32", divisor) for name in consts.scalars]
 
 
+@dataclass(frozen=True)
+class _Parts:
+    """What a problem asks of reduction_steps."""
+
+    source: Located
+    target: Located
+    axes: tuple[int, ...]
+    kind: str
+    correction: int = 0
+    values: Located | None = None
+
+    def configs(self, device: DeviceInfo) -> tuple[EngineConfig, ...]:
+        beside = None if self.values is None else self.values[0]
+        return reduction_configs(self.source[0], self.target[0], self.axes, self.kind, device, beside)
+
+
 class ReduceTree(Engine):
     """Any reduction, and the bias gradient of a convolution, on any architecture from sm_80."""
 
     id = "reduce.tree"
 
-    def _parts(self, problem: Problem) -> tuple[str, str, tuple[int, ...], str, int]:
-        """Source, target, axes, kind and correction."""
-        if isinstance(problem, ReduceProblem):
-            return "x", "y", problem.axes, problem.kind, problem.correction
-        rank = problem.desc("dy").rank
-        return "dy", "db", (0, *range(2, rank)), "sum", 0
+    def _parts(self, problem: Problem) -> _Parts:
+        if not isinstance(problem, ReduceProblem):
+            rank = problem.desc("dy").rank
+            return _Parts((problem.desc("dy"), TensorArg("dy")), (problem.desc("db"), TensorArg("db")), (0, *range(2, rank)), "sum")
+        x, offset = problem.source
+        source, y = (x, TensorArg("x", offset * x.dtype.num_bytes)), (problem.result, TensorArg("y"))
+        if problem.has("indices"):
+            return _Parts(source, (problem.desc("indices"), TensorArg("indices")), problem.axes, "arg" + problem.kind, values=y)
+        return _Parts(source, y, problem.axes, problem.kind, problem.correction)
 
     def check_support(self, problem: Problem, device: DeviceInfo) -> Support:
         if not isinstance(problem, ReduceProblem) and problem.op != "conv_bgrad":
@@ -390,20 +434,19 @@ class ReduceTree(Engine):
         return SUPPORTED
 
     def configs(self, problem: Problem, device: DeviceInfo) -> tuple[EngineConfig, ...]:
-        source, target, axes, kind, _ = self._parts(problem)
-        found = reduction_configs(problem.desc(source), problem.desc(target), axes, kind, device)
+        found = self._parts(problem).configs(device)
         limit = problem.policy.workspace_limit
         kept = [c for c in found if limit is None or c["splits"] == 1 or self.build_steps(problem, c, device).workspace_bytes <= limit]
         return tuple(sorted(kept, key=lambda config: self.estimate(problem, config, device)))
 
     def estimate(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> float:
-        source, target, axes, kind, _ = self._parts(problem)
-        x = problem.desc(source)
-        preferred = reduction_configs(x, problem.desc(target), axes, kind, device)[0]
+        parts = self._parts(problem)
+        x, _ = parts.source
+        preferred = parts.configs(device)[0]
         traffic = problem.num_bytes / (device.bandwidth_gbs * 1e3) * (1.0 if config["path"] == preferred["path"] else 2.0)
         # The loads of one thread follow one another at the latency of memory.
         in_flight = config["along"] * (config["vec"] if config["path"] == "row" else 1) * UNROLL * config["splits"]
-        reduced = prod(x.shape[a] for a in axes)
+        reduced = prod(x.shape[a] for a in parts.axes)
         rounds = -(-reduced // in_flight)
         # Fewer than two CTAs an SM leave the memory idle at times.
         width = config["vec"] if config["path"] == "column" else 1
@@ -414,11 +457,9 @@ class ReduceTree(Engine):
     def build_steps(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> Build:
         if problem.is_empty:
             return Build(())
-        source, target, axes, kind, correction = self._parts(problem)
-        scratch = Scratch()
-        x, y = (problem.desc(source), TensorArg(source)), (problem.desc(target), TensorArg(target))
-        steps = reduction_steps(problem.op, x, y, axes, kind, device, scratch, config, correction)
+        p, scratch = self._parts(problem), Scratch()
+        steps = reduction_steps(problem.op, p.source, p.target, p.axes, p.kind, device, scratch, config, p.correction, values=p.values)
         return Build(tuple(steps), scratch.num_bytes)
 
 
-ENGINES: dict[str, tuple[Engine, ...]] = {"reduce": (ReduceTree(),), "conv_bgrad": (ReduceTree(),)}
+ENGINES: dict[str, tuple[Engine, ...]] = {op: (ReduceTree(),) for op in ("reduce", "reduce_to", "trace", "conv_bgrad")}

@@ -1,6 +1,9 @@
 """Reductions over any axes.
 
     reduce x=f16[8,64,7,7]nhwc op=sum axes=(0,2,3) keepdims=False       y
+    reduce x=... op=max return_indices=True                             y, indices
+    reduce_to x=f16[8,64,7,7] shape=(64,1,1)                            y: what a broadcast from that shape takes back
+    trace x=f32[5,9,9] diagonal=-1                                      y
     reduce_backward dy=f16[64] x=f16[8,64,7,7]nhwc op=norm2 axes=(0,2,3)     dx; y, too, may be given
 
 NaN propagates in max and min (NumPy's rule); argmax and argmin give the first of equals, the first NaN before all, as an index over the
@@ -11,6 +14,7 @@ integers, in f64: a mean far from zero costs no digits.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
@@ -27,6 +31,7 @@ from .checks import (
     check_bool,
     check_choice,
     check_dtype,
+    check_extents,
     check_integer,
     check_output,
     check_reach,
@@ -57,17 +62,38 @@ GRADIENTS: dict[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class ReduceProblem(Problem):
-    """kind: one of KINDS. axes: the reduced ones, ascending. correction: what var and std take from the number of elements."""
+    """kind: one of KINDS. axes: the reduced ones, ascending. correction: what var and std take from the number of elements. diagonal: of
+    the last two dimensions, in whose place it is reduced."""
 
     kind: str = "sum"
     axes: tuple[int, ...] = ()
     keepdims: bool = False
     correction: int = 0
+    diagonal: int | None = None
+
+    @property
+    def source(self) -> tuple[TensorDesc, int]:
+        """What is reduced, and the offset of its first element in x."""
+        x = self.desc("x")
+        if self.diagonal is None:
+            return x, 0
+        *outer, rows, columns = x.shape
+        *strides, down, right = x.strides
+        count = max(0, min(rows + min(self.diagonal, 0), columns - max(self.diagonal, 0)))
+        offset = (self.diagonal * right if self.diagonal > 0 else -self.diagonal * down) if count else 0
+        align = math.gcd(x.align, offset * x.dtype.num_bytes) if offset else x.align
+        return TensorDesc(x.dtype, (*outer, count), (*strides, down + right), align), offset
+
+    @property
+    def result(self) -> TensorDesc:
+        """y, with the dimensions that x has before its own."""
+        y, lead = self.desc("y"), self.desc("x").rank - self.desc("y").rank
+        return TensorDesc(y.dtype, (1,) * lead + y.shape, (1,) * lead + y.strides, y.align) if self.op == "reduce_to" else y
 
     @property
     def num_reduced(self) -> int:
         """Elements behind each output."""
-        return prod(self.desc("x").shape[a] for a in self.axes)
+        return prod(self.source[0].shape[a] for a in self.axes)
 
 
 @dataclass(frozen=True)
@@ -131,7 +157,8 @@ def normalize_axes(op: str, axes: Any, rank: int) -> tuple[int, ...]:
 
 
 def make_reduce(tensors: Mapping[str, TensorDesc], attrs: Mapping[str, Any], policy: Policy) -> ReduceProblem:
-    """op: one of KINDS. axes: an int, a tuple or None (all). keepdims: reduced axes stay with size 1. correction: of var and std."""
+    """op: one of KINDS. axes: an int, a tuple or None (all). keepdims: reduced axes stay with size 1. correction: of var and std.
+    return_indices: of max, min and amax also where the first such element is, as argmax has it."""
     x = tensors["x"]
     kind = check_choice("reduce", "op", attrs.get("op", "sum"), KINDS)
     if x.rank > MAX_RANK:
@@ -148,8 +175,8 @@ def make_reduce(tensors: Mapping[str, TensorDesc], attrs: Mapping[str, Any], pol
     check_output("reduce", "y", y, shape, tensors, stored)
     if kind in ("any", "all") and y.dtype.name != "bool":
         raise expected("reduce", "type of y", y.dtype, f"bool for {kind}")
-    if kind in ("argmax", "argmin", "count_nonzero") and y.dtype.name not in ("s32", "s64"):
-        raise expected("reduce", "type of y", y.dtype, f"s32 or s64 for {kind}")
+    if kind in ("argmax", "argmin", "count_nonzero") and y.dtype.name not in ("s32", "s64", "u32"):
+        raise expected("reduce", "type of y", y.dtype, f"s32, s64 or u32 for {kind}")
     if kind in FRACTIONAL and not y.dtype.is_float:
         raise expected("reduce", "type of y", y.dtype, f"a float type for {kind}")
     if kind in NEED_ELEMENTS and y.numel and x.numel == 0:
@@ -159,8 +186,49 @@ def make_reduce(tensors: Mapping[str, TensorDesc], attrs: Mapping[str, Any], pol
         normal.append(("keepdims", True))
     if correction:
         normal.append(("correction", correction))
-    operands = (Operand("x", x), Operand("y", y, True))
-    return ReduceProblem("reduce", operands, tuple(normal), policy=policy, kind=kind, axes=axes, keepdims=keepdims, correction=correction)
+    operands = [Operand("x", x), Operand("y", y, True)]
+    if check_bool("reduce", "return_indices", attrs.get("return_indices", False)) or "indices" in tensors:
+        if kind not in ("max", "min", "amax"):
+            raise expected("reduce", "return_indices", True, f"False, but for max, min and amax (not {kind})")
+        normal.append(("return_indices", True))
+        operands.append(Operand("indices", output("reduce", "indices", tensors, (dtypes.S64, dtypes.S32, dtypes.U32), shape, y), True))
+    return ReduceProblem("reduce", tuple(operands), tuple(normal), policy=policy, kind=kind, axes=axes, keepdims=keepdims,
+                         correction=correction)
+
+
+def make_reduce_to(tensors: Mapping[str, TensorDesc], attrs: Mapping[str, Any], policy: Policy) -> ReduceProblem:
+    """shape: one that broadcasts to that of x; dimensions that it lacks, or has with extent 1, are reduced. op: sum, max, min or prod."""
+    op, x = "reduce_to", tensors["x"]
+    kind = check_choice(op, "op", attrs.get("op", "sum"), ("sum", "max", "min", "prod"))
+    if "shape" not in attrs and "y" not in tensors:
+        raise expected(op, "shape", "missing", "the shape of the result")
+    shape = check_extents(op, "shape", attrs.get("shape", tensors["y"].shape if "y" in tensors else ()), range(x.rank + 1))
+    lead = x.rank - len(shape)
+    if any(n not in (1, m) for n, m in zip(shape, x.shape[lead:], strict=True)):
+        raise expected(op, "shape", list(shape), f"a shape that broadcasts to {list(x.shape)}")
+    axes = (*range(lead), *(lead + i for i, (n, m) in enumerate(zip(shape, x.shape[lead:], strict=True)) if n != m))
+    stored = [dtypes.dtype(name) for name in STORED]
+    check_dtype(op, "x", x, tensors, stored)
+    y = tensors.get("y", TensorDesc.packed(default_dtype(kind, x.dtype), shape))
+    check_output(op, "y", y, shape, tensors, stored)
+    if kind in NEED_ELEMENTS and y.numel and x.numel == 0:
+        raise expected(op, "shape of x", list(x.shape), f"at least one element behind each output of {kind}")
+    normal: list[tuple[str, Any]] = [("shape", shape)] + ([("op", kind)] if kind != "sum" else [])
+    return ReduceProblem(op, (Operand("x", x), Operand("y", y, True)), tuple(normal), policy=policy, kind=kind, axes=axes, keepdims=True)
+
+
+def make_trace(tensors: Mapping[str, TensorDesc], attrs: Mapping[str, Any], policy: Policy) -> ReduceProblem:
+    """diagonal: of the last two dimensions, above the main one if positive, whose sum is taken."""
+    op, x = "trace", tensors["x"]
+    if not 2 <= x.rank <= MAX_RANK:
+        raise expected(op, "rank of x", x.rank, f"2 to {MAX_RANK}")
+    diagonal = check_integer(op, "diagonal", attrs.get("diagonal", 0), -MAX_EXTENT)
+    stored = [dtypes.dtype(name) for name in STORED]
+    check_dtype(op, "x", x, tensors, stored)
+    y = tensors.get("y", TensorDesc.packed(default_dtype("sum", x.dtype), x.shape[:-2]))
+    check_output(op, "y", y, x.shape[:-2], tensors, stored)
+    return ReduceProblem(op, (Operand("x", x), Operand("y", y, True)), (("diagonal", diagonal),) if diagonal else (), policy=policy,
+                         kind="sum", axes=(x.rank - 2,), diagonal=diagonal)
 
 
 def make_reduce_backward(tensors: Mapping[str, TensorDesc], attrs: Mapping[str, Any], policy: Policy) -> ReduceGradientProblem:
@@ -186,6 +254,9 @@ def make_reduce_backward(tensors: Mapping[str, TensorDesc], attrs: Mapping[str, 
     return ReduceGradientProblem(op, tuple(operands), tuple(normal), policy=policy, kind=kind, axes=axes, correction=correction)
 
 
-DEFINITIONS = (OpDef("reduce", ("x",), ("y",), make_reduce, attrs=(("op", "sum"), ("axes", None), ("keepdims", False), ("correction", 0))),
+DEFINITIONS = (OpDef("reduce", ("x",), ("y", "indices"), make_reduce,
+                     attrs=(("op", "sum"), ("axes", None), ("keepdims", False), ("correction", 0), ("return_indices", False))),
+               OpDef("reduce_to", ("x",), ("y",), make_reduce_to, attrs=(("shape", None), ("op", "sum"))),
+               OpDef("trace", ("x",), ("y",), make_trace, attrs=(("diagonal", 0),)),
                OpDef("reduce_backward", ("dy", "x", "y"), ("dx",), make_reduce_backward, optional=("y",),
                      attrs=(("op", "sum"), ("axes", None), ("correction", 0))))

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import oxidnn
 from oxidnn.codegen.pointwise import round_to
 from oxidnn.codegen.render import render
 from oxidnn.device import known_device
@@ -247,3 +248,48 @@ def test_kernels_assemble_without_spills(arch: str) -> None:
             built[line] = assemble(render(step.spec), arch)
             assert built[line].spill_bytes == 0 and built[line].registers <= step.spec.max_registers, line
     assert len(built) == 4 * len(KINDS)
+
+
+def test_values_and_indices_by_one_launch() -> None:
+    """Ties, NaN and infinities; any axes, kept or dropped; indices of every type; the values those of the plain reduction."""
+    h, rng = oxidnn.DnnHandle("emu:sm_80"), np.random.default_rng(0)
+    x = np.round(rng.standard_normal((6, 5, 70)) * 2).astype(np.float32)
+    x[1, 2, 3], x[4], x[5, :, 60:] = np.nan, -np.inf, -0.0
+    for axes in (2, (0, 2), None, 0, 1):
+        for op, arg in (("max", np.argmax), ("min", np.argmin)):
+            values, indices = h.reduce(x, op, axes, return_indices=True)
+            gone = tuple(range(3)) if axes is None else axes if isinstance(axes, tuple) else (axes,)
+            kept = [i for i in range(3) if i not in gone]
+            flat = x.transpose(*kept, *gone).reshape(*(x.shape[i] for i in kept), -1)
+            np.testing.assert_array_equal(indices, arg(flat, -1))
+            np.testing.assert_array_equal(values, np.take_along_axis(flat, np.asarray(arg(flat, -1))[..., None], -1)[..., 0])
+            np.testing.assert_array_equal(h.reduce(x, op, axes), values)
+    outs = np.empty((6, 5, 1), np.float64), np.empty((6, 5, 1), np.uint32)
+    assert h.reduce(x, "amax", 2, True, return_indices=True, out=outs)[1] is outs[1]
+    np.testing.assert_array_equal(outs[1][..., 0], np.abs(x).argmax(2))
+    np.testing.assert_array_equal(outs[0][..., 0], np.abs(x).max(2))
+    integers = rng.integers(-9, 9, (4, 33)).astype(np.int8)
+    np.testing.assert_array_equal(h.reduce(integers, "amax", 1, return_indices=True)[1], np.abs(integers).argmax(1))
+    plan = h.plan("reduce", x, op="max", axes=2, return_indices=True).plan
+    assert plan is not None and len(plan.launches) == 1
+    with pytest.raises(InvalidArgument, match="return_indices"):
+        h.reduce(x, "sum", return_indices=True)
+
+
+def test_traces_and_what_broadcasting_takes_back() -> None:
+    h, rng = oxidnn.DnnHandle("emu:sm_80"), np.random.default_rng(1)
+    x = rng.integers(-50, 50, (3, 7, 9)).astype(np.int32)
+    for diagonal in (-8, -6, -1, 0, 3, 8, 9):
+        for given in (x, x.transpose(0, 2, 1)[:, ::-1]):
+            np.testing.assert_array_equal(h.trace(given, diagonal), np.trace(given, diagonal, 1, 2))
+    for shape in ((9,), (7, 1), (3, 1, 9), (1, 1, 1), (), (3, 7, 9)):
+        lead = 3 - len(shape)
+        axes = (*range(lead), *(lead + i for i, n in enumerate(shape) if n == 1))
+        for op, reduce in (("sum", np.sum), ("max", np.max), ("min", np.min)):
+            np.testing.assert_array_equal(h.reduce_to(x, shape, op), reduce(x, axis=axes).reshape(shape))
+    small = rng.uniform(0.5, 1.5, (2, 3, 4))
+    np.testing.assert_allclose(h.reduce_to(small, (3, 1), "prod"), small.prod((0, 2)).reshape(3, 1), rtol=1e-14)
+    for call, words in ((lambda: h.reduce_to(x, (2,)), "broadcasts"), (lambda: h.reduce_to(x, (3, 7, 9, 1)), "shape"),
+                        (lambda: h.trace(x[0, 0]), "rank"), (lambda: h.reduce_to(x, (9,), "mean"), "op")):
+        with pytest.raises(InvalidArgument, match=words):
+            call()

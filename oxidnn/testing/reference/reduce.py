@@ -31,6 +31,8 @@ def reference(problem: Problem, inputs: Mapping[str, np.ndarray], scalars: Mappi
     assert isinstance(problem, ReduceProblem)
     kind, axes, y = problem.kind, problem.axes, problem.desc("y")
     x: Any = inputs["x"]
+    if problem.diagonal is not None:
+        x = np.diagonal(x, problem.diagonal, -2, -1)
     x = x.astype(np.float64) if x.dtype.kind == "f" or kind in FRACTIONAL else x.astype(np.int64)
     floating, count = x.dtype.kind == "f", problem.num_reduced
     kinds = (problem.desc("x").dtype, y.dtype)
@@ -73,14 +75,17 @@ def reference(problem: Problem, inputs: Mapping[str, np.ndarray], scalars: Mappi
             want = np.sum((x - mean) ** 2, axis=axes) / divisor
             want = np.sqrt(want) if kind == "std" else want  # squares: the error is relative to the result
     want = np.asarray(want).reshape(y.shape)
+    found = {}
+    if problem.has("indices"):
+        found["indices"] = Expected(_arg(a if kind == "amax" else x, axes, kind != "min").reshape(y.shape))
     if not y.dtype.is_float:
         exact = want if y.dtype.name == "s64" else np.asarray(round_to(want, y.dtype.name))
-        return {"y": Expected(exact)}
+        return found | {"y": Expected(exact)}
     if not floating:
-        return {"y": Expected(want.astype(np.float64), accumulate=F64)}
+        return found | {"y": Expected(want.astype(np.float64), accumulate=F64)}
     if magnitude is not None:
         magnitude = np.asarray(magnitude, np.float64).reshape(y.shape)
-    return {"y": Expected(want, magnitude, max(1, count), accumulate, approximate)}
+    return found | {"y": Expected(want, magnitude, max(1, count), accumulate, approximate)}
 
 
 def gradient(problem: Problem, inputs: Mapping[str, np.ndarray], scalars: Mapping[str, float]) -> dict[str, Expected]:
@@ -131,4 +136,4 @@ def gradient(problem: Problem, inputs: Mapping[str, np.ndarray], scalars: Mappin
     return {"dx": Expected(np.asarray(want, np.float64), terms=0, accumulate=dtype(problem.accumulate), slack=slack)}
 
 
-REFERENCES = {"reduce": reference, "reduce_backward": gradient}
+REFERENCES = {"reduce": reference, "reduce_to": reference, "trace": reference, "reduce_backward": gradient}

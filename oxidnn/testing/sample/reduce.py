@@ -32,16 +32,21 @@ def sample_reduce(rng: np.random.Generator, size: str) -> Problem:
     attrs: dict[str, Any] = {"op": kind, "axes": None if rng.random() < 0.15 else axes, "keepdims": bool(rng.random() < 0.3)}
     if kind in ("var", "std") and rng.random() < 0.5:
         attrs["correction"] = 1
+    if kind in ("max", "min", "amax") and rng.random() < 0.3:
+        attrs["return_indices"] = True
     x = view(rng, x_type, tuple(shape))
     problem = OPS["reduce"].make({"x": x}, attrs, Policy())
     if rng.random() < 0.3:
         y = problem.desc("y")
         chosen = y.dtype
         if kind in ("argmax", "argmin", "count_nonzero"):
-            chosen = dtype("s32")
+            chosen = dtype(str(rng.choice(["s32", "u32"])))
         elif y.dtype.is_float and default_dtype(kind, x_type).is_float and rng.random() < 0.5:
             chosen = dtype(str(rng.choice(["f32", "f64"])))
-        problem = OPS["reduce"].make({"x": x, "y": view(rng, chosen, y.shape, True)}, attrs, Policy())
+        tensors = {"x": x, "y": view(rng, chosen, y.shape, True)}
+        if "return_indices" in attrs:
+            tensors["indices"] = view(rng, dtype(str(rng.choice(["s64", "s32", "u32"]))), y.shape, True)
+        problem = OPS["reduce"].make(tensors, attrs, Policy())
     return problem
 
 
@@ -71,6 +76,25 @@ def _fill(rng: np.random.Generator, problem: Problem) -> np.ndarray:
     elif problem.kind == "logsumexp":
         values = values * float(rng.choice([1, 30, 1000])) if x.dtype.name != "f16" else values * 20
     return values
+
+
+def sample_reduce_to(rng: np.random.Generator, size: str) -> Problem:
+    kind, x_type = str(rng.choice(["sum", "max", "min", "prod"])), dtype(str(rng.choice(TYPES)))
+    rank = int(rng.integers(1, 5))
+    shape = tuple(int(n) for n in rng.integers(1, {1: 900, 2: 60, 3: 14, 4: 8}[rank] * (1 if size == "tiny" else 3), rank))
+    own = tuple(1 if rng.random() < 0.5 else n for n in shape)[int(rng.integers(rank + 1)):]
+    problem = OPS["reduce_to"].make({"x": view(rng, x_type, shape)}, {"shape": own, "op": kind}, Policy())
+    if rng.random() < 0.3:
+        tensors = {"x": problem.desc("x"), "y": view(rng, problem.desc("y").dtype, own, True)}
+        problem = OPS["reduce_to"].make(tensors, {"shape": own, "op": kind}, Policy())
+    return problem
+
+
+def sample_trace(rng: np.random.Generator, size: str) -> Problem:
+    rank = int(rng.integers(2, 5))
+    shape = tuple(int(n) for n in rng.integers(1, {2: 90, 3: 14, 4: 8}[rank] * (1 if size == "tiny" else 4), rank))
+    x = view(rng, dtype(str(rng.choice(TYPES))), shape)
+    return OPS["trace"].make({"x": x}, {"diagonal": int(rng.integers(-5, 6))}, Policy())
 
 
 def sample_reduce_backward(rng: np.random.Generator, size: str) -> Problem:
@@ -110,8 +134,13 @@ def _fill_gradient(rng: np.random.Generator, problem: Problem) -> np.ndarray:
     return values
 
 
-SAMPLES: dict[str, Sampler] = {"reduce": sample_reduce, "reduce_backward": sample_reduce_backward}
+SAMPLES: dict[str, Sampler] = {"reduce": sample_reduce, "reduce_to": sample_reduce_to, "trace": sample_trace,
+                               "reduce_backward": sample_reduce_backward}
 CASES: dict[str, tuple[str, ...]] = {
+    "reduce_to": ("reduce_to x=f32[4,6,5,7]nchw shape=(6,1,7)", "reduce_to x=s8[5,300]nchw shape=() op=max",
+                  "reduce_to x=f16[9,33]nchw shape=(9,33) op=prod", "reduce_to x=bf16[2,8,3,5]nhwc shape=(1,8,1,1)"),
+    "trace": ("trace x=f32[9,9]nchw", "trace x=s32[3,7,12](84,1,7) diagonal=-2", "trace x=f64[5,4]nchw diagonal=9",
+              "trace x=f16[2,300,400]"),
     "reduce_backward": (
         "reduce_backward dy=f32[6] x=f32[4,6,5,7]nchw op=sum axes=(0,2,3)",
         "reduce_backward dy=bf16[1,64,1,1]nchw x=bf16[4,64,3,5]nhwc op=mean axes=(0,2,3)",
@@ -133,6 +162,8 @@ CASES: dict[str, tuple[str, ...]] = {
         "reduce x=f32[2,3,4]nchw op=logsumexp axes=()",
         "reduce x=bool[9,40]nchw op=any axes=(1,)",
         "reduce x=f64[100,9]nchw op=var axes=(0,) correction=1",
+        "reduce x=f16[9,300]nchw op=max axes=(1,) return_indices=True", "reduce x=f32[70,64]nchw op=min axes=(0,) return_indices=True",
+        "reduce x=bf16[40003]nchw op=amax return_indices=True",
     ),
 }
-FILLS: dict[tuple[str, str], Fill] = {("reduce", "x"): _fill, ("reduce_backward", "x"): _fill_gradient}
+FILLS: dict[tuple[str, str], Fill] = {("reduce", "x"): _fill, ("reduce_to", "x"): _fill, ("reduce_backward", "x"): _fill_gradient}
