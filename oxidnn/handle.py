@@ -34,8 +34,8 @@ from .errors import InvalidArgument, expected
 from .ops import OPS
 from .ops.base import MATH, Policy, Problem
 from .ops.case import near, parse_case
-from .ops.checks import check_integer
-from .ops.layout import CONCAT_INPUTS, MAX_PARTS, TEXTS
+from .ops.checks import check_choice, check_integer, check_number
+from .ops.layout import CONCAT_INPUTS, MAX_PARTS, MAX_RANK, TEXTS
 from .ops.pointwise import output_names_of
 from .runtime.backend import Backend
 from .tensor import TensorDesc
@@ -769,6 +769,40 @@ class DnnHandle(ListOps):
             parameters = hashable(parameters)
         return self._session.run(CALLS["activation_backward"], (dy, x), (name, parameters), out, stream)
 
+    def prelu(self, x: Any, slope: Any, *, out: Any = None, stream: Any = None) -> Any:
+        """x where it is above 0, else slope * x: of one slope, or of one a channel (dimension 1)."""
+        return self._session.run(CALLS["prelu"], (x, slope), (), out, stream)
+
+    def prelu_backward(self, dy: Any, x: Any, slope: Any, *, out: Any = None, stream: Any = None) -> Any:
+        """(dx, dslope) of `prelu`, the same bits on every run. Workspace: as many elements as x, in f32 (f64)."""
+        return self._session.run(CALLS["prelu_backward"], (dy, x, slope), (), out, stream)
+
+    def op_tensor(self, a: Any, b: Any = None, op: str = "add", *, alpha1: float = 1.0, alpha2: float = 1.0, beta: float = 0.0,
+                  out: Any = None, stream: Any = None) -> Any:
+        """op(alpha1 * a, alpha2 * b) + beta * out, broadcast: "add", "mul", "min", "max"; of a alone "sqrt", and "not", 1 - alpha1 * a.
+
+        The numbers do not enter the plan. `pointwise` takes any expression; this is the form of cuDNN's OpTensor.
+        """
+        text = check_choice("op_tensor", "op", op, tuple(_OP_TENSOR)) and _OP_TENSOR[op]
+        if (b is None) != ("b" not in text):
+            raise expected("op_tensor", "b", "missing" if b is None else "given", f"an array, for {op}" if b is None else f"none, for {op}")
+        if beta != 0 and out is None:
+            raise expected("op_tensor", "out", None, "what is added beta times", f"beta is {beta}.")
+        numbers = {"alpha1": alpha1, "alpha2": alpha2, "beta": beta}
+        for name, operand in (("alpha1", "a"), ("alpha2", "b")):
+            if numbers[name] != 1 and operand in parse(text).args:
+                text = str(parse(text).substitute({operand: parse(f"scalar({name}) * {operand}")}))
+        text += "" if beta == 0 else " + c" if beta == 1 else " + scalar(beta) * c"
+        given = {"a": a, "b": b, "c": out}
+        parsed = parse(text)
+        scalars: dict[str, Any] = {name: check_number("op_tensor", name, numbers[name]) for name in parsed.scalars}
+        return self.pointwise(text, *(given[n] for n in parsed.args), out=out, stream=stream, **scalars)
+
+    def add_tensor(self, a: Any, c: Any, *, alpha: float = 1.0, beta: float = 1.0, out: Any = None, stream: Any = None) -> Any:
+        """alpha * a + beta * c, a broadcast to c; out may be c."""
+        numbers: dict[str, Any] = {"alpha": check_number("add_tensor", "alpha", alpha), "beta": check_number("add_tensor", "beta", beta)}
+        return self.pointwise("scalar(beta) * c + scalar(alpha) * a", c, a, out=out, stream=stream, **numbers)
+
     def glu(self, x: Any, axis: int = -1, *, name: str = "glu", out: Any = None, stream: Any = None) -> Any:
         """A gated linear unit of the halves a, b of x along `axis`, which has an even extent: "glu" a * sigmoid(b), as PyTorch's; "swiglu"
         silu(a) * b; "geglu" gelu(a) * b; "geglu_tanh"; "reglu" relu(a) * b; "bilinear" a * b. One launch; out: of any float type."""
@@ -921,6 +955,15 @@ class DnnHandle(ListOps):
             raise expected("concat", f"arrays[{next(i for i, array in enumerate(arrays) if array is None)}]", None, "an array")
         return self._session.run(_concat_call(len(arrays)), arrays, (axis,), out, stream)
 
+    def meshgrid(self, arrays: Sequence[Any], indexing: str = "ij", *, out: Any = None, stream: Any = None) -> Any:
+        """A tuple of grids, the k-th with the k-th of 1 to 8 arrays (of one dimension, any types) along dimension k, the others' extents
+        beside it; indexing "xy": the first two dimensions change places. One launch for arrays of like types."""
+        arrays = _shape(arrays)
+        if not isinstance(arrays, tuple) or not 1 <= len(arrays) <= MAX_RANK or any(array is None for array in arrays):
+            raise expected("meshgrid", "arrays", len(arrays) if isinstance(arrays, tuple) else repr(arrays), f"1 to {MAX_RANK} arrays")
+        grids = self._session.run(_meshgrid_call(len(arrays)), arrays, (indexing,), out, stream)
+        return grids if isinstance(grids, tuple) else (grids,)
+
     def split(self, x: Any, sizes: Any, axis: int = 0, *, out: Any = None, stream: Any = None) -> Any:
         """A tuple of the parts of x of extents `sizes` along `axis` (one number: parts of so many, the last what is left), at most 32;
         gradient: `concat`."""
@@ -1036,6 +1079,7 @@ class DnnHandle(ListOps):
         return self._session.run(CALLS["bernoulli"], (probability,), (dtype,), out, stream, _draw("bernoulli", seed, offset))
 
 
+_OP_TENSOR = {"add": "a + b", "mul": "a * b", "min": "minimum(a, b)", "max": "maximum(a, b)", "sqrt": "sqrt(a)", "not": "1 - a"}
 _CONV, _GEMM = CALLS["conv_fprop"], CALLS["gemm"]
 
 
@@ -1085,6 +1129,12 @@ def _told_apart(value: Any) -> Any:
 def _concat_call(count: int) -> Call:
     """The signature of `concat` with that many arrays."""
     return Call("concat", CONCAT_INPUTS[:count], (("axis", 0),))
+
+
+@lru_cache(maxsize=MAX_RANK)
+def _meshgrid_call(count: int) -> Call:
+    """The signature of `meshgrid` of that many arrays."""
+    return Call("meshgrid", CONCAT_INPUTS[:count], OPS["meshgrid"].attrs, OPS["meshgrid"].outputs[:count])
 
 
 @lru_cache(maxsize=1024)

@@ -434,5 +434,5 @@ def _rule_values(d: int, dim: Dim, axis: AxisConsts) -> dict[str, int]:
 
 
 _OPS = ("permute", "transform", "cast", "broadcast_to", "flip", "roll", "slice", "slice_backward", "tile", "triu", "tril", "pad", "concat",
-        "split", "fill", "pad_backward")
+        "split", "fill", "pad_backward", "meshgrid")
 ENGINES: dict[str, tuple[Engine, ...]] = {op: (LayoutCopy(),) for op in _OPS}

@@ -5,6 +5,7 @@
     cast x=f32[8,9] dtype=s8                     y
     broadcast_to, flip, roll, slice, tile, triu, tril, pad x=...       y
     concat x0=... x1=... axis=1                  y;     split x=... sizes=(3,5) axis=1      y0, y1, ...: each other's gradient
+    meshgrid x0=... x1=... indexing=xy           y0, y1, ...
     fill shape=(3,5) value=1.5 dtype=f16         y
     pad_backward, slice_backward, tile_backward dy=...                 dx: the exact transpose of the forward
 
@@ -569,6 +570,34 @@ def make_concat(tensors: Mapping[str, TensorDesc], attrs: Mapping[str, Any], pol
     return _problem(op, operands, {"axis": axis} if axis else {}, policy, parts)
 
 
+def make_meshgrid(tensors: Mapping[str, TensorDesc], attrs: Mapping[str, Any], policy: Policy) -> LayoutProblem:
+    """indexing: "ij", input k along dimension k of every output; "xy", the first two dimensions change places."""
+    op = "meshgrid"
+    names = [n for n in CONCAT_INPUTS[:MAX_RANK] if n in tensors]
+    if names != list(CONCAT_INPUTS[:len(names)]):
+        raise expected(op, CONCAT_INPUTS[len(names) - 1], "missing", f"inputs without a gap; given: {', '.join(names)}")
+    xs = [_input(op, name, tensors) for name in names]
+    for name, x in zip(names, xs, strict=True):
+        if x.rank != 1:
+            raise expected(op, f"rank of {name}", x.rank, "1")
+    indexing = check_choice(op, "indexing", attrs.get("indexing", "ij"), ("ij", "xy"))
+    places = list(range(len(xs)))
+    if indexing == "xy":
+        places[:2] = reversed(places[:2])
+    shape = tuple(xs[k].shape[0] for k in places)
+    for name in SPLIT_OUTPUTS[len(xs):]:
+        if name in tensors:
+            raise expected(op, name, "given", f"{len(xs)} outputs, one for each input")
+    operands, parts = [Operand(n, x) for n, x in zip(names, xs, strict=True)], []
+    for k, (name, x) in enumerate(zip(names, xs, strict=True)):
+        y = output(op, SPLIT_OUTPUTS[k], tensors, (x.dtype,), shape, TensorDesc.packed(x.dtype, shape))
+        operands.append(Operand(SPLIT_OUTPUTS[k], y, True))
+        if y.numel:
+            sources = [x.strides[0] if place == k else 0 for place in places]
+            parts.append(Part(name, SPLIT_OUTPUTS[k], _same(shape, y.strides, sources)))
+    return _problem(op, operands, {"indexing": indexing} if indexing != "ij" else {}, policy, parts)
+
+
 def make_split(tensors: Mapping[str, TensorDesc], attrs: Mapping[str, Any], policy: Policy) -> LayoutProblem:
     """sizes: extents of y0, y1, ... along axis, together that of x; one number: pieces of so many, the last what is left."""
     op = "split"
@@ -648,6 +677,8 @@ DEFINITIONS: tuple[OpDef, ...] = (
     _def("pad", make_pad, *_PAD, ("value", 0)),
     _def("pad_backward", make_pad_backward, *_PAD, gradient=True),
     OpDef("concat", CONCAT_INPUTS, ("y",), make_concat, optional=CONCAT_INPUTS[1:], attrs=(("axis", 0),)),
+    OpDef("meshgrid", CONCAT_INPUTS[:MAX_RANK], SPLIT_OUTPUTS[:MAX_RANK], make_meshgrid, optional=CONCAT_INPUTS[1:MAX_RANK],
+          attrs=(("indexing", "ij"),)),
     OpDef("split", ("x",), SPLIT_OUTPUTS, make_split, attrs=(("sizes", None), ("axis", 0))),
     OpDef("fill", (), ("y",), make_fill, attrs=(("shape", None), ("value", 0), ("dtype", None))),
 )

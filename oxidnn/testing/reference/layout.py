@@ -97,6 +97,9 @@ def _run(problem: Problem, inputs: Mapping[str, np.ndarray], scalars: Mapping[st
     op, attrs = problem.op, dict(problem.attrs)
     if op in ("transform", "cast"):
         return _scaled(problem, inputs)
+    if op == "meshgrid":
+        grids = np.meshgrid(*(inputs[o.name] for o in problem.inputs), indexing=attrs.get("indexing", "ij"))
+        return {o.name: Expected(grid) for o, grid in zip(problem.outputs, grids, strict=True)}
     if op == "split":
         return _split(problem, inputs)
     if op == "fill":
@@ -127,5 +130,5 @@ def _run(problem: Problem, inputs: Mapping[str, np.ndarray], scalars: Mapping[st
 
 
 _OPS = ("permute", "transform", "cast", "broadcast_to", "flip", "roll", "slice", "slice_backward", "tile", "tile_backward", "triu", "tril",
-        "pad", "pad_backward", "concat", "split", "fill")
+        "pad", "pad_backward", "concat", "split", "fill", "meshgrid")
 REFERENCES: dict[str, Reference] = {op: _run for op in _OPS}

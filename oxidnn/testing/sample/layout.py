@@ -12,7 +12,7 @@ from ...dtypes import TABLE, DType, dtype
 from ...errors import InvalidArgument
 from ...ops import OPS
 from ...ops.base import Policy, Problem
-from ...ops.layout import MAX_PARTS, MODES
+from ...ops.layout import MAX_PARTS, MAX_RANK, MODES
 from ...tensor import TensorDesc
 from . import Sampler
 from .pointwise import FLOATS, INTEGERS, view
@@ -205,6 +205,15 @@ def _split(rng: np.random.Generator, size: str) -> Problem:
     return _made("split", rng, {"x": view(rng, kind, shape)}, {"axis": axis, "sizes": sizes}, "y0")
 
 
+def _meshgrid(rng: np.random.Generator, size: str) -> Problem:
+    count = int(rng.integers(1, 5))
+    most = {1: 500, 2: 60, 3: 14, 4: 6}[count] * (1 if size == "tiny" else 4)
+    kinds = [_kind(rng)] * count if rng.random() < 0.5 else [_kind(rng) for _ in range(count)]
+    least = 0 if rng.random() < 0.05 else 1
+    tensors = {f"x{i}": view(rng, kind, (int(rng.integers(least, most)),)) for i, kind in enumerate(kinds)}
+    return _made("meshgrid", rng, tensors, {"indexing": str(rng.choice(["ij", "xy"]))}, "y0")
+
+
 def _fill(rng: np.random.Generator, size: str) -> Problem:
     shape, kind = _shape(rng, size), _kind(rng)
     value = float(rng.choice([0.5, -3.0])) if kind.is_float else 1
@@ -218,6 +227,7 @@ _DRAWS: dict[str, Callable[[np.random.Generator, str], Problem]] = {
     "slice": _slice,
     "slice_backward": _slice_backward, "tile": _tile, "tile_backward": _tile_backward, "triu": partial(_triangle, "triu"),
     "tril": partial(_triangle, "tril"), "pad": _pad, "pad_backward": _pad_backward, "concat": _concat, "split": _split, "fill": _fill,
+    "meshgrid": _meshgrid,
 }
 SAMPLES: dict[str, Sampler] = dict(_DRAWS)
 _MANY = " ".join(f"x{i}=u8[1,{1 + i % 3}]" for i in range(MAX_PARTS))
@@ -264,6 +274,8 @@ CASES: dict[str, tuple[str, ...]] = {
                      "pad_backward dy=f64[7,11]nchw padding=((2,2),(-1,5)) mode=circular", "pad_backward dy=f32[7]nchw"),
     "concat": ("concat x0=f32[3,8]nchw x1=f32[3,16]nchw x2=f32[3,0]nchw axis=1", "concat x0=bf16[2,3,5]nchw x1=bf16[2,7,5](35,1,7) axis=1",
                "concat x0=f16[4]nchw", f"concat {_MANY} axis=1"),
+    "meshgrid": ("meshgrid x0=f32[7] x1=s64[9]", "meshgrid x0=bf16[5]nchw x1=bf16[16]nchw x2=bf16[8](2) indexing=xy", "meshgrid x0=u8[33]",
+                 "meshgrid " + " ".join(f"x{i}=f16[{1 + i % 3}]" for i in range(MAX_RANK))),
     "split": ("split x=f32[3,24]nchw sizes=(8,0,16) axis=1", "split x=bf16[7,5]nchw sizes=3", "split x=u8[64]nchw sizes=2"),
     "fill": ("fill shape=(3,77) value=1.5", "fill y=f32[2,5]nchw", "fill y=bf16[2,8,3,3]nhwc value=-inf",
              "fill shape=() dtype=s64 value=-7",
