@@ -33,7 +33,7 @@ _THREADS = 128
 _LIMIT = 2**31
 _MAX_REGISTERS = {"fprop": 236, "dgrad": 236, "wgrad": 232}  # by the estimate of `_registers`, of 255
 _MAX_PRODUCTS = 4200  # FMAs of a loop's body, all unrolled
-_SLOTS_PER_US = 0.8 * 1600  # instructions of a scheduler
+_SLOTS_PER_US = 0.52 * 1750  # instructions of a scheduler, as measured
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,7 +291,7 @@ class DepthwiseEngine(Engine):
         return d.images * ceil_div(d.rows.groups, strip) * ceil_div(d.columns.groups, tile) * (d.channels // vector)
 
     def estimate(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> float:
-        """The larger of: instructions at 0.8 a clock and quarter, bytes at the bandwidth, bytes under way over a latency of 0.9 us."""
+        """The largest of: a scheduler's instructions, bytes at three quarters of the bandwidth, bytes under way over 0.9 us of latency."""
         assert isinstance(problem, ConvProblem)
         d = lower(problem)
         assert isinstance(d, Depthwise)
@@ -313,10 +313,11 @@ class DepthwiseEngine(Engine):
         per_scheduler = min(warps, ceil_div(threads, device.num_sms * 32)) / 4
         compute_us = rounds * max(per_scheduler, 1.0) * thread_slots / _SLOTS_PER_US
         reread = steps * strips * d.rows.per_step / d.rows.source
-        bytes_us = (problem.num_bytes + (reread - 1) * d.source.num_bytes * 0.3) / (device.bandwidth_gbs * 0.95e3)
+        bytes_us = (problem.num_bytes + (reread - 1) * d.source.num_bytes * 0.3) / (device.bandwidth_gbs * 0.75e3)
         under_way = min(resident, threads) * loads * vector * d.source.dtype.num_bytes * depth
         latency_us = d.source.num_bytes * reread / under_way * 0.9
-        return max(compute_us, bytes_us, latency_us) + 0.15 * min(compute_us, bytes_us) + 4 + steps * 0.05
+        summed_us = compute_us * 0.25 + 4 if d.kind == "wgrad" else 0.0
+        return max(compute_us, bytes_us, latency_us) + 0.15 * min(compute_us, bytes_us) + 4 + steps * 0.05 + summed_us
 
     def build_steps(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> Build:
         assert isinstance(problem, ConvProblem)

@@ -33,6 +33,8 @@ _LIMIT = 2**31
 _MOST_PRODUCTS = 28  # of a row: taps down times pairs of taps across, whose fragments stay in registers
 _SMEM_BYTES = 48 << 10
 _STAGES = (4, 3, 2)
+# Of a quarter SM: a product, what a row of a tile costs besides, and both where a warp is alone.
+_PRODUCT_CLOCKS, _ROW_CLOCKS, _ALONE_CLOCKS, _LATENCY_CLOCKS = 7.0, 60, 12.0, 400
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,34 +213,43 @@ class MmaDepthwiseEngine(Engine):
         per_tile = 16 * config["tiles"] // config["segments"]
         return ceil_div(d.images, config["segments"]), ceil_div(d.rows.groups, config["strip"]), ceil_div(d.columns.target, per_tile)
 
-    def _resident(self, d: Depthwise, config: EngineConfig, device: DeviceInfo) -> int:
-        """CTAs that run at a time."""
+    def _per_sm(self, d: Depthwise, config: EngineConfig, device: DeviceInfo) -> int:
+        """CTAs that run at a time on an SM, if the assembler keeps to the registers that are needed."""
         c = self._shape(d, config["groups"], config["tiles"], config["segments"], config["stages"])
-        fragments = d.rows.taps * ceil_div(d.columns.taps, 2)
-        registers = 56 + (4 * fragments + 2 * d.rows.lags * c.tiles if c.sums_taps else 2 * fragments + 4 * d.rows.lags * c.tiles)
-        warps = 65536 // (32 * 8 * ceil_div(min(registers, 255), 8))
-        return device.num_sms * max(1, min(warps // c.groups, device.smem_per_sm // (c.smem_bytes + 1024), 48 // c.groups))
+        if c.sums_taps:
+            registers = 4 * d.rows.taps * len(c.pairs) + 2 * d.rows.lags * c.tiles
+        else:
+            registers = d.rows.taps * c.taps + 4 * d.rows.lags * c.tiles
+        warps = 65536 // (32 * 8 * ceil_div(min(registers + 30 + 14 * c.tiles + 10 * ceil_div(c.source_pixels, 32), 255), 8))
+        return max(1, min(warps // (4 * ceil_div(c.groups, 4)), device.smem_per_sm // (c.smem_bytes + 1024), 48 // c.groups))
+
+    def _resident(self, d: Depthwise, config: EngineConfig, device: DeviceInfo) -> int:
+        return device.num_sms * self._per_sm(d, config, device)
 
     def estimate(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> float:
-        """Products at 6.5 clocks of a quarter SM, and what a row costs besides; over the traffic."""
+        """Products at 6.5 clocks of a quarter SM and what a row costs besides, over the traffic; by measurements on an H200."""
         assert isinstance(problem, ConvProblem)
         d = _lower(problem)
         assert isinstance(d, Depthwise)
         groups, tiles, strip = config["groups"], config["tiles"], config["strip"]
         items, chunks = prod(self._items(d, config)), ceil_div(d.channels // 8, groups)
-        products = d.rows.taps * ceil_div(d.columns.taps, 2) * tiles
+        pairs = ceil_div(d.columns.taps, 2)
         strips = ceil_div(d.rows.groups, strip)
-        steps = min(strip + d.rows.lags - 1, ceil_div(d.rows.source, d.rows.per_step) / strips + (d.rows.lags - 1) * (1 - 1 / strips))
+        rows = min(strip + d.rows.lags - 1, ceil_div(d.rows.source, d.rows.per_step) / strips + (d.rows.lags - 1) * (1 - 1 / strips))
         if device.is_emulated:
-            return 20.0 * items * chunks * steps * products
-        resident = self._resident(d, config, device)
-        clocks = steps * (products * 6.5 + 20 * tiles * ceil_div(d.columns.taps, 2)) + (strip + d.rows.lags) * 120
-        per_scheduler = max(1.0, groups * resident / device.num_sms / 4)
+            return 20.0 * items * chunks * rows * d.rows.taps * pairs * tiles
+        per_sm = self._per_sm(d, config, device)
+        resident = per_sm * device.num_sms
+        # A row of a CTA alone takes its latency; those of all CTAs of an SM its quarters' products.
+        products = d.rows.taps * pairs * tiles
+        busy = (products * _PRODUCT_CLOCKS + _ROW_CLOCKS * tiles) * groups * min(per_sm, ceil_div(items * chunks, device.num_sms)) / 4
+        busy *= 1.35 if d.columns.stride > 1 else 1.0  # pixels share banks
+        alone = products * _ALONE_CLOCKS + _LATENCY_CLOCKS
         walks = items * chunks / resident
         rounds = max(1.0, (walks + ceil_div(items * chunks, resident)) / 2)
-        compute_us = rounds * (clocks * per_scheduler * 0.75 + 400) / 1600
-        bytes_us = problem.num_bytes / (device.bandwidth_gbs * 0.9e3)
-        return max(compute_us, bytes_us) + 0.2 * min(compute_us, bytes_us) + 5 + (3 if d.kind == "wgrad" else 0)
+        compute_us = rounds * (rows * max(busy, alone) + (strip + d.rows.lags - 1 - rows) * 150 + 900) / 1750
+        bytes_us = problem.num_bytes / (device.bandwidth_gbs * 0.78e3)
+        return max(compute_us, bytes_us) + 0.15 * min(compute_us, bytes_us) + 5 + (4 if d.kind == "wgrad" else 0)
 
     def build_steps(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> Build:
         assert isinstance(problem, ConvProblem)
@@ -287,7 +298,8 @@ class MmaDepthwiseEngine(Engine):
         args += [Arg(n, t, v) for n, (t, v) in values.items()] + rows + digits.args(consts.digits.wide)
         args += [Arg(f"scalar_{n}", "f32", ScalarArg(n)) for n in consts.epilogue_scalars]
         first = Step.of("conv/depthwise_mma_wgrad" if is_sum else "conv/depthwise_mma", self.op, Target.for_arch(device.arch), 32 * groups,
-                        args, consts, count * chunks, suffix=f"{consts.kind}_{d.rows.taps}x{d.columns.taps}_g{groups}_t{tiles}")
+                        args, consts, count * chunks, min_ctas_per_sm=self._per_sm(d, config, device),
+                        suffix=f"{consts.kind}_{d.rows.taps}x{d.columns.taps}_g{groups}_t{tiles}")
         if not is_sum:
             return Build((first,))
         dense = tuple(prod(desc.shape[3 + i:]) for i in range(desc.rank - 2))
