@@ -547,6 +547,20 @@ class DnnHandle(ListOps):
         attrs = (2.0, _all_but("weight_norm_backward", v, dim), 0.0)
         return self._session.run(CALLS["normalize_backward"], (dw, v, g), attrs, out, stream)
 
+    def spectral_norm(self, w: Any, u: Any, v: Any, dim: int = 0, *, iterations: int = 1, eps: float = 1e-12, out: Any = None,
+                      stream: Any = None) -> Any:
+        """(w / sigma, sigma, new u, new v), sigma the largest singular value of w as a matrix of rows `dim`, by power iterations from u
+        and v (f32, of f64 f64; (extent of dim,) and (the others' product,)). iterations=0: (w / sigma, sigma), as they are.
+
+        The new vectors may go into the old ones by `out`. Of a step v comes first, as in Miyato et al., ICLR 2018.
+        """
+        return self._session.run(CALLS["spectral_norm"], (w, u, v), (dim, iterations, eps), out, stream)
+
+    def spectral_norm_backward(self, dy: Any, w: Any, u: Any, v: Any, sigma: Any, dim: int = 0, *, out: Any = None,
+                               stream: Any = None) -> Any:
+        """dw, with the forward's sigma and its new u and v as constants."""
+        return self._session.run(CALLS["spectral_norm_backward"], (dy, w, u, v, sigma), (dim,), out, stream)
+
     def power_norm(self, x: Any, gamma: Any = None, beta: Any = None, *, p: float = 2.0, eps: float = 1e-5, axes: Any = -1,
                    return_stats: bool = False, out: Any = None, stream: Any = None) -> Any:
         """x * r * gamma + beta with r = (mean of |x|^p + eps)^(-1/p) over `axes`, p > 0; with return_stats also r. p = 2 is `rms_norm`."""
