@@ -1,5 +1,5 @@
-"""Group and instance normalisation in one launch, and its gradient, for channels that lie innermost: x (and dy) is read once and held by a
-cluster, in registers or shared memory.
+"""Group, instance and small batch normalisation in one launch, and the gradient of the first two, for channels that lie innermost: x (and
+dy) is read once and held by a cluster, in registers or shared memory.
 
 A cluster has the rows of one sample and a tile of whole groups; its CTAs deal out the rows and exchange moments through distributed
 shared memory. Pairs with ptx_templates/channelwise/resident*.ptx.j2.
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import zip_longest
-from math import lcm
+from math import gcd, lcm
 
 from ..codegen.spec import Target
 from ..device import DeviceInfo
@@ -33,7 +33,7 @@ class ResidentConsts:
     """lanes: packs of a tile's rows; slots: rows a CTA has at once; packs: rows a thread holds; cluster: CTAs that share the rows. width:
     channels of a group; groups: those of a tile; parts: runs of one group in a pack, with cuts_packs found at run time; reach: packs that
     a group may touch. statistics: outputs beside y. is_shared: x lies in shared memory, of which a loop takes `unroll` packs a round.
-    reads_once: what x occupies of the L2 is the first to go."""
+    reads_once: what x occupies of the L2 is the first to go. running: running statistics, old and new, each with its type."""
 
     tile: TileConsts
     x_dtype: str
@@ -50,6 +50,10 @@ class ResidentConsts:
     is_shared: bool = False
     unroll: int = 4
     reads_once: bool = False
+    running: tuple[tuple[str, str], ...] = ()
+
+    def dtype(self, name: str) -> str:
+        return dict(self.running)[name]
 
     def guard_none(self, element: int) -> str:
         return ""
@@ -70,8 +74,8 @@ class ChannelNormResident(ChannelNormEngine):
         assert isinstance(problem, ChannelNormProblem)
         if Target.for_arch(device.arch).capability < (9, 0):
             return refuse(f"needs sm_90 (clusters), not {device.arch}")
-        if not problem.groups or not problem.rows * problem.channels:
-            return refuse("the statistics are not a sample's, or there are no values")
+        if not problem.is_training or not problem.rows * problem.channels:
+            return refuse("the statistics are given, or there are no values")
         x, space = problem.desc("x"), self.space(problem)
         assert space is not None
         vector = space.vector("column")
@@ -81,7 +85,7 @@ class ChannelNormResident(ChannelNormEngine):
             return refuse(f"groups of {problem.width} channels divide no pack of {vector}")
         support = super().check_support(problem, device)
         if support and not any(self._shapes(problem, vector)) and not self._shared_shapes(problem, vector, device):
-            return refuse(f"{problem.rows} rows a sample are more than a cluster holds")
+            return refuse(f"{problem.rows} rows a {'sample' if problem.groups else 'batch'} are more than a cluster holds")
         return support
 
     def _shapes(self, problem: ChannelNormProblem, vector: int) -> Iterator[dict[str, int]]:
@@ -108,23 +112,27 @@ class ChannelNormResident(ChannelNormEngine):
         found = []
         for tiles in range(1, problem.channels // least + 1):
             lanes = tiles * least // vector
-            if problem.channels % (tiles * least) or not min(10, problem.channels // vector) <= lanes <= _MAX_LANES:
+            least_lanes = min(10 if problem.groups else 4, problem.channels // vector)
+            if problem.channels % (tiles * least) or not least_lanes <= lanes <= _MAX_LANES:
                 continue
-            for slots in (1 << i for i in range(10)):
-                if not 256 <= lanes * slots <= _MAX_THREADS or lanes * slots % 32:
-                    continue
-                for cluster in _CLUSTERS:
-                    share = -(-problem.rows // cluster)
+            for cluster in _CLUSTERS:
+                share, step = -(-problem.rows // cluster), 32 // gcd(lanes, 32)
+                # of powers of two, and as many as leave few threads without rows
+                fitting = {-(-share // (packs * step)) * step for packs in range(4, _MAX_SHARED + 1, 4)}
+                for slots in sorted({1 << i for i in range(10)} | fitting):
+                    if not 192 <= lanes * slots <= _MAX_THREADS or lanes * slots % 32 or slots > 128:
+                        continue
                     packs = -(-share // (4 * slots)) * 4
                     num_bytes = packs * lanes * slots * 16
                     room = device.smem_per_cta - lanes * slots * 8 * max(2, vector // problem.width) - 4096
-                    together = min(room // num_bytes, 1024 // (lanes * slots))  # CTAs an SM
+                    together = min(room // num_bytes, 768 // (lanes * slots))  # CTAs an SM
                     if packs > _MAX_SHARED or not together or num_bytes < room // 6:
                         continue
                     parts = max(1, device.num_sms // 16)  # of the device, within which a cluster lies
                     clusters = max(1, device.num_sms // parts * together // cluster * parts)
                     units = problem.batches * problem.channels // (lanes * vector)
-                    found.append((-(-units // clusters), -min(lanes, 16), -lanes * slots, cluster, together,
+                    idle = packs * slots * cluster * 8 // problem.rows  # eighths, of threads without rows
+                    found.append((-(-units // clusters), idle, -min(lanes, 16), -lanes * slots, cluster, together,
                                   {"lanes": lanes, "slots": slots, "packs": packs, "cluster": cluster}))
         found.sort(key=lambda f: f[:-2])
         # by turns: of several CTAs an SM, and of any number
@@ -151,12 +159,18 @@ class ChannelNormResident(ChannelNormEngine):
         held = [EngineConfig.of(along="column", vec=vector, unroll=1, **s) for s in shapes[:6]]
         shared = [EngineConfig.of(along="column", vec=vector, unroll=1, home="shared", **s)
                   for s in self._shared_shapes(problem, vector, device)[:6]]
+        if not problem.groups:
+            held.sort(key=lambda c: -c["lanes"])
         once = [EngineConfig.of(**dict(c.knobs), once=True) for c in shared[:3]]
-        return (*shared, *once, *held) if problem.num_bytes > _LARGE else (*held, *shared, *once)
+        large = _LARGE if problem.groups else _LARGE // 4
+        return (*shared, *once, *held) if problem.num_bytes > large else (*held, *shared, *once)
 
     def estimate(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> float:
         shared = 0.7 if problem.num_bytes > _LARGE else 0.6  # of the device's bandwidth; in registers 0.64
         reached = shared if dict(config.knobs).get("home") == "shared" else 0.64
+        reached *= 1.15 / (1 + 1.5 / min(config["lanes"], 10))  # short runs of memory
+        if not problem.groups:
+            reached *= 0.7  # not measured yet
         return 4.0 + problem.num_bytes / (device.bandwidth_gbs * 1e3 * reached)
 
     def build_steps(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> Build:
@@ -174,22 +188,24 @@ class ChannelNormResident(ChannelNormEngine):
         reach = max((g * width + width - 1) // vector - g * width // vector + 1 for g in range(groups))
         parts = 2 if cuts else max(1, vector // width)
         statistics = tuple(n for n in ("mean", "rstd") if problem.has(n))
+        running = tuple(n for n in ("running_mean", "running_var", "new_running_mean", "new_running_var") if problem.has(n))
         is_shared = dict(config.knobs).get("home") == "shared"
         consts = ResidentConsts(tile, problem.desc("x").dtype.name, width, lanes, slots, config["packs"], cluster, groups, parts, cuts,
-                                reach, statistics, is_shared, reads_once=dict(config.knobs).get("once", False))
+                                reach, statistics, is_shared, reads_once=dict(config.knobs).get("once", False),
+                                running=tuple((n, problem.desc(n).dtype.name) for n in running))
         tiles = problem.channels // (lanes * vector)
         args += [Arg("num_tiles", "u32", tiles), *magic_args("tiles", tiles), Arg("num_rows", "u32", problem.rows),
                  Arg("chunk_length", "u32", -(-problem.rows // cluster)), Arg("eps", "f32", problem.eps)]
-        for name in statistics:
+        args += [Arg("keep", "f32", 1 - problem.momentum), Arg("momentum", "f32", problem.momentum)] if running else []
+        for name in (*statistics, *running):
             v = Vector.of(problem, name)
             args += [Arg(f"ptr_{name}", "u64", v.value), Arg(f"stride_{name}_b", "s64", v.strides[0]),
                      Arg(f"stride_{name}_g", "s64", v.strides[1])]
         suffix = f"{consts.x_dtype}_w{width}_l{lanes}_{'s' if is_shared else 'p'}{config['packs']}_c{cluster}"
-        # few registers a thread, where clusters of eight with their longer merge do not need more
-        ctas = 3 if config["packs"] <= _MAX_PACKS // 2 and lanes * slots <= _MAX_THREADS // 2 and cluster < 8 else 1
+        ctas = 3 if config["packs"] <= _MAX_PACKS // 2 and lanes * slots <= 256 else 1
         num_bytes = config["packs"] * lanes * slots * 16
         if is_shared:
-            ctas = min(device.smem_per_cta // num_bytes, 1024 // (lanes * slots))
+            ctas = min(device.smem_per_cta // num_bytes, 768 // (lanes * slots))
         return Build((Step.of("channelwise/resident", problem.op, Target.for_arch(device.arch), lanes * slots, args, consts,
                               problem.batches * tiles * cluster, cluster=cluster, suffix=suffix,
                               min_ctas_per_sm=max(1, ctas), dynamic_smem=num_bytes if is_shared else 0),))
@@ -307,7 +323,6 @@ class ChannelNormResidentBackward(ChannelNormEngine):
         return Build(tuple(steps), scratch.num_bytes)
 
 
-_FORWARD = (ChannelNormResident(),)
-_BACKWARD = (ChannelNormResidentBackward(),)
-ENGINES: dict[str, tuple[Engine, ...]] = {"group_norm": _FORWARD, "instance_norm": _FORWARD, "group_norm_backward": _BACKWARD,
-                                          "instance_norm_backward": _BACKWARD}
+_FORWARD = dict.fromkeys(("group_norm", "instance_norm", "batch_norm"), (ChannelNormResident(),))
+_BACKWARD = dict.fromkeys(("group_norm_backward", "instance_norm_backward"), (ChannelNormResidentBackward(),))
+ENGINES: dict[str, tuple[Engine, ...]] = {**_FORWARD, **_BACKWARD}

@@ -23,6 +23,10 @@ CASES = (
     "group_norm x=bf16[1,8,301]nhwc groups=1 return_stats=True",
     "group_norm x=bf16[3,16,3]nhwc groups=8 beta=f32[16] epilogue='relu(acc)' return_mask=True",
     "instance_norm x=bf16[2,64,6,6]nhwc gamma=bf16[64] beta=bf16[64] return_stats=True",
+    "batch_norm x=bf16[5,64,6,6]nhwc gamma=f32[64] beta=f32[64] running_mean=f32[64] running_var=f32[64] training=True return_stats=True",
+    "batch_norm x=f16[70,40]nchw running_mean=f16[40] running_var=f16[40] training=True momentum=0.3 epilogue='silu(acc)'",
+    "batch_norm x=f16[3,24,9,7]nhwc beta=f32[24] training=True return_stats=True epilogue='relu(acc)' return_mask=True",
+    "batch_norm x=bf16[3,16,20,20]nhwc gamma=bf16[16] residual=bf16[3,16,20,20]nhwc training=True return_stats=True",
     "instance_norm x=f16[1,8,2,3,50]nhwc y=f16[1,8,2,3,50](2400,1,1200,400,8)",
 )
 
@@ -35,6 +39,8 @@ def test_every_config(line: str) -> None:
         assert ENGINE.check_support(problem, backend.info)
         for seed, config in enumerate(ENGINE.configs(problem, backend.info)):
             run_problem(backend, problem, ENGINE, config, seed=seed, aliases=schedule != "lowest_pc")
+            step = ENGINE.build_steps(problem, config, backend.info).steps[0]
+            assert schedule == "lowest_pc" or assemble(render(step.spec), "sm_90a").spill_bytes == 0, config
 
 
 GRADIENT = ChannelNormResidentBackward()
@@ -71,7 +77,7 @@ def test_samples_are_dealt_out_to_one_cta_and_to_clusters() -> None:
     assert {1, 2, 8} <= found
 
 
-@pytest.mark.parametrize("line", CASES[:5])
+@pytest.mark.parametrize("line", [line for line in CASES[:5] if line.startswith("group")])
 def test_constant_groups_give_beta_and_nan_stays_in_its_group(line: str) -> None:
     backend = EmulatedBackend("sm_90a")
     problem = parse_case(line)
