@@ -167,7 +167,7 @@ class Im2colEngine(Engine):
             if device.is_emulated:
                 total += 1000.0 + windows.size * 0.05 + windows.am.flops * 0.01
             else:
-                product_us = max(windows.am.flops / peak, windows.num_bytes / (device.bandwidth_gbs * 1e3))
+                product_us = max(windows.am.flops / peak, (windows.num_bytes + problem.num_bytes) / (device.bandwidth_gbs * 1e3))
                 total += 12.0 + 1.5 * windows.num_bytes / (device.bandwidth_gbs * 0.8e3) + product_us
         return total
 
