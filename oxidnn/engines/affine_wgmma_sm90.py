@@ -57,6 +57,7 @@ PROMOTING_REGISTERS = 40  # beside accumulators and the sums of a k tile
 FP8 = ("e4m3", "e5m2")
 INTEGERS = ("s8", "u8")
 MAX_PARTS = 3  # of a tile, about, where k tiles are dealt out: one CTA adds them all
+MAX_PART_TILES = 512  # of k: in longer runs power is the bound, and an SM without a tile costs nothing
 MAX_MEMBERS = 8  # of a group; a number of a member is one of as many instructions
 
 
@@ -83,8 +84,8 @@ class ScaleConsts:
     row_digits: int
 
     def count(self, c: WgmmaConsts) -> int:
-        """Factors of a thread: of two rows of each block, or one."""
-        return 2 * c.blocks_m if self.name == "scale_a" else 1
+        """Factors of a thread: of two rows, or one."""
+        return 2 if self.name == "scale_a" else 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,18 +171,8 @@ class WgmmaConsts:
         return [f"%acc{block * count + i}" for i in range(count)]
 
     @property
-    def slice_n(self) -> int:
-        """Columns of a block of rows whose products are promoted at a time."""
-        return min(self.tile_n, 128)
-
-    @property
-    def slices(self) -> list[tuple[int, int]]:
-        """(block, first column) of what is promoted at a time."""
-        return [(block, first) for block in range(self.blocks_m) for first in range(0, self.tile_n, self.slice_n)]
-
-    @property
     def products(self) -> list[str]:
-        return [f"%product{i}" for i in range(self.slice_n // 2)]
+        return [f"%product{i}" for i in range(self.tile_n // 2)]
 
     def fixed_bits(self, x: BoxesConsts) -> str:
         """A descriptor but for its address: 128-byte swizzle, 1024 bytes (a row of a patch) between groups of 8 lines, chunk_bytes
@@ -320,13 +311,8 @@ def shares_of(config: EngineConfig) -> str:
     return dict(config.knobs).get("shares", "")
 
 
-def merges_of(config: EngineConfig) -> bool:
-    """Whether a thread that multiplies brings operands too."""
-    return dict(config.knobs).get("merged", False)
-
-
 def defers_of(config: EngineConfig) -> bool:
-    """Whether a tile is stored while the next is multiplied."""
+    """Whether a tile is stored while the next is multiplied, by threads that fill the ring, too: others have too few registers."""
     return dict(config.knobs).get("defers", False)
 
 
@@ -457,7 +443,7 @@ def _plan(am: AffineMatmul | MatmulGroup, config: EngineConfig) -> _Plan | str:
         grids = [replace(grids[0], m_tiles=m_tiles, group_m=min(8, m_tiles))]
     ragged = first.ragged
     if ragged is not None:
-        plain = not (shares or {"lead", "defers", "merged"} & set(dict(config.knobs)))
+        plain = not (shares or {"lead", "defers"} & set(dict(config.knobs)))
         if halo is not None or not plain or ragged.count == 0:
             return "groups are of plain boxes, and at least one"
         if (a_consts.major, b_consts.major if ragged.side == "k" else "row") != (("k", "row") if ragged.side == "m" else ("row", "row")):
@@ -469,28 +455,29 @@ def _plan(am: AffineMatmul | MatmulGroup, config: EngineConfig) -> _Plan | str:
             grids = [replace(grids[0], k_tiles=k_tiles, k_tiles_per_split=k_tiles)]
     streams = streams_of(config)
     if streams:
-        forms = {"shares", "lead", "defers", "merged"} & set(dict(config.knobs))
+        forms = {"shares", "lead", "defers"} & set(dict(config.knobs))
         if forms or is_ping_pong or halo is not None or len(parts) > 1 or ragged is not None or not first.acc.is_float:
             return "k tiles are dealt out of plain tiles by cooperating warpgroups, of float sums"
+        if warpgroups == 3 and tile_n > 128:
+            return "three warpgroups with 96 accumulators a thread have no registers left for parts of others"
         if grids[0].splits > 1 or not 1 < streams < 2**16 or grids[0].ctas >= streams or first.k.size == 0:
             return f"{grids[0].ctas} tiles in {grids[0].splits} parts for {streams} CTAs"
     is_split = grids[0].splits > 1
     wide = any(tiling.needs_wide(d) or grid.partial_elements > tiling.INT32_MAX for d, grid in zip(digits, grids, strict=True))
     accumulators = tile_m * tile_n // (consumers * 128)
-    is_merged = merges_of(config)
-    if is_merged and (is_ping_pong or halo is not None or len(parts) > 1):
+    promotes, defers = promotes_of(config), defers_of(config)
+    is_merged = defers or (promotes and warpgroups == 3)
+    if is_merged and (is_ping_pong or halo is not None or len(parts) > 1 or ragged is not None or streams):
         return "only plain loops of cooperating warpgroups fill stages themselves"
     spare_registers = (MERGED_REGISTERS if is_merged else MAX_REGISTERS)[warpgroups] - accumulators
-    promotes = promotes_of(config)
     scales = plan_scales(first, digits[0], tile_n)
     if isinstance(scales, str):
         return scales
     lead = dict(config.knobs).get("lead", 0)
-    if lead and (promotes or is_merged or is_ping_pong or warpgroups != 2 or lead > min_k_tiles(grids[0])):
+    if lead and (promotes or defers or is_ping_pong or warpgroups != 2 or lead > min_k_tiles(grids[0])):
         return "one of two warpgroups that cooperate leads, by no more than a sum has"
-    promoted = min(tile_n, 128) // 2 if promotes else 0
-    if promotes and (promoted + PROMOTING_REGISTERS > spare_registers or tile_n % min(tile_n, 128)):
-        return f"{accumulators} accumulators and {promoted} sums of a k tile leave too few registers"
+    if promotes and (defers or tile_n // 2 < accumulators or accumulators + PROMOTING_REGISTERS > spare_registers):
+        return f"{accumulators} accumulators and as many sums of a k tile leave too few registers"
     epilogues = {plan_epilogue(d, part, wide, is_split, spare_registers) for d, part in zip(digits, parts, strict=True)}
     if len(epilogues) > 1:
         return "its parts are written in different ways"
@@ -507,11 +494,10 @@ def _plan(am: AffineMatmul | MatmulGroup, config: EngineConfig) -> _Plan | str:
         return "a staged epilogue, or one with f64, leaves too few registers beside the accumulators of this tile"
     if halo is not None and stored[0] is None:
         return "blocks of positions are stored by tensor copies of 16-bit panels only"
-    defers = defers_of(config)
     if defers:
-        if is_ping_pong or len(parts) > 1 or stored[0] is None or first.d.dtype.num_bytes != 2:
+        if stored[0] is None or first.d.dtype.num_bytes != 2:
             return "stores are put off of cooperating warpgroups that store 16-bit panels by tensor copies"
-        if promoted + accumulators // 2 > spare_registers - 48:
+        if accumulators // 2 > spare_registers - 48:
             return f"{accumulators} accumulators and a rounded tile leave too few registers"
         if min_k_tiles(grids[0]) < accumulators // 32:
             return "a tile has fewer tiles of k than panels to store meanwhile"
@@ -733,7 +719,8 @@ class WgmmaSm90Matmul:
         area = c.tile_m * c.tile_n
         multiply_clocks = area * 2 * 64 / 4096 * (1.3 if c.tile_n <= 64 and c.halo is None else 1.0)
         if c.promotes:
-            multiply_clocks *= 1.03 * (1.15 if c.scales else 1.0) * (1.3 if c.ring.is_merged else 1.0)
+            # Two warpgroups do not quite hide what one does with its sums, and less so with factors.
+            multiply_clocks *= (1.12 if c.warpgroups == 3 else 1.28) if c.scales else (1.0 if c.warpgroups == 3 else 1.06)
         rows_bytes = min(c.tile_m, first.m.size) * SPAN_BYTES if c.halo is None else c.halo.slot_bytes / c.halo.taps
         is_grouped = first.ragged is not None and first.ragged.side == "m"
         # Large matrices beyond half a millisecond are bound by power: SMs slow down, L2 does not, and idle SMs leave others their share.
@@ -758,10 +745,10 @@ class WgmmaSm90Matmul:
         begin_clocks = 390.0 if c.ring.is_merged else 0.0  # filling the ring before the first product
         begin_clocks += 600 if c.ring.ctas > 1 else 0  # two CTAs wait for each other's stages
         if c.streams:
-            # As many k tiles each; a part is left, those before the end of a tile are added, at 45 bytes a clock.
+            # As many k tiles each; a part is left, those before the end of a tile are added, at 45 bytes a clock; 4 us until all have met.
             clocks = [-(-grid.ctas * grid.k_tiles // c.streams) * max(multiply_clocks, load_clocks, 280)]
             products, rounds = clocks, 1
-            begin_clocks += (1 + -(-c.streams // grid.ctas)) * area * 4 / 45 + 3500
+            begin_clocks += (1 + -(-c.streams // grid.ctas)) * area * 4 / 45 + 7000
         last_clocks = products[-1] + epilogue_clocks
         compute_us = ((rounds - 1) * clocks[-1] + last_clocks + begin_clocks) / (1400 if is_long else 1620)
         used = min(1.0, first.m.size / first.batch.size) if is_grouped else 1  # groups that may have rows
@@ -881,7 +868,7 @@ def _candidates(am: AffineMatmul | MatmulGroup, device: DeviceInfo) -> Iterator[
             yield _config(parts[0], schedule, loader, tile_m, tile_n, stages, split_k, promotes)
         if may_split and schedule == "coop" and device.num_sms // MAX_PARTS <= whole.ctas < device.num_sms:
             form = EngineConfig.of(**dict(config.knobs), streams=device.num_sms)
-            if not isinstance(_plan(am, form), str) and whole.ctas * whole.k_tiles >= 4 * device.num_sms:
+            if not isinstance(_plan(am, form), str) and 4 <= whole.ctas * whole.k_tiles // device.num_sms <= MAX_PART_TILES:
                 yield form
 
 
@@ -890,7 +877,7 @@ def _forms(am: AffineMatmul | MatmulGroup, config: EngineConfig, plan: _Plan, de
     or one warpgroup a k tile ahead of the other."""
     if config["loader"] != "boxes":
         return
-    forms: list[dict[str, Any]] = [{"merged": True, "defers": True}] if plan.num_tiles > device.num_sms and not plan.consts.promotes else []
+    forms: list[dict[str, Any]] = [{"defers": True}] if plan.num_tiles > device.num_sms else []
     if is_wide(plan) and config["schedule"] == "coop" and plan.consts.tile_m * plan.consts.tile_n >= 128 * 128:
         forms += [{"shares": "b"}, {"lead": 1}]
     for knobs in forms:

@@ -157,9 +157,9 @@ KERNELS = {
     "wgmma_pair": Kernel("matmul/wgmma_sm90", "gemm.wgmma_sm90",
                          ("gemm a=bf16[600,136] b=bf16[72,136] transpose_b=True d=f32[600,72]",),
                          _wgmma("coop", "boxes", 128, 64, shares="b", lead=1)),
-    "wgmma_merged": Kernel("matmul/wgmma_sm90", "gemm.wgmma_sm90",
+    "wgmma_defers": Kernel("matmul/wgmma_sm90", "gemm.wgmma_sm90",
                            ("gemm a=bf16[600,200] b=bf16[136,200] transpose_b=True",),
-                           _wgmma("coop", "boxes", 128, 128, merged=True, defers=True, group=2)),
+                           _wgmma("coop", "boxes", 128, 128, defers=True, group=2)),
     "wgmma_streams": Kernel("matmul/wgmma_sm90", "gemm.wgmma_sm90",
                             ("gemm a=bf16[200,456] b=bf16[72,456] transpose_b=True d=f32[200,72]",),
                             _wgmma("coop", "boxes", 128, 64, streams=7)),
@@ -193,9 +193,6 @@ KERNELS = {
                             {"splits": 2, "stages": 2}),
     "stream": Kernel("matmul/stream_sm90", "gemm.stream_sm90",
                      ("gemm a=bf16[333,24] b=bf16[24,40] bias=f32[40] epilogue=bias_relu",), {"warps": 4, "slices": 1, "stages": 2, "streams": True}),
-    "stream_wgmma": Kernel("matmul/stream_wgmma_sm90", "gemm.stream_wgmma_sm90",
-                           ("gemm a=bf16[333,24] b=bf16[24,40] bias=f32[40] epilogue=bias_relu",),
-                           {"warpgroups": 2, "rows": 32, "stages": 4, "outs": 2, "streams": True}),
     "stream_gradient": Kernel("matmul/stream_gradient_sm90", "gemm.stream_gradient_sm90", (
         "gemm a=bf16[205,32] b=bf16[205,24] transpose_a=True",
         "gemm a=bf16[5,32] b=bf16[5,24] transpose_a=True"), {"groups": 2, "sharers": 2, "slices": 1, "stages": 2, "streams": True}, (
@@ -435,9 +432,9 @@ def sample(found: list[Mutant], count: int) -> list[Mutant]:
 
 # (found, of the sample), by kernel: a floor, which may only rise. Running this file as a module names the survivors.
 FLOOR = {
-    "stream": (25, 26), "stream_wgmma": (23, 26), "stream_gradient": (25, 26),
+    "stream": (25, 26), "stream_gradient": (25, 26),
     "strip": (25, 26), "strip_gradient": (23, 26), "interleaved": (25, 26), "halo_gradient": (25, 26),
-    "wgmma_coop": (26, 26), "wgmma_pingpong": (26, 26), "wgmma_halo": (26, 26), "wgmma_pair": (26, 26), "wgmma_merged": (24, 26),
+    "wgmma_coop": (26, 26), "wgmma_pingpong": (26, 26), "wgmma_halo": (26, 26), "wgmma_pair": (26, 26), "wgmma_defers": (24, 26),
     "wgmma_streams": (25, 26), "wgmma_scales": (26, 26), "wgmma_groups": (23, 26), "wgmma_group_terms": (25, 26), "skinny_parts": (26, 26), "skinny_shares": (24, 26),
     "tiled_mma_groups": (24, 26), "tiled_mma_gate": (24, 26),
     "tiled_mma": (26, 26), "tiled_mma_conv": (25, 26),
