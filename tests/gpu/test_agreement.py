@@ -25,7 +25,8 @@ from ..emu.test_registry import IDS, PAIRS, seed_of
 pytestmark = pytest.mark.gpu
 RUNS = 4
 # Functions of these come from approximate instructions (ex2, lg2, rcp, rsqrt), which the emulator rounds better than silicon does.
-APPROXIMATE = ("softmax", "cross_entropy", "activation", "glu", "pointwise", "norm", "lp_pool", "reduce", "lrn", "ctc_loss", "logcumsumexp", "random")
+APPROXIMATE = ("softmax", "cross_entropy", "activation", "glu", "pointwise", "norm", "lp_pool", "reduce", "lrn", "ctc_loss", "logcumsumexp",
+               "random", "sinkhorn")
 
 
 @pytest.mark.parametrize(("op", "engine"), PAIRS, ids=IDS)
