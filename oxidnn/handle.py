@@ -588,19 +588,20 @@ class DnnHandle(ListOps):
     # ---- softmax and losses ------------------------------------------------------------------------------------------------------
 
     def softmax(self, x: Any, axis: int = -1, *, mask: Any = None, scale: float = 1.0, diagonal: int | None = None, log: bool = False,
-                out: Any = None, stream: Any = None) -> Any:
+                out_dtype: Any = None, return_lse: bool = False, out: Any = None, stream: Any = None) -> Any:
         """exp(z) over its sum along `axis`, or the logarithm of it, for z = scale * x; stable for any finite logits. In one launch.
 
         x: f64, f32, f16 or bf16; y of its shape and type. mask, of a shape that broadcasts to x's: bool, elements count where it is true;
         or of any float type, added to z. diagonal: along the last axis alone element j of line i counts where j - i <= diagonal (0:
         causal). A row without an element that counts gives zeros (log: -inf). scale: a number, e.g. 1 / sqrt(head size), 1 / temperature.
+        out_dtype: y's type, also "e4m3", "e5m2" or "s8". return_lse: (y, lse), log of the sum of exp(z), f32 (f64 for f64), without `axis`.
         """
-        return self._session.run(CALLS["softmax"], (x, mask), (axis, log, scale, diagonal), out, stream)
+        return self._session.run(CALLS["softmax"], (x, mask), (axis, log, scale, diagonal, out_dtype, return_lse), out, stream)
 
     def softmin(self, x: Any, axis: int = -1, *, mask: Any = None, diagonal: int | None = None, log: bool = False, out: Any = None,
                 stream: Any = None) -> Any:
         """`softmax` of -x; its gradient is softmax_backward with scale=-1."""
-        return self._session.run(CALLS["softmax"], (x, mask), (axis, log, -1.0, diagonal), out, stream)
+        return self._session.run(CALLS["softmax"], (x, mask), (axis, log, -1.0, diagonal, None, False), out, stream)
 
     def softmax_backward(self, dy: Any, y: Any, axis: int = -1, *, scale: float = 1.0, log: bool = False, masked: bool = False,
                          out: Any = None, stream: Any = None) -> Any:

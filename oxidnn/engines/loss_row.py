@@ -1,4 +1,4 @@
-"""Row-wise engines: softmax and its kin, cross-entropy, gradients. A row belongs to one thread, a part of a warp, a warp, a CTA, a cluster."""
+"""Row-wise engines: softmax and its kin, cross-entropy, gradients. A row belongs to a thread, a part of a warp, a warp, a CTA or a cluster."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..dtypes import BOOL, F32, F64, U8
 from ..ops.base import Problem
 from ..ops.loss import CrossEntropyProblem, SoftmaxProblem
 from ..tensor import TensorDesc, packed_strides
-from .base import Arg, Build, Engine, EngineConfig, ScalarArg, Scratch, Step, Support, TensorArg, WorkspaceArg, refuse
+from .base import Arg, ArgValue, Build, Engine, EngineConfig, ScalarArg, Scratch, Step, Support, TensorArg, WorkspaceArg, refuse
 from .reduce_tree import Located, reduction_steps, state_steps
 from .rows import RowConsts, RowEngine, Rows
 
@@ -74,7 +74,8 @@ class SoftmaxEngine(RowEngine):
 
     def takes_skew(self, problem: Problem) -> bool:
         assert isinstance(problem, SoftmaxProblem)
-        return _logits(problem) is None and not problem.is_hard
+        same = problem.desc("y").dtype is problem.desc("x").dtype
+        return _logits(problem) is None and not problem.is_hard and same
 
     def rows(self, problem: Problem) -> Rows:
         assert isinstance(problem, SoftmaxProblem)
@@ -92,7 +93,9 @@ class SoftmaxEngine(RowEngine):
             numbers["line"] = tuple(int(i == len(shape) - 2) for i in range(len(shape)))
         extents = tuple(shape[i] for i in kept)
         descs = {n: TensorDesc(U8, extents, tuple(s[i] for i in kept)) for n, s in numbers.items()}
-        return Rows.of(shape, (problem.axis,), full, descs, values=dict.fromkeys(descs, 0))
+        values: dict[str, ArgValue] = dict.fromkeys(descs, 0)
+        descs |= {"lse": problem.desc("lse")} if problem.has("lse") else {}
+        return Rows.of(shape, (problem.axis,), full, descs, values=values)
 
     def check_support(self, problem: Problem, device: DeviceInfo) -> Support:
         assert isinstance(problem, SoftmaxProblem)

@@ -8,7 +8,9 @@
 The logits z = scale * x, with `mask`, which broadcasts to x's shape: a mask of bool keeps the elements where it is true, one of floats is
 added. diagonal: element j of the last dimension, which must be `axis`, is kept in line i of the one before where j - i <= diagonal (0:
 causal). What is not kept counts as -inf: its y is 0 (its logarithm -inf) whatever x holds there. Where a row has a mask or a diagonal and
-every logit is -inf, y is 0 everywhere; without either it is NaN. A NaN among the logits kept makes its row NaN.
+every logit is -inf, y is 0 everywhere; without either it is NaN. A NaN among the logits kept makes its row NaN. out_dtype: y's type, of
+the float types, e4m3, e5m2 and s8. return_lse: also lse, the logarithm of the sum of e^z of each row (-inf of an empty one), of x's shape
+without `axis`, in the type of the arithmetic.
 
 gumbel_softmax (Jang, Gu and Poole, ICLR 2017; Maddison, Mnih and Teh, ICLR 2017): softmax of (x + g) / temperature, with g = -log(-log u)
 for the uniform u (at least 2^-25) that dropout would compare at the same place under the scalars seed and offset: the same numbers in
@@ -38,6 +40,7 @@ from ..errors import expected
 from ..tensor import TensorDesc
 from .base import OpDef, Operand, Policy, Problem
 from .checks import FLOATS, MAX_EXTENT, check_bool, check_choice, check_integer, check_number, describe, is_integer, operand, output
+from .epilogue import accumulator_of, result_kind
 from .random import DRAW
 
 
@@ -130,9 +133,17 @@ def _make_softmax(tensors: Mapping[str, TensorDesc], attrs: Mapping[str, Any], p
         if x.rank < 2 or axis != x.rank - 1:
             raise expected("softmax", "diagonal", diagonal, "None where axis is not the last of two dimensions or more", describe(tensors))
         more += (("diagonal", diagonal),)
-    operands = (Operand("x", x), *_mask("softmax", tensors, x.shape),
-                Operand("y", output("softmax", "y", tensors, (x.dtype,), x.shape, x), True))
-    return SoftmaxProblem("softmax", operands, normal + more, policy=policy, axis=axis, is_log=is_log, scale=scale, diagonal=diagonal)
+    kind = result_kind("softmax", tensors, attrs, x)
+    more += (("out_dtype", kind.name),) if kind is not x.dtype else ()
+    operands = [Operand("x", x), *_mask("softmax", tensors, x.shape),
+                Operand("y", output("softmax", "y", tensors, (kind,), x.shape, x), True)]
+    if check_bool("softmax", "return_lse", attrs.get("return_lse", False)):
+        more += (("return_lse", True),)
+        shape = x.shape[:axis] + x.shape[axis + 1:]
+        lse = output("softmax", "lse", tensors, (accumulator_of(x.dtype),), shape, TensorDesc.packed(x.dtype, shape))
+        operands.append(Operand("lse", lse, True))
+    return SoftmaxProblem("softmax", tuple(operands), normal + more, policy=policy, axis=axis, is_log=is_log, scale=scale,
+                          diagonal=diagonal)
 
 
 def _make_softmax_backward(tensors: Mapping[str, TensorDesc], attrs: Mapping[str, Any], policy: Policy) -> SoftmaxProblem:
@@ -227,7 +238,8 @@ def _make_nll_backward(tensors: Mapping[str, TensorDesc], attrs: Mapping[str, An
 
 _NLL_ATTRS = (("reduction", "mean"), ("ignore_index", -100))
 DEFINITIONS: tuple[OpDef, ...] = (
-    OpDef("softmax", ("x", "mask"), ("y",), _make_softmax, ("mask",), attrs=(*_SOFTMAX_ATTRS, ("diagonal", None))),
+    OpDef("softmax", ("x", "mask"), ("y", "lse"), _make_softmax, ("mask",),
+          attrs=(*_SOFTMAX_ATTRS, ("diagonal", None), ("out_dtype", None), ("return_lse", False))),
     OpDef("softmax_backward", ("dy", "y"), ("dx",), _make_softmax_backward, attrs=(*_SOFTMAX_ATTRS, ("masked", False))),
     OpDef("gumbel_softmax", ("x", "mask"), ("y", "soft"), _make_gumbel, ("mask",),
           attrs=(("axis", -1), ("temperature", 1.0), ("hard", False))),

@@ -270,3 +270,25 @@ def test_in_place(h: oxidnn.DnnHandle) -> None:
     gradient = np.asarray(h.softmax_backward(dy, y)).copy()
     h.softmax_backward(dy, y, out=dy)
     np.testing.assert_array_equal(dy, gradient)
+
+
+def test_logarithms_of_sums_are_those_of_torch(h: oxidnn.DnnHandle) -> None:
+    torch = pytest.importorskip("torch")
+    x, kept = np.random.default_rng(0).standard_normal((3, 5, 40)), np.random.default_rng(1).random((5, 40)) < 0.6
+    kept[2] = False
+    y, lse = h.softmax(x, mask=kept, scale=0.5, return_lse=True)
+    want = torch.tensor(np.where(kept, 0.5 * x, -INF)).logsumexp(-1).numpy()
+    np.testing.assert_allclose(lse, want, rtol=1e-12)
+    rest = np.asarray(lse)[..., None]
+    np.testing.assert_allclose(np.exp(np.where(kept, 0.5 * x - np.where(np.isinf(rest), 0, rest), -INF)), y, rtol=1e-10)
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
+def test_probabilities_of_eight_bits(arch: str) -> None:
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    h = oxidnn.DnnHandle(f"emu:{arch}")
+    x = h.array(np.random.default_rng(0).standard_normal((4, 96)) * 2, "f32")
+    want = h.softmax(x).numpy()
+    for kind, given in (("e4m3", ml_dtypes.float8_e4m3fn), ("e5m2", ml_dtypes.float8_e5m2)):
+        np.testing.assert_array_equal(h.softmax(x, out_dtype=kind).numpy().view(np.uint8), want.astype(given).view(np.uint8))
+    np.testing.assert_array_equal(h.softmax(x, out_dtype="bf16").numpy(), want.astype(ml_dtypes.bfloat16))

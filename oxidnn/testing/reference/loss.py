@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 
 from ...dtypes import F32, F64, DType
 from ...ops.base import Problem
+from ...ops.epilogue import NARROW
 from ...ops.loss import CrossEntropyProblem, SoftmaxProblem
 from . import Expected, Reference
+from .epilogue import narrowed
 from .random import sources
 
 EXP_F32 = 4e-6  # relative error of e^x in f32: about 1e-7 * |x|, for |x| up to some tens
@@ -44,7 +47,7 @@ def _logits(problem: SoftmaxProblem, inputs: Mapping[str, np.ndarray], scalars: 
             z = np.where(mask, z, -np.inf) if mask.dtype == np.bool_ else z + mask
             size = size + (0 if mask.dtype == np.bool_ else np.abs(mask))
     if problem.diagonal is not None:
-        z = np.where(np.tri(*x.shape[-2:], problem.diagonal, dtype=bool), z, -np.inf)
+        z = np.where(np.tri(x.shape[-2], x.shape[-1], problem.diagonal, dtype=bool), z, -np.inf)
     is_plain = problem.scale == 1 and not problem.is_random and not problem.has("mask")
     return z, np.where(np.isfinite(z), 0.0 if is_plain else 4 * accumulator.epsilon * size, 0.0)
 
@@ -69,9 +72,27 @@ def softmax(problem: Problem, inputs: Mapping[str, np.ndarray], scalars: Mapping
         is_open = problem.is_random & is_close & (is_close.sum(axis, keepdims=True) > 1)
         hard = np.where(np.isnan(y.sum(axis, keepdims=True)), np.nan, hot & (y.sum(axis, keepdims=True) > 0))
         return {"y": Expected(hard, slack=is_open * 1.0)} | ({"soft": soft} if problem.has("soft") else {})
+    found = {"y": soft}
     if problem.is_log:
-        return {"y": Expected(log_y, np.abs(log_y) + 1, terms, acc, approximate, slack=moved)}
-    return {"y": soft}
+        found = {"y": Expected(log_y, np.abs(log_y) + 1, terms, acc, approximate, slack=moved)}
+    found["y"] = _narrowed(problem, found["y"])
+    if problem.has("lse"):
+        with np.errstate(all="ignore"):
+            most = z.max(axis, keepdims=True, initial=-np.inf)
+            lse = most + np.log(np.exp(z - np.where(most == -np.inf, 0.0, most)).sum(axis, keepdims=True))
+            lse = np.where(most == -np.inf, np.where(np.isnan(z).any(axis, keepdims=True), np.nan, -np.inf), lse)
+        shape = problem.desc("lse").shape
+        bound = (np.nan_to_num(y) * error).sum(axis, keepdims=True)
+        found["lse"] = Expected(lse.reshape(shape), np.abs(lse).reshape(shape) + 1, terms, acc, approximate, slack=bound.reshape(shape))
+    return found
+
+
+def _narrowed(problem: SoftmaxProblem, result: Expected) -> Expected:
+    """In a type of 8 bits the relative error of the exponential counts before rounding."""
+    if problem.desc("y").dtype not in NARROW:
+        return result
+    slack = 2 * result.approximate * np.abs(result.want) + (0.0 if result.slack is None else result.slack)
+    return narrowed(problem, replace(result, slack=np.nan_to_num(slack, nan=0.0, posinf=0.0)))
 
 
 def softmax_backward(problem: Problem, inputs: Mapping[str, np.ndarray], scalars: Mapping[str, float]) -> dict[str, Expected]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ...dtypes import BF16, BOOL, F16, F32, F64, S32, S64
+from ...dtypes import BF16, BOOL, E4M3, E5M2, F16, F32, F64, S8, S32, S64, DType
 from ...ops import OPS
 from ...ops.base import Policy, Problem
 from ...ops.loss import CrossEntropyProblem, SoftmaxProblem
@@ -31,14 +31,20 @@ def _softmax(name: str, rng: np.random.Generator, size: str) -> Problem:
         shape[axis - 1] = 0
     dtype = _FLOATS[int(rng.integers(len(_FLOATS)))]
 
-    def draw() -> TensorDesc:
-        return view(rng, dtype, tuple(shape)) if rank > 2 or rng.random() < 0.5 else TensorDesc.packed(dtype, tuple(shape))
+    def draw(kind: DType = dtype) -> TensorDesc:
+        return view(rng, kind, tuple(shape)) if rank > 2 or rng.random() < 0.5 else TensorDesc.packed(kind, tuple(shape))
 
     attrs: dict[str, Any] = {"axis": axis - rank if rng.random() < 0.5 else axis, "log": bool(rng.random() < 0.4)}
     is_forward = not name.endswith("_backward")
     tensors = {n: draw() for n in (("x",) if is_forward else ("dy", "y"))}
+    result = dtype
+    if name == "softmax":
+        if rng.random() < 0.2:
+            result = (F32, BF16, E4M3, E5M2, S8)[int(rng.integers(5))]
+            attrs["out_dtype"] = result.name
+        attrs["return_lse"] = bool(rng.random() < 0.3)
     if rng.random() < 0.5:
-        tensors["y" if is_forward else "dx"] = draw()
+        tensors["y" if is_forward else "dx"] = draw(result)
     if name in ("hardmax", "gumbel_softmax"):
         del attrs["log"]
     if name == "gumbel_softmax":
@@ -146,6 +152,8 @@ CASES: dict[str, tuple[str, ...]] = {
         "softmax x=f32[2,3,5,33]nchw mask=f32[2,1,1,33]nchw diagonal=0 log=True", "softmax x=f16[2,40,40]nchw diagonal=0 scale=0.3",
         "softmax x=f32[3,9000]nchw mask=bool[9000]nchw", "softmax x=f64[2,1100]nchw mask=bool[2,1]nchw scale=-1.0",
         "softmax x=bf16[2,20000]nchw mask=bf16[20000]nchw diagonal=15000 scale=2.0", "softmax x=f32[2,7,3]nchw axis=1 mask=bool[7,1]nchw",
+        "softmax x=f32[3,1024]nchw out_dtype=e4m3 return_lse=True", "softmax x=bf16[2,20000]nchw mask=bool[20000]nchw return_lse=True",
+        "softmax x=f32[5,33]nchw log=True out_dtype=s8 return_lse=True",
     ),
     "gumbel_softmax": (
         "gumbel_softmax x=f32[5,64]nchw", "gumbel_softmax x=bf16[3,24]nchw hard=True temperature=0.5",
