@@ -1,4 +1,4 @@
-"""Row-wise engines: softmax and its kin, cross-entropy, gradients. A row belongs to a thread, a part of a warp, a warp, a CTA or a cluster."""
+"""Row-wise engines: softmax and its kin, cross-entropy, gradients. A row has one thread, a part of a warp, a warp, a CTA or a cluster."""
 
 from __future__ import annotations
 
