@@ -166,6 +166,7 @@ class ChannelNormResident(ChannelNormEngine):
         return (*shared, *once, *held) if problem.num_bytes > large else (*held, *shared, *once)
 
     def estimate(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> float:
+        assert isinstance(problem, ChannelNormProblem)
         shared = 0.7 if problem.num_bytes > _LARGE else 0.6  # of the device's bandwidth; in registers 0.64
         reached = shared if dict(config.knobs).get("home") == "shared" else 0.64
         reached *= 1.15 / (1 + 1.5 / min(config["lanes"], 10))  # short runs of memory
