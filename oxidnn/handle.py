@@ -1058,6 +1058,17 @@ class DnnHandle(ListOps):
         """dx of `dropout` with the same p, seed and offset."""
         return self._session.run(CALLS["dropout_backward"], (dy,), (p,), out, stream, _draw("dropout_backward", seed, offset))
 
+    def rrelu(self, x: Any, lower: float = 1 / 8, upper: float = 1 / 3, *, seed: int, offset: int = 0, out: Any = None,
+              stream: Any = None) -> Any:
+        """x where it is above 0, else x times a slope drawn from [lower, upper) for each element (PyTorch's, in training; else it is
+        `activation` "leaky_relu" of the middle). seed, offset: see `dropout`."""
+        return self._session.run(CALLS["rrelu"], (x,), (lower, upper), out, stream, _draw("rrelu", seed, offset))
+
+    def rrelu_backward(self, dy: Any, x: Any, lower: float = 1 / 8, upper: float = 1 / 3, *, seed: int, offset: int = 0, out: Any = None,
+                       stream: Any = None) -> Any:
+        """dx of `rrelu` with the same seed and offset."""
+        return self._session.run(CALLS["rrelu_backward"], (dy, x), (lower, upper), out, stream, _draw("rrelu_backward", seed, offset))
+
     def random(self, shape: Sequence[int] | None = None, distribution: str = "uniform", parameters: Sequence[float] | None = None,
                dtype: Any = None, *, seed: int, offset: int = 0, out: Any = None, stream: Any = None) -> Any:
         """Random numbers: a DeviceArray of `shape` and `dtype` (f32), or `out` filled. seed, offset: see `dropout`.

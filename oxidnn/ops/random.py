@@ -2,6 +2,7 @@
 
     dropout x=f16[8,64] p=0.1                                       y: where(u >= p, x / (1 - p), 0)
     dropout_backward dy=f16[8,64] p=0.1                             dx: the same of dy; the mask is drawn again, not stored
+    rrelu x=f16[8,64] lower=0.1 upper=0.3                           y: a drawn slope below 0; rrelu_backward draws it again
     random shape=(8,64) distribution=normal parameters=(0.0,1.0)    y; see DISTRIBUTIONS
     bernoulli probability=f32[8,64]                                 y: 1 where u < probability
     poisson rate=f32[8,64]                                          y: events at that rate
@@ -133,6 +134,30 @@ def make_dropout_backward(tensors: Mapping[str, TensorDesc], attrs: Mapping[str,
     return _dropout("dropout_backward", "dy", "dx", tensors, attrs, policy)
 
 
+def _rrelu(op: str, names: tuple[str, ...], result: str, tensors: Mapping[str, TensorDesc], attrs: Mapping[str, Any],
+           policy: Policy) -> Problem:
+    """lower, upper: between which the slope below 0 is drawn for each element."""
+    x = operand(op, "x", tensors, FLOATS)
+    given = {name: operand(op, name, tensors, FLOATS, x.shape) for name in names}
+    lower, upper = (check_number(op, name, attrs.get(name, default), dtypes.F32) for name, default in _RRELU)
+    if not lower <= upper:
+        raise expected(op, "lower", lower, f"at most upper, {upper}")
+    y = output(op, result, tensors, (x.dtype,), x.shape, x)
+    operands = (*(Operand(name, desc) for name, desc in given.items()), Operand(result, y, True))
+    normal = [(name, value) for (name, default), value in zip(_RRELU, (lower, upper), strict=True) if value != default]
+    first = names[0]
+    return _problem(op, f"where(x > 0, {first}, {first} * (scalar(lower) + scalar(width) * uniform))", operands, normal, policy,
+                    lower=lower, width=upper - lower)
+
+
+def make_rrelu(tensors: Mapping[str, TensorDesc], attrs: Mapping[str, Any], policy: Policy) -> Problem:
+    return _rrelu("rrelu", ("x",), "y", tensors, attrs, policy)
+
+
+def make_rrelu_backward(tensors: Mapping[str, TensorDesc], attrs: Mapping[str, Any], policy: Policy) -> Problem:
+    return _rrelu("rrelu_backward", ("dy", "x"), "dx", tensors, attrs, policy)
+
+
 def _result_type(op: str, value: Any, allowed: tuple[str, ...]) -> DType:
     kind = dtypes.dtype(value)
     if kind.name not in allowed:
@@ -187,11 +212,14 @@ def make_poisson(tensors: Mapping[str, TensorDesc], attrs: Mapping[str, Any], po
     return _of_each("poisson", "rate", "poisson_quantile(uniform, rate)", tensors, attrs, policy)
 
 
+_RRELU = (("lower", 1 / 8), ("upper", 1 / 3))
 _RANDOM_ATTRS = (("shape", None), ("distribution", "uniform"), ("parameters", None), ("dtype", None))
 DEFINITIONS = (
     OpDef("dropout", ("x",), ("y", "mask"), make_dropout, attrs=(("p", 0.5), ("return_mask", False))),
     OpDef("dropout_backward", ("dy",), ("dx",), make_dropout_backward, attrs=(("p", 0.5),)),
     OpDef("random", (), ("y",), make_random, attrs=_RANDOM_ATTRS),
     OpDef("bernoulli", ("probability",), ("y",), make_bernoulli, attrs=(("dtype", None),)),
+    OpDef("rrelu", ("x",), ("y",), make_rrelu, attrs=_RRELU),
+    OpDef("rrelu_backward", ("dy", "x"), ("dx",), make_rrelu_backward, attrs=_RRELU),
     OpDef("poisson", ("rate",), ("y",), make_poisson, attrs=(("dtype", None),)),
 )

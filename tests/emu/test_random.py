@@ -150,6 +150,19 @@ def test_the_mask_is_what_was_kept() -> None:
     np.testing.assert_array_equal(h.dropout(infinite, 0.0, seed=1), infinite)
 
 
+def test_drawn_slopes_and_their_way_back() -> None:
+    h = oxidnn.DnnHandle("emu:sm_80")
+    x = np.random.default_rng(2).standard_normal((37, 129)).astype(np.float32)
+    y = h.rrelu(x, 0.1, 0.4, seed=4)
+    slopes = (y / x)[x < 0]
+    assert (y[x > 0] == x[x > 0]).all() and (slopes >= 0.0999).all() and (slopes < 0.4001).all()
+    assert abs(slopes.mean() - 0.25) < 5 * 0.0866 / len(slopes) ** 0.5
+    dx = h.rrelu_backward(np.ones_like(x), x, 0.1, 0.4, seed=4)
+    np.testing.assert_allclose(dx * x, y, rtol=1e-6)
+    with pytest.raises(oxidnn.InvalidArgument, match="lower"):
+        h.rrelu(x, 0.5, 0.4, seed=4)
+
+
 def test_dropout_and_its_way_back() -> None:
     h = oxidnn.DnnHandle("emu:sm_80")
     x = np.random.default_rng(0).uniform(1, 2, (37, 129)).astype(np.float32)

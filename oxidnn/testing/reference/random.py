@@ -49,4 +49,4 @@ def reference(problem: Problem, inputs: Mapping[str, np.ndarray], scalars: Mappi
     return pointwise(problem, {**inputs, **sources(problem.shape, int(scalars["seed"]), int(scalars["offset"]))}, scalars)
 
 
-REFERENCES = {op: reference for op in ("dropout", "dropout_backward", "random", "bernoulli", "poisson")}
+REFERENCES = {op: reference for op in ("dropout", "dropout_backward", "random", "bernoulli", "poisson", "rrelu", "rrelu_backward")}

@@ -56,6 +56,14 @@ def _of_each(op: str, source: str, rng: np.random.Generator, size: str) -> Probl
     return OPS[op].make(tensors, {"dtype": result.name}, Policy())
 
 
+def _rrelu(op: str, rng: np.random.Generator, size: str) -> Problem:
+    kind, shape = dtype(str(rng.choice(FLOATS))), _shape(rng, size)
+    tensors = {name: view(rng, kind, shape) for name in (("x",) if op == "rrelu" else ("dy", "x"))}
+    if rng.random() < 0.4:
+        tensors["y" if op == "rrelu" else "dx"] = view(rng, kind, shape, True)
+    return OPS[op].make(tensors, {} if rng.random() < 0.3 else {"lower": 0.0, "upper": float(rng.choice([0.0, 0.5]))}, Policy())
+
+
 def _probability(rng: np.random.Generator, problem: Problem) -> np.ndarray:
     return rng.uniform(0, 1, problem.desc("probability").shape).round(2)
 
@@ -67,9 +75,12 @@ def _rate(rng: np.random.Generator, problem: Problem) -> np.ndarray:
 SAMPLES: dict[str, Sampler] = {
     "dropout": partial(_dropout, "dropout", "x", "y"), "dropout_backward": partial(_dropout, "dropout_backward", "dy", "dx"),
     "random": sample_random, "bernoulli": partial(_of_each, "bernoulli", "probability"), "poisson": partial(_of_each, "poisson", "rate"),
+    "rrelu": partial(_rrelu, "rrelu"), "rrelu_backward": partial(_rrelu, "rrelu_backward"),
 }
 FILLS: dict[tuple[str, str], Fill] = {("bernoulli", "probability"): _probability, ("poisson", "rate"): _rate}
 CASES: dict[str, tuple[str, ...]] = {
+    "rrelu": ("rrelu x=f16[7,40]nchw", "rrelu x=f32[33]nchw upper=0.5"),
+    "rrelu_backward": ("rrelu_backward dy=bf16[2,8,3,5]nhwc x=bf16[2,8,3,5]nhwc", "rrelu_backward dy=f64[9] x=f64[9] lower=-0.5"),
     "poisson": ("poisson rate=f32[5,13]nchw", "poisson rate=f16[64]nchw dtype=s32"),
     "dropout": ("dropout x=f16[7,33]nchw p=0.1", "dropout x=bf16[5,24]nchw p=0.3 return_mask=True",
                 "dropout x=f32[2,5,3,4]nhwc p=0.25", "dropout x=f64[9]nchw@8", "dropout x=bf16[0,4]nchw"),
