@@ -214,7 +214,8 @@ def _registers(d: Depthwise, vector: int, tile: int, depth: int, operands: int =
     words = depth * rows * columns * vector * d.source.dtype.num_bytes // 4
     if d.kind == "wgrad":
         words += depth * tile * vector * d.target.dtype.num_bytes // 4 + (rows - 1) * columns * vector
-    return d.rows.taps * d.columns.taps * vector + under_way + columns * vector + words + operands * (vector + 2) + 36
+    written = d.rows.per_group * tile * d.columns.per_group * vector  # whose operands are all loaded at a time
+    return d.rows.taps * d.columns.taps * vector + under_way + columns * vector + words + operands * (written + 2) + 36
 
 
 def _packs(d: Depthwise) -> Iterator[int]:
@@ -261,7 +262,7 @@ class DepthwiseEngine(Engine):
 
     def _configs(self, problem: ConvProblem, d: Depthwise, device: DeviceInfo) -> list[EngineConfig]:
         found = []
-        operands = len(problem.epilogue.args) if problem.epilogue is not None else 0
+        operands = sum(o.desc.rank > 1 for o in problem.inputs if o.name not in d.names)
         for vector in _packs(d):
             for tile in (8, 7, 4, 2, 1):
                 if tile > 1 and tile >= 2 * d.columns.groups:
@@ -273,7 +274,10 @@ class DepthwiseEngine(Engine):
                 for depth in (1, 2):
                     rounds = depth // gcd(d.rows.lags, depth)  # of all groups under way, in a loop's body
                     needed = _registers(d, vector, tile, depth, operands)
-                    if body * rounds > _MAX_PRODUCTS or needed > _MAX_REGISTERS[d.kind]:
+                    # Operands are loaded, and strided columns read, with addresses and predicates of their own.
+                    most = _MAX_REGISTERS[d.kind] - (40 if d.kind == "wgrad" and (d.columns.stride > 1 or d.source.dtype is F32) else 0)
+                    most = min(most, 170) if operands else most
+                    if body * rounds > _MAX_PRODUCTS or needed > most or (operands and depth > 1):
                         continue
                     for strip in self._strips(d):
                         if self._threads(d, vector, tile, strip) < _LIMIT:

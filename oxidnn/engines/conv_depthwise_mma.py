@@ -213,18 +213,19 @@ class MmaDepthwiseEngine(Engine):
         per_tile = 16 * config["tiles"] // config["segments"]
         return ceil_div(d.images, config["segments"]), ceil_div(d.rows.groups, config["strip"]), ceil_div(d.columns.target, per_tile)
 
-    def _per_sm(self, d: Depthwise, config: EngineConfig, device: DeviceInfo) -> int:
+    def _per_sm(self, p: ConvProblem, d: Depthwise, config: EngineConfig, device: DeviceInfo) -> int:
         """CTAs that run at a time on an SM, if the assembler keeps to the registers that are needed."""
         c = self._shape(d, config["groups"], config["tiles"], config["segments"], config["stages"])
         if c.sums_taps:
             registers = 4 * d.rows.taps * len(c.pairs) + 2 * d.rows.lags * c.tiles
         else:
             registers = d.rows.taps * c.taps + 4 * d.rows.lags * c.tiles
+            registers += 48 if any(o.desc.rank > 1 for o in p.inputs if o.name not in d.names) else 0
         warps = 65536 // (32 * 8 * ceil_div(min(registers + 30 + 14 * c.tiles + 10 * ceil_div(c.source_pixels, 32), 255), 8))
         return max(1, min(warps // (4 * ceil_div(c.groups, 4)), device.smem_per_sm // (c.smem_bytes + 1024), 48 // c.groups))
 
-    def _resident(self, d: Depthwise, config: EngineConfig, device: DeviceInfo) -> int:
-        return device.num_sms * self._per_sm(d, config, device)
+    def _resident(self, p: ConvProblem, d: Depthwise, config: EngineConfig, device: DeviceInfo) -> int:
+        return device.num_sms * self._per_sm(p, d, config, device)
 
     def estimate(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> float:
         """Products at 6.5 clocks of a quarter SM and what a row costs besides, over the traffic; by measurements on an H200."""
@@ -238,7 +239,7 @@ class MmaDepthwiseEngine(Engine):
         rows = min(strip + d.rows.lags - 1, ceil_div(d.rows.source, d.rows.per_step) / strips + (d.rows.lags - 1) * (1 - 1 / strips))
         if device.is_emulated:
             return 20.0 * items * chunks * rows * d.rows.taps * pairs * tiles
-        per_sm = self._per_sm(d, config, device)
+        per_sm = self._per_sm(problem, d, config, device)
         resident = per_sm * device.num_sms
         # A row of a CTA alone takes its latency; those of all CTAs of an SM its quarters' products.
         products = d.rows.taps * pairs * tiles
@@ -282,7 +283,7 @@ class MmaDepthwiseEngine(Engine):
                          flip=p.flip != (d.kind == "dgrad"), operands=tuple(o for o, _ in operands),
                          operand_images=tuple(n for _, n in operands), epilogue=p.epilogue)
         chunks = ceil_div(d.channels // 8, groups)
-        count = max(1, min(ceil_div(self._resident(d, config, device), chunks), digits.size))
+        count = max(1, min(ceil_div(self._resident(p, d, config, device), chunks), digits.size))
         multiplier, shift = magic(chunks)
         values: dict[str, tuple[str, Any]] = {
             "num_items": ("u32", digits.size), "num_groups": ("u32", count), "chunks": ("u32", chunks),
@@ -298,7 +299,7 @@ class MmaDepthwiseEngine(Engine):
         args += [Arg(n, t, v) for n, (t, v) in values.items()] + rows + digits.args(consts.digits.wide)
         args += [Arg(f"scalar_{n}", "f32", ScalarArg(n)) for n in consts.epilogue_scalars]
         first = Step.of("conv/depthwise_mma_wgrad" if is_sum else "conv/depthwise_mma", self.op, Target.for_arch(device.arch), 32 * groups,
-                        args, consts, count * chunks, min_ctas_per_sm=self._per_sm(d, config, device),
+                        args, consts, count * chunks, min_ctas_per_sm=self._per_sm(p, d, config, device),
                         suffix=f"{consts.kind}_{d.rows.taps}x{d.columns.taps}_g{groups}_t{tiles}")
         if not is_sum:
             return Build((first,))
