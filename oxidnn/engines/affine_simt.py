@@ -20,6 +20,19 @@ SHAPES = {  # (threads_m, threads_n, reg_m, reg_n, tile_k, stages): a short ring
     "f64": ((16, 16, 4, 4, 8, 3), (16, 8, 4, 4, 8, 3), (32, 4, 4, 4, 8, 3)),
 }
 
+NARROW = 16  # rows (or columns) of a product that reads a matrix once: tiles of few of them, whole lines of 128 bytes along k
+NARROW_SHAPES = ((2, 64, 2, 4, 32, 3), (2, 64, 2, 2, 32, 4), (2, 64, 4, 2, 32, 4), (4, 32, 4, 4, 32, 4))
+
+
+def shapes_for(am: AffineMatmul) -> tuple[tuple[int, ...], ...]:
+    """Of SHAPES' form, those for few rows or columns where there are few."""
+    shapes = SHAPES[am.acc.name]
+    if am.acc.name == "f32" and am.n.size > am.m.size <= NARROW:
+        shapes = (*NARROW_SHAPES, *shapes)
+    if am.acc.name == "f32" and am.m.size >= am.n.size <= NARROW:
+        shapes = (*((n, m, rn, rm, k, stages) for m, n, rm, rn, k, stages in NARROW_SHAPES), *shapes)
+    return shapes
+
 
 @dataclass(frozen=True, slots=True)
 class SimtConsts(tiling.TiledConsts):
@@ -72,6 +85,7 @@ def _plan(am: AffineMatmul, config: EngineConfig, has_cp_async: bool) -> tuple[S
         pitch = tile_k * size + 16 if vector.major == "k" else rows * size
         loaders.append(tiling.plan_loader(name, x, d, vector, rows, tile_k, threads, offset, pitch, NO_SWIZZLE, has_cp_async, wide))
         offset += pitch * (rows if vector.major == "k" else tile_k)
+    loaders = list(tiling.share_k(*loaders))
     grid = tiling.plan_grid(am, (tile_m, tile_n, tile_k), config["split_k"], tiling.inner_direction(d))
     epilogue = tiling.plan_epilogue(d, am, tile_m, tile_n, threads, wide, grid.splits > 1)
     k_vec = 16 // size
@@ -87,10 +101,7 @@ def registers_needed(c: SimtConsts) -> int:
     """About how many 32-bit registers the kernel cannot do without."""
     words = 2 if c.compute == "f64" else 1
     total = words * (c.reg_m * c.reg_n + c.k_vec * (min(c.reg_m, 8) + c.columns)) + 24
-    for x in (c.a, c.b):
-        per_position = (2 if x.wide else 1) + len(x.bounds)
-        total += x.row_positions * per_position + x.k_positions * (per_position + x.k_digits) + 2 * len(x.smem_registers)
-        total += 0 if x.is_async else x.row_positions * x.k_positions * x.words
+    total += c.a.registers + c.b.registers
     return total
 
 
@@ -114,7 +125,7 @@ class SimtMatmul:
         return tuple(sorted(found, key=lambda c: self.estimate(am, c, device)))
 
     def _candidates(self, am: AffineMatmul, device: DeviceInfo) -> Iterator[EngineConfig]:
-        for threads_m, threads_n, reg_m, reg_n, tile_k, stages in SHAPES[am.acc.name]:
+        for threads_m, threads_n, reg_m, reg_n, tile_k, stages in shapes_for(am):
             if device.is_emulated:
                 stages = 2  # a longer ring hides nothing there
             tile = (threads_m * reg_m, threads_n * reg_n, tile_k)
@@ -141,7 +152,13 @@ class SimtMatmul:
         efficiency = (0.62 if tile[2] == 8 else 0.76 if tile[1] == 64 else 0.72) if reuse == 4.0 else 0.63 if reuse == 2.0 else 0.35
         if reuse > 4.0:
             efficiency = 0.84
-        return tiling.estimate_us(am, grid, tile, rate, 2, device, efficiency)
+        total = tiling.estimate_us(am, grid, tile, rate, 2, device, efficiency)
+        if am.acc.name == "f32" and min(am.m.size, am.n.size) <= NARROW:
+            long = am.b if am.n.size > am.m.size else am.a
+            if tile[2] < 32 and long.k_strides[-1:] == (1,):  # half a line at a time (H200: 51 us for 35)
+                total *= 1.35
+            total += 0.002 * total * min(tile[0], tile[1])  # what is not there is loaded and multiplied too
+        return total
 
     @staticmethod
     def _emulated_us(am: AffineMatmul, config: EngineConfig, tile: tuple[int, int, int], grid: tiling.Grid) -> float:
