@@ -11,6 +11,7 @@ from ..codegen.environment import f32_literal, f64_literal
 from ..codegen.spec import Target
 from ..device import DeviceInfo
 from ..dtypes import F64
+from ..dtypes import dtype as dtype_of
 from ..ops.base import Problem
 from ..ops.sinkhorn import SinkhornProblem
 from ..tensor import TensorDesc
@@ -33,6 +34,10 @@ class SinkhornConsts:
     is_backward: bool
 
     inf: ClassVar[float] = inf
+
+    @property
+    def element_bytes(self) -> int:
+        return dtype_of(self.dtype).num_bytes
 
     def vector(self, operand: str) -> int:
         return dict(self.vectors)[operand]

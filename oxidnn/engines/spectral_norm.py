@@ -102,7 +102,7 @@ class SpectralNormEngine(Engine):
         kept = tuple(w.shape[i] for i in range(w.rank) if i not in axes)
         name = f"new_{source}" if place == TensorArg(f"new_{source}") else source
         vector, extents = problem.desc(name), tuple(w.shape[i] for i in axes)
-        spread = TensorDesc(kind, extents, tuple(s * vector.strides[0] for s in packed_strides(extents)))
+        spread = TensorDesc(kind, extents, tuple(s * vector.strides[0] for s in packed_strides(extents)), vector.align)
         rows = Rows.of(w.shape, axes, {"w": w}, {"product": TensorDesc.packed(kind, kept)}, {source: spread},
                        {"product": result, source: place})
         return _step(problem, rows, f"w * {source}", "s0", "", device, ("product",))
@@ -127,9 +127,10 @@ class SpectralNormEngine(Engine):
         steps += reduction_steps(problem.op, (TensorDesc.packed(kind, (count,)), sums), (one, total), (0,), "sum", device, scratch)
         u, v, along = problem.desc("u"), problem.desc("v"), range(w.rank)
         strides = dict(zip(problem.axes, packed_strides(tuple(w.shape[i] for i in problem.axes)), strict=True))
-        spread_u = TensorDesc(kind, tuple(w.shape[i] if i == problem.dim else 1 for i in along), tuple(u.strides[0] for _ in along))
+        spread_u = TensorDesc(kind, tuple(w.shape[i] if i == problem.dim else 1 for i in along), tuple(u.strides[0] for _ in along),
+                              u.align)
         spread_v = TensorDesc(kind, tuple(1 if i == problem.dim else w.shape[i] for i in along),
-                              tuple(strides.get(i, 1) * v.strides[0] for i in along))
+                              tuple(strides.get(i, 1) * v.strides[0] for i in along), v.align)
         operands = {"dy": problem.desc("dy"), "sigma": one, "total": one, "u": spread_u, "v": spread_v}
         last = self._pointwise(problem, "(dy - total / sigma * (u * v)) / sigma", operands, "dw", device)
         return [*steps, replace(last, args=tuple(total if a == TensorArg("total") else a for a in last.args))]

@@ -51,9 +51,11 @@ CASES: dict[str, tuple[str, ...]] = {
     "spectral_norm": ("spectral_norm w=f32[64,32,3,3] u=f32[64] v=f32[288]", "spectral_norm w=bf16[16,300] u=f32[16] v=f32[300]",
                       "spectral_norm w=f16[8,6,5] u=f32[5] v=f32[48] dim=2 iterations=3",
                       "spectral_norm w=f64[9,33] u=f64[9] v=f64[33]",
-                      "spectral_norm w=f32[4,16,3,3]nhwc u=f32[4] v=f32[144] iterations=0", "spectral_norm w=f32[1,1] u=f32[1] v=f32[1]"),
+                      "spectral_norm w=f32[4,16,3,3]nhwc u=f32[4] v=f32[144] iterations=0", "spectral_norm w=f32[1,1] u=f32[1] v=f32[1]",
+                      "spectral_norm w=f32[8,64] u=f32[8]@4 v=f32[64]@8"),
     "spectral_norm_backward": (
         "spectral_norm_backward dy=f32[64,32,3,3] w=f32[64,32,3,3] u=f32[64] v=f32[288] sigma=f32[]",
         "spectral_norm_backward dy=bf16[16,300] w=bf16[16,300] u=f32[300] v=f32[16] sigma=f32[] dim=1",
-        "spectral_norm_backward dy=f64[9,3,7] w=f64[9,3,7] u=f64[9] v=f64[21] sigma=f64[]"),
+        "spectral_norm_backward dy=f64[9,3,7] w=f64[9,3,7] u=f64[9] v=f64[21] sigma=f64[]",
+        "spectral_norm_backward dy=f32[8,64] w=f32[8,64] u=f32[8]@4 v=f32[64]@4 sigma=f32[]"),
 }
