@@ -115,6 +115,8 @@ CASES = {"gemm": (
     "gemm a=f16[9,8]@2 b=f16[8,8](9,1)@2 d=f16[9,8](11,1)@2",
     "gemm a=f32[65537,1] b=f32[1,2]",
     "gemm a=f32[65537,1,2] b=f32[65537,2,1]",
+    "gemm a=f16[3,4,16](0,16,1) b=f16[3,16,8] d=f16[3,4,8]",  # batches that all read one matrix
+    "gemm a=bf16[2,3,4,16] b=bf16[2,3,16,8](384,0,8,1) c=bf16[2,3,4,8](0,0,8,1) beta=1.0",
     # 8-bit floats in any mix and every scale; rows and columns beyond whole blocks; an empty sum.
     "gemm a=e4m3[9,40] b=e5m2[7,40] transpose_b=True d=f32[9,7] scale_a=f32[1] scale_b=f32[1]",
     "gemm a=e5m2[2,9,40] b=e4m3[40,7] d=f16[2,9,7] bias=f32[7] scale_a=f32[9] scale_b=f32[7] epilogue=bias_relu",
