@@ -857,6 +857,10 @@ class DnnHandle(ListOps):
         """
         return self._session.run(CALLS["reduce"], (x,), (op, axes, keepdims, correction, return_indices), out, stream)
 
+    def dot(self, x: Any, x2: Any, *, out: Any = None, stream: Any = None) -> Any:
+        """The sum over all elements of x * x2, of like shapes, made in f32 (f64 for f64) in a fixed order; of the type of x."""
+        return self._session.run(CALLS["dot"], (x, x2), (), out, stream)
+
     def reduce_to(self, x: Any, shape: Sequence[int], op: str = "sum", *, out: Any = None, stream: Any = None) -> Any:
         """x reduced ("sum", "max", "min", "prod") to a shape that broadcasts to its own: what broadcast_to spread, taken back."""
         return self._session.run(CALLS["reduce_to"], (x,), (_shape(shape), op), out, stream)

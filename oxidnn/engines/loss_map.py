@@ -1,4 +1,4 @@
-"""Losses with one formula an element: the pointwise map; for a sum or mean it leaves each CTA's sum, and a tree adds them."""
+"""Losses with one formula an element, inner products: the pointwise map; of a sum or mean it leaves each CTA's, and a tree adds them."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class LossMap(PointwiseMap):
         count = -(-prod(problem.shape) // (THREADS * vec))
         sums = scratch.take(count * kind.num_bytes)
         steps = [map_step(elements, vec, device, dict(config.knobs).get("index") == 64, sums)] if count else []
-        source, target = (TensorDesc.packed(kind, (count,)), sums), (problem.desc("loss"), TensorArg("loss"))
+        source, target = (TensorDesc.packed(kind, (count,)), sums), (problem.outputs[0].desc, TensorArg(problem.outputs[0].name))
         # The mean of `count` sums with this correction divides by the elements behind them.
         reduction, correction = ("sum", 0) if problem.reduction == "sum" else ("mean", count - int(problem.divisor))
         steps += reduction_steps(problem.op, source, target, (0,), reduction, device, scratch, correction=correction,
@@ -54,4 +54,4 @@ class LossMap(PointwiseMap):
         return Build(tuple(steps), scratch.num_bytes)
 
 
-ENGINES: dict[str, tuple[Engine, ...]] = {op: (LossMap(),) for op in ("loss", "loss_backward")}
+ENGINES: dict[str, tuple[Engine, ...]] = {op: (LossMap(),) for op in ("loss", "loss_backward", "dot")}

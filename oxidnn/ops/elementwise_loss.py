@@ -2,6 +2,7 @@
 
     loss x=f16[8,64] target=f16[8,64] name=huber reduction=mean delta=0.5        loss
     loss_backward x=... target=... d_loss=f16[] name=huber delta=0.5             dx, and dx2 or dvar where the loss has x2 or var
+    dot x=f16[8,64] x2=f16[8,64]                                                 y, the sum of x * x2
 
 target and x2 have the shape of x; weight, pos_weight and var broadcast to it. weight multiplies each element. "mean" divides by the number
 of elements, "batchmean" by x.shape[0]: over nothing they are NaN, "sum" is 0. Formulas and defaults follow PyTorch's functions of
@@ -102,7 +103,7 @@ class LossProblem(PointwiseProblem):
 
     @property
     def is_reduced(self) -> bool:
-        return self.op == "loss" and self.reduction != "none"
+        return self.op in ("loss", "dot") and self.reduction != "none"
 
     @property
     def elements(self) -> PointwiseProblem:
@@ -201,10 +202,24 @@ def make_loss_backward(tensors: Mapping[str, TensorDesc], attrs: Mapping[str, An
     return _make("loss_backward", tensors, attrs, policy)
 
 
+def make_dot(tensors: Mapping[str, TensorDesc], attrs: Mapping[str, Any], policy: Policy) -> LossProblem:
+    """The sum over all elements of their products; y has the type of x unless it is given."""
+    op = "dot"
+    x = operand(op, "x", tensors, FLOATS)
+    if x.rank > MAX_RANK:
+        raise expected(op, "rank of x", x.rank, f"at most {MAX_RANK}")
+    x2 = operand(op, "x2", tensors, FLOATS, x.shape)
+    y = output(op, "y", tensors, (x.dtype, *FLOATS), (), TensorDesc.packed(x.dtype, ()))
+    compute = dtypes.F64 if dtypes.F64 in (x.dtype, x2.dtype, y.dtype) else dtypes.F32
+    operands = (Operand("x", x), Operand("x2", x2), Operand("y", y, True))
+    return LossProblem(op, operands, (), policy=policy, expression=parse("x * x2"), shape=x.shape, compute=compute.name, reduction="sum")
+
+
 _ATTRS = (("name", None), ("reduction", "mean"), *((n, None) for n in NUMBERS), *FLAGS.items())
 _INPUTS = ("x", "target", "x2", "var", "weight", "pos_weight")
 DEFINITIONS = (
     OpDef("loss", _INPUTS, ("loss",), make_loss, optional=_INPUTS[2:], attrs=_ATTRS),
     OpDef("loss_backward", (*_INPUTS, "d_loss"), tuple(GRADIENTS.values()), make_loss_backward, optional=(*_INPUTS[2:], "d_loss"),
           attrs=_ATTRS),
+    OpDef("dot", ("x", "x2"), ("y",), make_dot),
 )

@@ -293,3 +293,26 @@ def test_traces_and_what_broadcasting_takes_back() -> None:
                         (lambda: h.trace(x[0, 0]), "rank"), (lambda: h.reduce_to(x, (9,), "mean"), "op")):
         with pytest.raises(InvalidArgument, match=words):
             call()
+
+
+def test_level_1_of_blas() -> None:
+    """asum, nrm2, iamax, dot, axpy, scal and swap, each by one call."""
+    h, rng = oxidnn.DnnHandle("emu:sm_80"), np.random.default_rng(2)
+    x, y = rng.standard_normal(70001), rng.standard_normal(70001)
+    np.testing.assert_allclose(h.reduce(x, "norm1"), np.abs(x).sum(), rtol=1e-12)
+    np.testing.assert_allclose(h.reduce(x, "norm2"), np.linalg.norm(x), rtol=1e-12)
+    assert h.reduce(x, "amax", return_indices=True)[1] == np.abs(x).argmax()
+    np.testing.assert_allclose(h.dot(x, y), x @ y, rtol=1e-11)
+    assert h.dot(x[:0], y[:0]) == 0 and h.dot(np.float16([300, 1]), np.float16([300, 1])) == np.inf  # rounded once
+    assert h.dot(np.float16([300, 1]), np.float16([300, 1]), out=np.empty((), np.float32)) == 90001
+    want, swapped = 0.5 * x + y, (y.copy(), x.copy())
+    assert h.pointwise("scalar(a) * x + y", x, y, out=y, a=0.5) is y
+    np.testing.assert_allclose(y, want)
+    np.testing.assert_allclose(h.pointwise("scalar(a) * x", x, out=x, a=-2.0), -2 * swapped[1])
+    y[:] = swapped[0]
+    x[:] = swapped[1]
+    h.pointwise("b, a", y, x, out=(x, y))
+    np.testing.assert_array_equal(x, swapped[0])
+    np.testing.assert_array_equal(y, swapped[1])
+    with pytest.raises(InvalidArgument, match="shape of x2"):
+        h.dot(x, y[1:])

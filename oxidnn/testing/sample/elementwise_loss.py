@@ -11,6 +11,7 @@ from ...dtypes import dtype
 from ...ops import OPS
 from ...ops.base import Policy, Problem
 from ...ops.elementwise_loss import LOSSES, REDUCTIONS
+from ...tensor import TensorDesc
 from . import Fill, Sampler
 from .pointwise import FLOATS, _shape, view
 
@@ -52,6 +53,17 @@ def _loss(op: str, rng: np.random.Generator, size: str) -> Problem:
     return OPS[op].make(tensors, attrs, Policy())
 
 
+def _dot(rng: np.random.Generator, size: str) -> Problem:
+    kinds = [dtype(str(k)) for k in rng.choice(FLOATS, 3)]
+    if rng.random() < 0.6:
+        kinds = [kinds[0]] * 3
+    shape = _shape(rng, size)
+    tensors = {"x": view(rng, kinds[0], shape), "x2": view(rng, kinds[1], shape)}
+    if rng.random() < 0.5:
+        tensors["y"] = TensorDesc.packed(kinds[2], ())
+    return OPS["dot"].make(tensors, {}, Policy())
+
+
 def _name(problem: Problem) -> str:
     return str(dict(problem.attrs)["name"])
 
@@ -79,9 +91,12 @@ def _positive(name: str, rng: np.random.Generator, problem: Problem) -> np.ndarr
 
 SAMPLES: dict[str, Sampler] = {op: partial(_loss, op) for op in ("loss", "loss_backward")}
 FILLS: dict[tuple[str, str], Fill] = {}
-for _op in SAMPLES:
+for _op in tuple(SAMPLES):
     FILLS |= {(_op, "x"): _x, (_op, "target"): _target} | {(_op, n): partial(_positive, n) for n in ("var", "weight", "pos_weight")}
+SAMPLES["dot"] = _dot
 CASES: dict[str, tuple[str, ...]] = {
+    "dot": ("dot x=f32[20003] x2=f32[20003]", "dot x=bf16[2,8,3,5]nhwc x2=bf16[2,8,3,5]nchw", "dot x=f64[9] x2=f32[9]",
+            "dot x=f16[0,3] x2=f16[0,3]"),
     "loss": (
         *(f"loss x=f32[5,37]nchw target=f32[5,37]nchw {'x2=f32[5,37]nchw ' if n == 'margin_ranking' else ''}"
           f"{'var=f32[5,1]nchw ' if n == 'gaussian_nll' else ''}name={n}" for n in LOSSES),
