@@ -219,6 +219,7 @@ def _plan(am: AffineMatmul, config: EngineConfig, capability: tuple[int, int]) -
         swizzle = swizzle_for(size, vector.major, pitch)
         loaders.append(tiling.plan_loader(name, x, d, vector, rows, tile_k, threads, offset, pitch, swizzle, capability >= (8, 0), wide))
         offset += rows * tile_k * size
+    loaders = list(tiling.share_k(*loaders))
     stage_bytes = -(-offset // 1024) * 1024
     inner = tiling.inner_direction(d)
     grid = tiling.plan_grid(am, (tile_m, tile_n, tile_k), config["split_k"], inner)
@@ -259,11 +260,7 @@ def registers_needed(c: MmaConsts) -> int:
     acc, frag = c.warp_m * c.warp_n // 32, (c.warp_m + c.warp_n) // 4
     # A step's fragments in two buffers; or as read, of the next step, beside the parts of this one.
     total = acc * (2 if c.promotes else 1) + frag * (2 + c.lines if c.has_parts else 2) + (24 if c.ragged is None else 34)
-    for x in (c.a, c.b):
-        offset = 2 if x.wide else 1
-        per_row, per_k = offset + len(x.bounds), offset + len(x.bounds) + x.k_digits
-        total += x.row_positions * per_row + x.k_positions * per_k + 2 * len(x.smem_registers)
-        total += 0 if x.is_async else x.row_positions * x.k_positions * x.words
+    total += c.a.registers + c.b.registers
     return total
 
 

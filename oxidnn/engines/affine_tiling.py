@@ -250,6 +250,22 @@ class LoaderConsts:
     # Of cp.async: "cg" (16 bytes only) passes L1 by. Measured 2026-11-28, H100: "ca" is 5 to 60 % slower on every 3x3 layer of ResNet-50,
     # although its taps read elements again.
     cache: str
+    k_name: str  # whose k digits are read: the other operand's, where a thread's k positions are the same in both
+    # (bound, its number, k digit, its extent, step between the digit's bits), where a bit for each tap tells whether it is inside.
+    taps: tuple[tuple[BoundConsts, int, int, int, int], ...]
+
+    @property
+    def has_pointers(self) -> bool:
+        """Whether rows are kept as addresses: one addition a load, where there are registers for them, instead of two and a shift."""
+        return self.row_positions <= 4
+
+    @property
+    def registers(self) -> int:
+        """32-bit registers of a loader, about."""
+        bounds, offset = 1 if self.taps else len(self.bounds), 2 if self.wide or self.has_pointers else 1
+        per_row, per_k = offset + bounds, offset + bounds + (self.k_digits if self.k_name == self.name else 0)
+        staged = 0 if self.is_async else self.row_positions * self.k_positions * self.words
+        return self.row_positions * per_row + self.k_positions * per_k + 2 * len(self.smem_registers) + staged
 
     def place(self, row_position: int, k_position: int) -> tuple[int, int]:
         return self.smem_places[row_position * self.k_positions + k_position]
@@ -296,7 +312,29 @@ def plan_loader(name: str, x: Operand, d: Digits, vector: Vector, rows: int, til
     return LoaderConsts(name, x.source.dtype.name, size, vector.major, vec, has_cp_async and vec * size >= 4, rows, len(x.rows), len(d.k),
                         len(d.batch), bounds, inner_threads, row_positions, row_step, k_positions, k_step, smem_offset, pitch, swizzle,
                         tuple(places), tuple(address_registers), max(1, vec * size // 4), wide,
-                        "ca" if vec * size < 16 else "cg")
+                        "ca" if vec * size < 16 else "cg", name, plan_taps(bounds, d.k))
+
+
+MAX_TAPS = 32
+
+
+def plan_taps(bounds: tuple[BoundConsts, ...], k: Sequence[int]) -> tuple[tuple[BoundConsts, int, int, int, int], ...]:
+    """LoaderConsts.taps, from the innermost digit outwards: () where a bound depends on several digits of k or on none, where bounds
+    share one, or where the digits have more values together than a register has bits."""
+    digits = [bound.k_digits[0] for bound in bounds if len(bound.k_digits) == 1]
+    if not bounds or len(set(digits)) < len(bounds) or prod(k[digit] for digit in digits) > MAX_TAPS:
+        return ()
+    taps, step = [], 1
+    for digit, number in sorted(zip(digits, range(len(bounds)), strict=True), reverse=True):
+        taps.append((bounds[number], number, digit, k[digit], step))
+        step *= k[digit]
+    return tuple(taps)
+
+
+def share_k(a: LoaderConsts, b: LoaderConsts) -> tuple[LoaderConsts, LoaderConsts]:
+    """The loaders of both operands; B's reads A's k digits where each thread's k positions are the same."""
+    same = all(getattr(a, name) == getattr(b, name) for name in ("major", "inner_threads", "k_positions", "k_step"))
+    return a, replace(b, k_name=a.name) if same and (a.vec == b.vec or a.major == "row") else b
 
 
 # ---- Epilogue: shared memory to D ------------------------------------------------------------------------
