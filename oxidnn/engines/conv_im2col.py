@@ -17,8 +17,8 @@ from ..ops.conv import ConvProblem
 from .affine import AffineMatmul, Source
 from .affine_direct import DIRECT
 from .base import SUPPORTED, Arg, Build, Engine, EngineConfig, Scratch, Step, Support, TensorArg, refuse
+from .composition import relocated
 from .digits import DigitConsts, Digits, ceil_div
-from .linear_loss import relocated
 from .matmul import ALGORITHMS, Algorithm, lower
 
 _THREADS = 256

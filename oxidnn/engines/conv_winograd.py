@@ -24,9 +24,9 @@ from ..ops.base import Policy, Problem
 from ..ops.conv import ConvProblem
 from ..tensor import TensorDesc
 from .base import SUPPORTED, Arg, ArgValue, Build, Engine, EngineConfig, ScalarArg, Scratch, Step, Support, TensorArg, WorkspaceArg, refuse
+from .composition import moved, product
 from .digits import DigitConsts, Digits, ceil_div
 from .element_epilogue import ElementEpilogue, OperandConsts, operand_over
-from .linear_loss import moved, product
 
 _THREADS = 128
 _TAPS = 3

@@ -8,11 +8,7 @@ whose gradients give those classes' dw at once, and a part of dx: four products,
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import lru_cache
-from math import gcd
-from typing import Any
 
 from ..device import DeviceInfo
 from ..dtypes import F64
@@ -21,7 +17,6 @@ from ..ops.base import Policy, Problem
 from ..ops.linear_loss import LinearCrossEntropyProblem
 from ..ops.loss import CrossEntropyProblem
 from ..tensor import TensorDesc
-from . import matmul
 from .base import (
     SUPPORTED,
     Arg,
@@ -33,11 +28,10 @@ from .base import (
     Step,
     Support,
     TensorArg,
-    TensorMapArg,
     WorkspaceArg,
-    WorkspaceMapArg,
     refuse,
 )
+from .composition import Place, Product, moved, piece, product, relocated, shifted
 from .loss_row import CrossEntropyBackwardEngine, CrossEntropyEngine
 from .reduce_tree import reduction_steps
 from .rows import RowConsts, Rows, power_of_two
@@ -46,52 +40,6 @@ CHUNK_BYTES = 64 << 20, 128 << 20
 MODEST_BYTES = 256 << 20  # workspaces that no one minds, whatever the logits take
 _LEAST = 128  # rows or columns of a chunk
 _LIMIT = 2**31
-Place = TensorArg | WorkspaceArg
-Product = tuple[tuple[tuple[str, TensorDesc], ...], tuple[tuple[str, Any], ...]]  # operands and attributes of a GEMM
-
-
-def relocated(step: Step, places: Mapping[str, Place], workspace: WorkspaceArg | None = None) -> Step:
-    """A step of another problem with that problem's operands at `places`, and its workspace where ours has room for it."""
-    def move(value: Any) -> Any:
-        if isinstance(value, TensorMapArg):
-            place = places[value.name]
-            offset = place.byte_offset + value.byte_offset
-            return TensorMapArg(place.name, value.map, offset) if isinstance(place, TensorArg) else WorkspaceMapArg(value.map, offset)
-        if isinstance(value, TensorArg):
-            return shifted(places[value.name], value.byte_offset)
-        return shifted(value, workspace.byte_offset) if isinstance(value, WorkspaceArg) and workspace is not None else value
-
-    return replace(step, args=tuple(move(value) for value in step.args))
-
-
-def moved(build: Build, workspace: WorkspaceArg, **places: Place) -> list[Step]:
-    return [relocated(step, places, workspace) for step in build.steps]
-
-
-def shifted(place: Any, num_bytes: int) -> Any:
-    return replace(place, byte_offset=place.byte_offset + num_bytes)
-
-
-def piece(desc: TensorDesc, axis: int, first: int, count: int) -> tuple[TensorDesc, int]:
-    """`count` indices of a dimension from `first` on, and how many bytes further on they begin."""
-    offset = first * desc.strides[axis] * desc.dtype.num_bytes
-    shape = (*desc.shape[:axis], count, *desc.shape[axis + 1:])
-    return TensorDesc(desc.dtype, shape, desc.strides, gcd(desc.align, offset)), offset
-
-
-@lru_cache(maxsize=256)
-def product(operands: tuple[tuple[str, TensorDesc], ...], attrs: tuple[tuple[str, Any], ...], policy: Policy,
-            device: DeviceInfo) -> tuple[Build, float]:
-    """The steps of a GEMM by the engine of the smallest estimate, and that estimate."""
-    problem = OPS["gemm"].make(dict(operands), dict(attrs), policy)
-    if problem.is_empty:
-        return Build(()), 0.0
-    engines = [e for e in matmul.ENGINES["gemm"] if e.check_support(problem, device)]
-    choices = [(e.estimate(problem, config, device), e, config) for e in engines for config in e.configs(problem, device)[:1]]
-    estimate, engine, config = min(choices, key=lambda choice: choice[0])
-    return engine.build_steps(problem, config, device), estimate
-
-
 def even(extent: int, most: int) -> int:
     """Chunks of about equal size, as few as fit, of a multiple of _LEAST."""
     most = max(_LEAST, most // _LEAST * _LEAST)

@@ -13,7 +13,7 @@ from oxidnn.dispatch.registry import ENGINES
 from oxidnn.dispatch.select import choose
 from oxidnn.engines import matmul
 from oxidnn.engines.base import EngineConfig, WorkspaceMapArg
-from oxidnn.engines.linear_loss import product
+from oxidnn.engines.composition import product
 from oxidnn.errors import InvalidArgument
 from oxidnn.ops.case import parse_case
 from oxidnn.runtime.emu_backend import EmulatedBackend
