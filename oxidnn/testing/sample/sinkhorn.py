@@ -33,7 +33,8 @@ SAMPLES: dict[str, Sampler] = {n: partial(_draw, n) for n in ("sinkhorn", "sinkh
 FILLS: dict[tuple[str, str], Fill] = {(n, "x"): _x for n in SAMPLES}
 CASES: dict[str, tuple[str, ...]] = {
     "sinkhorn": ("sinkhorn x=f32[130,4,4]nchw", "sinkhorn x=bf16[3,5,4,4]nchw iterations=3", "sinkhorn x=f64[7,3,3]nchw eps=0.0",
-                 "sinkhorn x=f16[2,8,8]nchw", "sinkhorn x=f32[4,4](1,4)", "sinkhorn x=f32[0,4,4]nchw", "sinkhorn x=f32[2,1,1]nchw", "sinkhorn x=f32[9,4,4]nchw@8", "sinkhorn x=f16[9,4,4]nchw@4"),
+                 "sinkhorn x=f16[2,8,8]nchw", "sinkhorn x=f32[4,4](1,4)", "sinkhorn x=f32[0,4,4]nchw", "sinkhorn x=f32[2,1,1]nchw",
+                 "sinkhorn x=f32[9,4,4]nchw@8", "sinkhorn x=f16[9,4,4]nchw@4"),
     "sinkhorn_backward": ("sinkhorn_backward dy=f32[130,4,4]nchw x=f32[130,4,4]nchw",
                           "sinkhorn_backward dy=bf16[9,4,4]nchw x=bf16[9,4,4]nchw iterations=5",
                           "sinkhorn_backward dy=f64[7,5,5]nchw x=f64[7,5,5]nchw eps=0.0",
