@@ -33,9 +33,9 @@ from .base import Arg, Build, EngineConfig, Step, Support, TensorArg, TensorMapA
 
 # (tile_m, tile_n). Cooperating warpgroups share the rows (three take 192, of which often just enough tiles for all SMs fit a matrix that
 # makes too many of 128), in ping-pong each takes a tile.
-TILES = {"coop": ((128, 256), (256, 128), (128, 192), (192, 192), (192, 128), (128, 128), (256, 64), (128, 64)),
+TILES = {"coop": ((128, 256), (256, 128), (192, 256), (128, 192), (192, 192), (192, 128), (128, 128), (256, 64), (128, 64)),
          "pingpong": ((128, 128), (64, 256), (64, 192), (64, 128), (64, 64))}
-SMALL_TILES = ((64, 128), (64, 64))  # for matrices that make few tiles: one warpgroup multiplies, and there may be no next tile
+SMALL_TILES = ((64, 192), (64, 128), (64, 64))  # for matrices that make few tiles: one warpgroup multiplies, and there may be no next tile
 HALO_TILES = {"coop": ((128, 256), (256, 128), (256, 64)), "pingpong": ((128, 128), (256, 64))}
 HALO_SLOTS = 2
 SMEM_BYTES = 232448  # of a CTA, all in all
@@ -466,7 +466,7 @@ def _plan(am: AffineMatmul | MatmulGroup, config: EngineConfig) -> _Plan | str:
     wide = any(tiling.needs_wide(d) or grid.partial_elements > tiling.INT32_MAX for d, grid in zip(digits, grids, strict=True))
     accumulators = tile_m * tile_n // (consumers * 128)
     promotes, defers = promotes_of(config), defers_of(config)
-    is_merged = defers or (promotes and warpgroups == 3)
+    is_merged = defers or (warpgroups == 3 and (promotes or accumulators > 96))
     if is_merged and (is_ping_pong or halo is not None or len(parts) > 1 or ragged is not None or streams):
         return "only plain loops of cooperating warpgroups fill stages themselves"
     spare_registers = (MERGED_REGISTERS if is_merged else MAX_REGISTERS)[warpgroups] - accumulators
@@ -715,11 +715,11 @@ class WgmmaSm90Matmul:
         c, first, grid = plan.consts, plan.members[0].am, plan.members[0].grid
         num_ctas = grid.ctas * c.ring.ctas
         # wgmma multiplies 4096 flop per clock and SM in 16-bit types, half of that in tf32, twice in 8-bit types: 128 bytes of k take the
-        # same time. Narrow tiles read shared memory too often; sums that leave the tensor cores hold them up.
+        # same time. Sums that leave the tensor cores hold them up:
         area = c.tile_m * c.tile_n
-        multiply_clocks = area * 2 * 64 / 4096 * (1.3 if c.tile_n <= 64 and c.halo is None else 1.0)
+        multiply_clocks = area * 2 * 64 / 4096
         if c.promotes:
-            # Two warpgroups do not quite hide what one does with its sums, and less so with factors.
+            # two warpgroups do not quite hide what one does with its sums, and less so with factors.
             multiply_clocks *= (1.12 if c.warpgroups == 3 else 1.28) if c.scales else (1.0 if c.warpgroups == 3 else 1.06)
         rows_bytes = min(c.tile_m, first.m.size) * SPAN_BYTES if c.halo is None else c.halo.slot_bytes / c.halo.taps
         is_grouped = first.ragged is not None and first.ragged.side == "m"
@@ -731,7 +731,10 @@ class WgmmaSm90Matmul:
         rate = 50 if first.ragged is not None else 62 if has_taps else 67.5
         if is_large:
             rate = 65 if is_long else 61
-        load_clocks = (rows_bytes + c.tile_n * SPAN_BYTES) / rate
+        # An im2col map brings a pixel in 3.5 clocks at best.
+        pixels = sum(rows for x, rows in zip(plan.members[0].boxes, (min(c.tile_m, first.m.size), c.tile_n), strict=True)
+                     if isinstance(x, Boxes) and x.map.corners is not None)
+        load_clocks = max((rows_bytes + c.tile_n * SPAN_BYTES) / rate, 3.5 * pixels)
         # Of an epilogue, a part is hidden by the products of the next tile; in ping-pong all, while it and a tile's products take less than
         # those of two tiles: one warpgroup alone does it, in twice the time.
         in_turns = c.is_ping_pong and num_ctas > device.num_sms
@@ -768,6 +771,8 @@ class WgmmaSm90Matmul:
         # Reads come at less than the speed of a copy, writes partly stay in L2.
         memory_us = (read / 0.96 + written / 1.06) / (device.bandwidth_gbs * 1e3)
         total = max(compute_us, memory_us) + 0.33 * min(compute_us, memory_us) + 4.4
+        if c.tile_m == 192 and c.tile_n == 256 and num_ctas <= device.num_sms and grid.k_tiles >= 12:
+            total *= 0.95  # one tile an SM, rows from L2 once: 25.5 us where this says 27.1 (1x1 1024->256 on 14x14, H200)
         if grid.splits > 1:
             total += 2.4 + 2.0 * grid.partial_elements * first.acc.num_bytes / (device.bandwidth_gbs * 1.22e3)
         if device.is_emulated:  # there a warpgroup's multiplication has no speed of its own: a tile costs what its threads cost
@@ -848,8 +853,12 @@ def _candidates(am: AffineMatmul | MatmulGroup, device: DeviceInfo) -> Iterator[
             plan = _plan(am, config) if stages > 1 else ""
         if isinstance(plan, str):
             continue
-        if tile_m * tile_n == 192 * 192 and (not plan.consts.is_direct or parts[0].epilogue is not None or len(parts) > 1):
-            continue  # 32 registers beside the accumulators
+        if tile_m == 192 and tile_n > 128 and (not plan.consts.is_direct or parts[0].epilogue is not None or len(parts) > 1):
+            continue  # 32 or 40 registers beside the accumulators
+        if tile_m * tile_n == 192 * 256:  # ... of those who fill the ring, too: no windows, no sum of parts
+            if all(isinstance(x, Boxes) and len(x.rows) == 1 and x.map.corners is None for x in plan.members[0].boxes):
+                yield config
+            continue
         whole = plan.members[0].grid
         is_low = (tile_m, tile_n) in SMALL_TILES or tile_m == 64 and parts[0].m.size <= 64  # two would multiply nothing but padding
         if schedule == "coop" or is_low or plan.num_tiles > device.num_sms:  # else there is no next tile to multiply under an epilogue
@@ -858,7 +867,7 @@ def _candidates(am: AffineMatmul | MatmulGroup, device: DeviceInfo) -> Iterator[
         splits = set()
         # Partial sums are added as floats.
         may_split = len(parts) == 1 and parts[0].ragged is None and parts[0].up is None and loader == "boxes" and parts[0].acc.is_float
-        for waves in (1, 2, 3) if may_split and (schedule == "coop" or is_low) else ():
+        for waves in (1, 2, 3) if may_split and (schedule == "coop" or is_low and tile_n <= 128) else ():
             split = min(waves * device.num_sms // whole.ctas, whole.k_tiles // 4)
             if split > 1:
                 grid = plan_grid(parts[0], (tile_m, tile_n, plan.consts.tile_k), split, "n", whole.k_tiles)
