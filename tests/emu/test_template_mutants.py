@@ -243,6 +243,19 @@ KERNELS = {
     "cross_entropy": Kernel("rowwise/cross_entropy", "cross_entropy.row",
                             ("cross_entropy logits=f32[11,37] target=s64[11] reduction=none",), {}, (
         ("other comparison", r"%ef_p", "the logarithm's special cases: no sum of exponentials is one"),)),
+    "softmax_masked": Kernel("rowwise/softmax", "softmax.row", ("softmax x=f32[2,7,99] mask=f32[7,99] diagonal=94 scale=0.7",),
+                             {"lanes": 32}, (
+        ("other lane", "%maximum", "the result does not depend on the shift"), ("no clamp", "0x7FFFFFFF", "lines and diagonal are short"),
+        ("no choice", "%shift", "the result does not depend on the shift"))),
+    "sparsemax": Kernel("rowwise/sparsemax", "sparsemax.row", ("sparsemax x=f32[7,99]", "sparsemax x=f32[90,99]"), {"lanes": 32}, (
+        ("other comparison", "setp.le.* %threshold", "at the threshold the result is 0 anyway"),)),
+    "row_map": Kernel("rowwise/row_map", "row_map_backward.row", ("normalize_backward dy=f32[7,99] x=f32[7,99] g=f32[7]",), {"lanes": 32}),
+    "norm_eight_bits": Kernel("rowwise/norm", "norm.row", ("rms_norm x=f32[7,99] gamma=f32[99] out_dtype=s8 return_scale=True",),
+                              {"lanes": 32}, (("difference|other lane", "%unfinite", "0 in rows of finite results"),)),
+    "sinkhorn": Kernel("rowwise/sinkhorn", "sinkhorn.matrix",
+                       ("sinkhorn_backward dy=f32[130,3,3] x=f32[130,3,3] iterations=2 eps=0.125",), {}, (
+        ("one further|no clamp", "%ef_", "the last place of powers, and numbers beyond their range"),
+        ("no choice", "%p_empty", "no column is empty"))),
     "softmax_cluster": Kernel("rowwise/softmax", "softmax.row", ("softmax x=bf16[3,2504]",),
                               {"home": "shared", "lanes": 64, "vec": 8, "threads": 64, "cluster": 2}, (
         ("no choice", "%p_row", "a cluster has one row"), ("no guard", r"cp\.async", "the first packs lie inside"),
@@ -440,6 +453,7 @@ FLOOR = {
     "tiled_mma": (26, 26), "tiled_mma_conv": (25, 26),
     "tiled_simt": (25, 26), "split_k_reduce": (25, 26), "direct": (26, 26), "tree": (24, 26), "tree_column": (25, 26),
     "tree_variance": (26, 26),
+    "softmax_masked": (25, 26), "sparsemax": (26, 26), "row_map": (25, 26), "norm_eight_bits": (26, 26), "sinkhorn": (26, 26),
     "softmax": (26, 26), "softmax_cta": (26, 26), "norm": (25, 26), "cross_entropy": (26, 26), "pool_window": (24, 26),
     "lists": (26, 26), "lists_reduced": (25, 26), "lists_combined": (26, 26), "lrn": (26, 26), "lrn_gradient": (26, 26),
     "layout_copy": (23, 26), "layout_tile": (22, 26), "layout_sum": (26, 26), "scan_row": (24, 26), "scan_column": (26, 26),
