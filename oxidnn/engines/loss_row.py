@@ -119,6 +119,7 @@ class SoftmaxEngine(RowEngine):
             noise = NoiseConsts(NoiseConsts.Index(0, "pack" if shares else "each"), r.vector, r.compute, shares)
             extra += [Arg("element_step", "u64", step), *(Arg(s.name, "u64", ScalarArg(s.name)) for s in problem.scalars)]
         if problem.diagonal is not None:
+            r = replace(r, is_whole=False)  # packs beyond the diagonal are not read
             extra.append(Arg("diagonal", "s32", problem.diagonal))
         consts = SoftmaxConsts(r, problem.is_log, logits, noise, problem.is_masked, problem.is_hard)
         return Build((self.row_step("rowwise/softmax", consts, problem.op, rows, config, device, extra),))
@@ -221,6 +222,7 @@ class CrossEntropyEngine(_CrossEntropyEngine):
         """The rows' losses; extra, reduction: of `totals`. lse: where the logarithms of the rows' sums go."""
         rows = self.rows(problem)
         consts = replace(self.consts(problem, rows, config, 4, reduction), keeps_lse=lse is not None)
+        consts = replace(consts, rows=replace(consts.rows, streams=problem.num_bytes > device.l2_bytes and device.at_least(8, 0)))
         extra = [*self.extra(problem), *extra, *([Arg("ptr_lse", "u64", lse)] if lse is not None else [])]
         return self.row_step("rowwise/cross_entropy", consts, problem.op, rows, config, device, extra)
 
