@@ -103,3 +103,18 @@ def test_windows_within_channels_are_average_pools_of_squares(h: oxidnn.DnnHandl
 def test_windows_within_channels_want_a_spatial_dimension(h: oxidnn.DnnHandle) -> None:
     with pytest.raises(InvalidArgument, match="rank of x is 2"):
         h.lrn(np.ones((2, 3), np.float32), within=True)
+
+
+def test_local_contrast_normalisation_is_of_poolings(h: oxidnn.DnnHandle) -> None:
+    """Subtractive and divisive: d = x - mean around, d / max(c, root of the mean of d^2 around), padding counted as 0."""
+    x, size, c = np.random.default_rng(0).standard_normal((2, 3, 9, 8)), 5, 0.8
+    around = {"stride": 1, "padding": size // 2}
+    d = h.pointwise("x - m", x, h.avg_pool(x, size, **around))
+    y = h.pointwise("d / maximum(sqrt(v), 0.8)", d, h.avg_pool(h.pointwise("d * d", d), size, **around))
+
+    def mean(values: np.ndarray) -> np.ndarray:
+        padded = np.pad(values, [(0, 0)] * 2 + [(size // 2, size // 2)] * 2)
+        return np.lib.stride_tricks.sliding_window_view(padded, (size, size), (2, 3)).mean((-1, -2))
+
+    want = x - mean(x)
+    np.testing.assert_allclose(y, want / np.maximum(c, np.sqrt(mean(want**2))), rtol=1e-10, atol=1e-13)
