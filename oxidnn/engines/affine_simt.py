@@ -36,8 +36,8 @@ def shapes_for(am: AffineMatmul) -> tuple[tuple[int, ...], ...]:
 
 @dataclass(frozen=True, slots=True)
 class SimtConsts(tiling.TiledConsts):
-    """Consts of matmul/tiled_simt. k_vec: k's per 16-byte fragment load; width_x: rows per fragment load of a row-major operand;
-    lanes_n: lanes of a warp along n; columns: those of a thread whose fragments are loaded together."""
+    """Consts of matmul/tiled_simt. k_vec: k's per fragment load of a k-major operand; width_x: rows per fragment load of a
+    row-major one; lanes_n: lanes of a warp along n; columns: those of a thread whose fragments are loaded together."""
 
     threads_m: int
     threads_n: int
@@ -67,7 +67,7 @@ class SimtConsts(tiling.TiledConsts):
     @staticmethod
     def row_of(loader: tiling.LoaderConsts, i: int, threads: int, width: int) -> int:
         """Row of the i-th register of thread 0: rows are dealt one by one (major "k") or `width` at a time (major "row")."""
-        return i * threads if loader.major == "k" else i // width * width * threads + i % width
+        return i * threads if loader.stored == "k" else i // width * width * threads + i % width
 
 
 @lru_cache(maxsize=256)
@@ -81,19 +81,23 @@ def _plan(am: AffineMatmul, config: EngineConfig, has_cp_async: bool) -> tuple[S
     offset = 0
     for name, x, rows in (("a", d.a, tile_m), ("b", d.b, tile_n)):
         vector = tiling.best_vector(x, d.k, d.batch)
-        # Lines along k get 16 bytes of padding: their pitch is an odd number of 16-byte columns, and rows spread over the banks.
-        pitch = tile_k * size + 16 if vector.major == "k" else rows * size
-        loaders.append(tiling.plan_loader(name, x, d, vector, rows, tile_k, threads, offset, pitch, NO_SWIZZLE, has_cp_async, wide))
-        offset += pitch * (rows if vector.major == "k" else tile_k)
+        stored = vector.major
+        if vector.major == "k" and dict(config.knobs).get("transposes") and size >= 4 and rows * tile_k >= threads:
+            vector, stored = tiling.Vector("k", 1, "transposed"), "row"
+        # Lines along k get 16 bytes of padding: their pitch is an odd number of 16-byte columns, and rows spread over the banks; so do k's
+        # of transposed ones.
+        pitch = tile_k * size + 16 if stored == "k" else rows * size + (16 if vector.major == "k" else 0)
+        loaders.append(tiling.plan_loader(name, x, d, vector, rows, tile_k, threads, offset, pitch, NO_SWIZZLE, has_cp_async, wide, stored))
+        offset += pitch * (rows if stored == "k" else tile_k)
     loaders = list(tiling.share_k(*loaders))
     grid = tiling.plan_grid(am, (tile_m, tile_n, tile_k), config["split_k"], tiling.inner_direction(d))
     epilogue = tiling.plan_epilogue(d, am, tile_m, tile_n, threads, wide, grid.splits > 1)
-    k_vec = 16 // size
+    width = 16 // size
     consts = SimtConsts(
         tile_m, tile_n, tile_k, config["stages"], offset, loaders[0], loaders[1], epilogue, has_slices=grid.slices > 1,
         is_split=grid.splits > 1, has_n_tiles=grid.n_tiles > 1, ragged=tiling.RaggedConsts.of(am),
-        threads_m=threads_m, threads_n=threads_n, reg_m=reg_m, reg_n=reg_n, compute=am.acc.ptx, k_vec=k_vec,
-        width_a=min(reg_m, k_vec), width_b=min(reg_n, k_vec))
+        threads_m=threads_m, threads_n=threads_n, reg_m=reg_m, reg_n=reg_n, compute=am.acc.ptx,
+        k_vec=dict(config.knobs).get("k_vec", width), width_a=min(reg_m, width), width_b=min(reg_n, width))
     return consts, d, grid
 
 

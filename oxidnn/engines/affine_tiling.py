@@ -253,6 +253,7 @@ class LoaderConsts:
     k_name: str  # whose k digits are read: the other operand's, where a thread's k positions are the same in both
     # (bound, its number, k digit, its extent, step between the digit's bits), where a bit for each tap tells whether it is inside.
     taps: tuple[tuple[BoundConsts, int, int, int, int], ...]
+    stored: str  # the direction of lines in shared memory: not `major` where elements are transposed one by one
 
     @property
     def has_pointers(self) -> bool:
@@ -272,9 +273,10 @@ class LoaderConsts:
 
 
 def plan_loader(name: str, x: Operand, d: Digits, vector: Vector, rows: int, tile_k: int, threads: int, smem_offset: int, pitch: int,
-                swizzle: tuple[int, int, int], has_cp_async: bool, wide: bool) -> LoaderConsts:
-    """The loader of one operand. Among the thread grids that read whole lines (sectors, where vectors are short) it takes the one with the
-    fewest registers."""
+                swizzle: tuple[int, int, int], has_cp_async: bool, wide: bool, stored: str = "") -> LoaderConsts:
+    """The loader of one operand, whose lines in shared memory lie along `stored`, by default as in memory.
+
+    Among the thread grids that read whole lines (sectors, where vectors are short) it takes the one with the fewest registers."""
     size = x.source.dtype.num_bytes
     inner, lines = (tile_k, rows) if vector.major == "k" else (rows, tile_k)
     vec = vector.width
@@ -306,13 +308,15 @@ def plan_loader(name: str, x: Operand, d: Digits, vector: Vector, rows: int, til
             # The phase repeats every 8 lines and acts within 128 bytes of a line: beyond, a displacement is a constant.
             low_line, low_at = (line % 8, at % (128 // size)) if swizzle[2] else (0, 0)
             key, constant = (low_line, low_at), (line - low_line) * pitch + (at - low_at) * size
+            if stored and stored != vector.major:
+                key, constant = (0, 0), at * pitch + line * size
             if key not in address_registers:
                 address_registers.append(key)
             places.append((address_registers.index(key), constant))
     return LoaderConsts(name, x.source.dtype.name, size, vector.major, vec, has_cp_async and vec * size >= 4, rows, len(x.rows), len(d.k),
                         len(d.batch), bounds, inner_threads, row_positions, row_step, k_positions, k_step, smem_offset, pitch, swizzle,
                         tuple(places), tuple(address_registers), max(1, vec * size // 4), wide,
-                        "ca" if vec * size < 16 else "cg", name, plan_taps(bounds, d.k))
+                        "ca" if vec * size < 16 else "cg", name, plan_taps(bounds, d.k), stored or vector.major)
 
 
 MAX_TAPS = 32

@@ -15,9 +15,9 @@ from oxidnn.runtime.emu_backend import EmulatedBackend
 from oxidnn.testing.harness import run_problem
 
 
-def simt(threads_m: int, threads_n: int, reg_m: int, reg_n: int, tile_k: int, stages: int, split_k: int) -> EngineConfig:
+def simt(threads_m: int, threads_n: int, reg_m: int, reg_n: int, tile_k: int, stages: int, split_k: int, **knobs: int) -> EngineConfig:
     return EngineConfig.of(threads_m=threads_m, threads_n=threads_n, reg_m=reg_m, reg_n=reg_n, tile_k=tile_k, stages=stages,
-                           split_k=split_k)
+                           split_k=split_k, **knobs)
 
 
 def mma(tile_m: int, tile_n: int, tile_k: int, warps_m: int, warps_n: int, stages: int, split_k: int, sync: str = "late") -> EngineConfig:
@@ -90,10 +90,12 @@ def test_simt(line: str, kind: str) -> None:
 
 
 @pytest.mark.parametrize("line", [*GEMMS, *CONVS[:3], *CONVS[8:11]])
-@pytest.mark.parametrize("config", [simt(8, 8, 8, 16, 8, 4, 1), simt(4, 32, 16, 8, 16, 2, 1), simt(16, 16, 8, 16, 8, 2, 2)],
+@pytest.mark.parametrize("config", [simt(8, 8, 8, 16, 8, 4, 1), simt(4, 32, 16, 8, 16, 2, 1, transposes=1),
+                                    simt(16, 16, 8, 16, 8, 2, 2, transposes=1)],
                          ids=lambda config: config.name)
 def test_simt_of_many_results_a_thread(line: str, config: EngineConfig) -> None:
-    """8 x 16 and 16 x 8 results a thread, whose fragments of B come in two parts; warps of 4 x 8 lanes side by side."""
+    """8 x 16 and 16 x 8 results a thread, whose fragments of B come in two parts; warps of 4 x 8 lanes side by side; operands that lie
+    along k transposed on their way to shared memory."""
     run(line.format(t="f32"), SIMT, config)
 
 
