@@ -1048,33 +1048,38 @@ class DnnHandle(ListOps):
 
     # ---- dropout and random numbers ------------------------------------------------------------------------------------------------
 
-    def dropout(self, x: Any, p: float = 0.5, *, return_mask: bool = False, seed: int, offset: int = 0, out: Any = None,
-                stream: Any = None) -> Any:
+    def dropout(self, x: Any, p: float = 0.5, *, return_mask: bool = False, seed: int | None = None, offset: int = 0, state: Any = None,
+                out: Any = None, stream: Any = None) -> Any:
         """Zeros with chance p, the rest divided by 1 - p; with return_mask also what is kept, as bool.
 
         seed, offset: integers in [0, 2^64). They and an element's index (in the order of the dimensions) alone say whether it is kept, on
         every device and in every layout and type; `dropout_backward` with the same two draws the mask again. Take another offset for
-        each call.
+        each call. state: instead of them an array of two integers of 64 bits (int64 counts as uint64), seed and offset, which a captured
+        graph takes as they are at each replay.
         """
-        return self._session.run(CALLS["dropout"], (x,), (p, return_mask), out, stream, _draw("dropout", seed, offset))
+        return self._session.run(CALLS["dropout"], (x, state), (p, return_mask), out, stream, _draw("dropout", seed, offset, state))
 
-    def dropout_backward(self, dy: Any, p: float = 0.5, *, seed: int, offset: int = 0, out: Any = None, stream: Any = None) -> Any:
+    def dropout_backward(self, dy: Any, p: float = 0.5, *, seed: int | None = None, offset: int = 0, state: Any = None, out: Any = None,
+                         stream: Any = None) -> Any:
         """dx of `dropout` with the same p, seed and offset."""
-        return self._session.run(CALLS["dropout_backward"], (dy,), (p,), out, stream, _draw("dropout_backward", seed, offset))
+        draw = _draw("dropout_backward", seed, offset, state)
+        return self._session.run(CALLS["dropout_backward"], (dy, state), (p,), out, stream, draw)
 
-    def rrelu(self, x: Any, lower: float = 1 / 8, upper: float = 1 / 3, *, seed: int, offset: int = 0, out: Any = None,
-              stream: Any = None) -> Any:
+    def rrelu(self, x: Any, lower: float = 1 / 8, upper: float = 1 / 3, *, seed: int | None = None, offset: int = 0, state: Any = None,
+              out: Any = None, stream: Any = None) -> Any:
         """x where it is above 0, else x times a slope drawn from [lower, upper) for each element (PyTorch's, in training; else it is
         `activation` "leaky_relu" of the middle). seed, offset: see `dropout`."""
-        return self._session.run(CALLS["rrelu"], (x,), (lower, upper), out, stream, _draw("rrelu", seed, offset))
+        return self._session.run(CALLS["rrelu"], (x, state), (lower, upper), out, stream, _draw("rrelu", seed, offset, state))
 
-    def rrelu_backward(self, dy: Any, x: Any, lower: float = 1 / 8, upper: float = 1 / 3, *, seed: int, offset: int = 0, out: Any = None,
-                       stream: Any = None) -> Any:
+    def rrelu_backward(self, dy: Any, x: Any, lower: float = 1 / 8, upper: float = 1 / 3, *, seed: int | None = None, offset: int = 0,
+                       state: Any = None, out: Any = None, stream: Any = None) -> Any:
         """dx of `rrelu` with the same seed and offset."""
-        return self._session.run(CALLS["rrelu_backward"], (dy, x), (lower, upper), out, stream, _draw("rrelu_backward", seed, offset))
+        draw = _draw("rrelu_backward", seed, offset, state)
+        return self._session.run(CALLS["rrelu_backward"], (dy, x, state), (lower, upper), out, stream, draw)
 
     def random(self, shape: Sequence[int] | None = None, distribution: str = "uniform", parameters: Sequence[float] | None = None,
-               dtype: Any = None, *, seed: int, offset: int = 0, out: Any = None, stream: Any = None) -> Any:
+               dtype: Any = None, *, seed: int | None = None, offset: int = 0, state: Any = None, out: Any = None,
+               stream: Any = None) -> Any:
         """Random numbers: a DeviceArray of `shape` and `dtype` (f32), or `out` filled. seed, offset: see `dropout`.
 
         distribution, parameters: "uniform" in [low, high), of 24 random bits as all that follow but the two with Box and Muller's numbers,
@@ -1082,31 +1087,34 @@ class DnnHandle(ListOps):
         "exponential" (rate), "gumbel", "logistic", "laplace", "cauchy" (location, scale); and counts, of integer types too: "geometric"
         (chance; trials up to the first success), "poisson" (rate), "binomial" (trials, chance).
         """
-        draw = _draw("random", seed, offset)
+        draw = _draw("random", seed, offset, state)
         if out is None:
             if shape is None:
                 raise expected("random", "shape", None, "a shape, or out")
             out = self.empty(shape, "float32" if dtype is None else dtype)
         attrs = (shape if shape is None else _shape(shape), distribution, parameters if parameters is None else hashable(parameters), dtype)
-        return self._session.run(CALLS["random"], (), attrs, out, stream, draw)
+        return self._session.run(CALLS["random"], (state,), attrs, out, stream, draw)
 
-    def uniform(self, shape: Sequence[int] | None = None, low: float = 0.0, high: float = 1.0, *, dtype: Any = None, seed: int,
-                offset: int = 0, out: Any = None, stream: Any = None) -> Any:
+    def uniform(self, shape: Sequence[int] | None = None, low: float = 0.0, high: float = 1.0, *, dtype: Any = None,
+                seed: int | None = None, offset: int = 0, state: Any = None, out: Any = None, stream: Any = None) -> Any:
         """Uniform numbers in [low, high): see `random`."""
-        return self.random(shape, "uniform", (low, high), dtype, seed=seed, offset=offset, out=out, stream=stream)
+        return self.random(shape, "uniform", (low, high), dtype, seed=seed, offset=offset, state=state, out=out, stream=stream)
 
-    def normal(self, shape: Sequence[int] | None = None, mean: float = 0.0, std: float = 1.0, *, dtype: Any = None, seed: int,
-               offset: int = 0, out: Any = None, stream: Any = None) -> Any:
+    def normal(self, shape: Sequence[int] | None = None, mean: float = 0.0, std: float = 1.0, *, dtype: Any = None,
+               seed: int | None = None, offset: int = 0, state: Any = None, out: Any = None, stream: Any = None) -> Any:
         """Normal numbers: see `random`."""
-        return self.random(shape, "normal", (mean, std), dtype, seed=seed, offset=offset, out=out, stream=stream)
+        return self.random(shape, "normal", (mean, std), dtype, seed=seed, offset=offset, state=state, out=out, stream=stream)
 
-    def poisson(self, rate: Any, *, dtype: Any = None, seed: int, offset: int = 0, out: Any = None, stream: Any = None) -> Any:
+    def poisson(self, rate: Any, *, dtype: Any = None, seed: int | None = None, offset: int = 0, state: Any = None, out: Any = None,
+                stream: Any = None) -> Any:
         """Events at the rate (0 to 700, beyond NaN) that each element says; of its type, or `dtype`. seed, offset: see `dropout`."""
-        return self._session.run(CALLS["poisson"], (rate,), (dtype,), out, stream, _draw("poisson", seed, offset))
+        return self._session.run(CALLS["poisson"], (rate, state), (dtype,), out, stream, _draw("poisson", seed, offset, state))
 
-    def bernoulli(self, probability: Any, *, dtype: Any = None, seed: int, offset: int = 0, out: Any = None, stream: Any = None) -> Any:
+    def bernoulli(self, probability: Any, *, dtype: Any = None, seed: int | None = None, offset: int = 0, state: Any = None,
+                  out: Any = None, stream: Any = None) -> Any:
         """1 with the chance that each element of `probability` gives, else 0; of its type, or `dtype`. seed, offset: see `dropout`."""
-        return self._session.run(CALLS["bernoulli"], (probability,), (dtype,), out, stream, _draw("bernoulli", seed, offset))
+        draw = _draw("bernoulli", seed, offset, state)
+        return self._session.run(CALLS["bernoulli"], (probability, state), (dtype,), out, stream, draw)
 
 
 _OP_TENSOR = {"add": "a + b", "mul": "a * b", "min": "minimum(a, b)", "max": "maximum(a, b)", "sqrt": "sqrt(a)", "not": "1 - a"}
@@ -1124,8 +1132,12 @@ def _all_but(op: str, v: Any, dim: int | None) -> tuple[int, ...]:
     return tuple(i for i in range(rank) if i != dim)
 
 
-def _draw(op: str, seed: int, offset: int) -> dict[str, int]:
-    """The numbers that name a draw, checked."""
+def _draw(op: str, seed: int | None, offset: int, state: Any = None) -> dict[str, int]:
+    """The numbers that name a draw, checked; none where they lie in memory."""
+    if state is not None:
+        if seed is not None or offset != 0:
+            raise expected(op, "seed and offset", (seed, offset), "none beside state")
+        return {}
     return {"seed": check_integer(op, "seed", seed, 0, 2**64 - 1), "offset": check_integer(op, "offset", offset, 0, 2**64 - 1)}
 
 

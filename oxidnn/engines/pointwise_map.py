@@ -24,6 +24,7 @@ from .base import SUPPORTED, Arg, ArgValue, Build, Engine, EngineConfig, ScalarA
 from .collapse import by_stride, collapse
 
 THREADS = 256
+DRAWN = ("seed", "offset")  # of random numbers: given with each call, where they do not lie in memory
 LONG_FUNCTIONS = {"mod", "pow", "atan2"}  # need more than 40 registers for packs of 8
 
 
@@ -209,7 +210,9 @@ def map_step(problem: PointwiseProblem, vec: int, device: DeviceInfo, wide: bool
                 TensorArg(v.tensor, v.offset * v.operand.desc.dtype.num_bytes)) for i, v in enumerate(_views(problem))]
     fixed = dict(problem.values)
     args += [Arg(f"scalar{i}", problem.compute, fixed.get(name, ScalarArg(name))) for i, name in enumerate(problem.expression.scalars)]
-    args += [Arg(name, "u64", ScalarArg(name)) for name in ("seed", "offset") if index]
+    if index:
+        drawn = [Arg("state", "u64", TensorArg("state"))] if problem.has("state") else [Arg(n, "u64", ScalarArg(n)) for n in DRAWN]
+        args += drawn
     args.append(Arg("count", "u64" if wide_index else "u32", count))
     if consts.has_pack_digits or consts.has_element_digits:
         for d in range(1, len(extents)):

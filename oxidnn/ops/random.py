@@ -7,8 +7,9 @@
     bernoulli probability=f32[8,64]                                 y: 1 where u < probability
     poisson rate=f32[8,64]                                          y: events at that rate
 
-The scalars seed and offset (64 bits each) come with every call. Element i of a tensor, counted in the order of its dimensions however it
-lies in memory, takes word i % 4 of what the counter (i // 4, offset) gives under the key `seed`: the numbers depend on nothing else.
+The scalars seed and offset (64 bits each) come with every call, or lie in memory: `state`, two integers of 64 bits. Element i of a
+tensor, counted in the order of its dimensions however it lies in memory, takes word i % 4 of what the counter (i // 4, offset) gives under
+the key `seed`: the numbers depend on nothing else.
 u = (word >> 8) / 2^24 lies in [0, 1), and is the same for every type. Normal numbers are Box and Muller's of words 0, 1 and 2, 3.
 """
 
@@ -26,7 +27,7 @@ from ..codegen.pointwise import Expression, parse
 from ..dtypes import DType
 from ..errors import InvalidArgument, expected
 from ..tensor import TensorDesc
-from .base import OpDef, Operand, Policy, Problem, Scalar
+from .base import BuildProblem, OpDef, Operand, Policy, Problem, Scalar
 from .checks import FLOATS, canonical, check_bool, check_choice, check_extents, check_number, check_output, describe, operand, output
 from .pointwise import MAX_RANK, STORED, PointwiseProblem, like
 
@@ -98,14 +99,20 @@ class RandomProblem(PointwiseProblem):
         return False
 
 
-def _problem(op: str, expression: str | Expression, operands: tuple[Operand, ...], attrs: list[tuple[str, Any]], policy: Policy,
-             **values: float) -> RandomProblem:
+def _problem(op: str, expression: str | Expression, operands: tuple[Operand, ...], tensors: Mapping[str, TensorDesc],
+             attrs: list[tuple[str, Any]], policy: Policy, **values: float) -> RandomProblem:
     is_double = any(o.desc.dtype.name == "f64" for o in operands)
     shape = operands[-1].desc.shape
     if len(shape) > MAX_RANK:
         raise expected(op, "rank", len(shape), f"at most {MAX_RANK}")
-    return RandomProblem(op, operands, tuple(attrs), DRAW, policy=policy, expression=parse(expression), shape=shape,
-                         compute="f64" if is_double else "f32", values=tuple(values.items()))
+    if "state" in tensors:
+        state = operand(op, "state", tensors, (dtypes.S64, dtypes.U64), (2,))
+        if state.strides != (1,):
+            raise expected(op, "strides of state", list(state.strides), "[1]")
+        first = sum(not o.is_output for o in operands)
+        operands = (*operands[:first], Operand("state", state), *operands[first:])
+    return RandomProblem(op, operands, tuple(attrs), () if "state" in tensors else DRAW, policy=policy, expression=parse(expression),
+                         shape=shape, compute="f64" if is_double else "f32", values=tuple(values.items()))
 
 
 def _dropout(op: str, source: str, result: str, tensors: Mapping[str, TensorDesc], attrs: Mapping[str, Any], policy: Policy) -> Problem:
@@ -122,7 +129,7 @@ def _dropout(op: str, source: str, result: str, tensors: Mapping[str, TensorDesc
     chance = float(np.float32(p))  # what every compute type compares with
     normal = ([("p", p)] if p != 0.5 else []) + ([("return_mask", True)] if kept else [])
     text = f"where((k := uniform >= scalar(p)), {source} * scalar(scale), 0)" + (", k" if kept else "")
-    return _problem(op, text, (Operand(source, x), *outs), normal, policy, p=chance,
+    return _problem(op, text, (Operand(source, x), *outs), tensors, normal, policy, p=chance,
                     scale=1.0 / (1.0 - chance) if chance < 1.0 else 0.0)
 
 
@@ -146,7 +153,7 @@ def _rrelu(op: str, names: tuple[str, ...], result: str, tensors: Mapping[str, T
     operands = (*(Operand(name, desc) for name, desc in given.items()), Operand(result, y, True))
     normal = [(name, value) for (name, default), value in zip(_RRELU, (lower, upper), strict=True) if value != default]
     first = names[0]
-    return _problem(op, f"where(x > 0, {first}, {first} * (scalar(lower) + scalar(width) * uniform))", operands, normal, policy,
+    return _problem(op, f"where(x > 0, {first}, {first} * (scalar(lower) + scalar(width) * uniform))", operands, tensors, normal, policy,
                     lower=lower, width=upper - lower)
 
 
@@ -169,8 +176,8 @@ def make_random(tensors: Mapping[str, TensorDesc], attrs: Mapping[str, Any], pol
     """shape, or y. distribution: a key of DISTRIBUTIONS. parameters: its numbers. dtype: a float type, of counts an integer one, too."""
     op = "random"
     for name in tensors:
-        if name != "y":
-            raise InvalidArgument(f"{op}: {name!r} is no tensor of this op (it takes none and gives y). {describe(tensors)}")
+        if name not in ("y", "state"):
+            raise InvalidArgument(f"{op}: {name!r} is no tensor of this op (it takes state and gives y). {describe(tensors)}")
     distribution = check_choice(op, "distribution", attrs.get("distribution", "uniform"), tuple(DISTRIBUTIONS))
     row = DISTRIBUTIONS[distribution]
     given = attrs.get("parameters", row.parameters)
@@ -189,7 +196,7 @@ def make_random(tensors: Mapping[str, TensorDesc], attrs: Mapping[str, Any], pol
     normal += [("parameters", numbers)] if numbers != row.parameters else []
     normal += [("dtype", kind.name)] if kind is not dtypes.F32 else []
     values = dict(zip(_NAMES, row.numbers(*numbers), strict=False))
-    return _problem(op, row.expression, (Operand("y", y, True),), normal, policy, **values)
+    return _problem(op, row.expression, (Operand("y", y, True),), tensors, normal, policy, **values)
 
 
 def _of_each(op: str, source: str, expression: str, tensors: Mapping[str, TensorDesc], attrs: Mapping[str, Any], policy: Policy) -> Problem:
@@ -199,7 +206,7 @@ def _of_each(op: str, source: str, expression: str, tensors: Mapping[str, Tensor
     y = tensors["y"] if "y" in tensors else canonical(like(x, kind))
     check_output(op, "y", y, x.shape, tensors, (kind,))
     attributes: list[tuple[str, Any]] = [("dtype", kind.name)] if kind != x.dtype else []
-    return _problem(op, expression, (Operand(source, x), Operand("y", y, True)), attributes, policy)
+    return _problem(op, expression, (Operand(source, x), Operand("y", y, True)), tensors, attributes, policy)
 
 
 def make_bernoulli(tensors: Mapping[str, TensorDesc], attrs: Mapping[str, Any], policy: Policy) -> Problem:
@@ -214,12 +221,18 @@ def make_poisson(tensors: Mapping[str, TensorDesc], attrs: Mapping[str, Any], po
 
 _RRELU = (("lower", 1 / 8), ("upper", 1 / 3))
 _RANDOM_ATTRS = (("shape", None), ("distribution", "uniform"), ("parameters", None), ("dtype", None))
+
+
+def _def(op: str, inputs: tuple[str, ...], outputs: tuple[str, ...], build: BuildProblem, attrs: tuple[tuple[str, Any], ...]) -> OpDef:
+    return OpDef(op, (*inputs, "state"), outputs, build, optional=("state",), attrs=attrs)
+
+
 DEFINITIONS = (
-    OpDef("dropout", ("x",), ("y", "mask"), make_dropout, attrs=(("p", 0.5), ("return_mask", False))),
-    OpDef("dropout_backward", ("dy",), ("dx",), make_dropout_backward, attrs=(("p", 0.5),)),
-    OpDef("random", (), ("y",), make_random, attrs=_RANDOM_ATTRS),
-    OpDef("bernoulli", ("probability",), ("y",), make_bernoulli, attrs=(("dtype", None),)),
-    OpDef("rrelu", ("x",), ("y",), make_rrelu, attrs=_RRELU),
-    OpDef("rrelu_backward", ("dy", "x"), ("dx",), make_rrelu_backward, attrs=_RRELU),
-    OpDef("poisson", ("rate",), ("y",), make_poisson, attrs=(("dtype", None),)),
+    _def("dropout", ("x",), ("y", "mask"), make_dropout, (("p", 0.5), ("return_mask", False))),
+    _def("dropout_backward", ("dy",), ("dx",), make_dropout_backward, (("p", 0.5),)),
+    _def("random", (), ("y",), make_random, _RANDOM_ATTRS),
+    _def("bernoulli", ("probability",), ("y",), make_bernoulli, (("dtype", None),)),
+    _def("rrelu", ("x",), ("y",), make_rrelu, _RRELU),
+    _def("rrelu_backward", ("dy", "x"), ("dx",), make_rrelu_backward, _RRELU),
+    _def("poisson", ("rate",), ("y",), make_poisson, (("dtype", None),)),
 )

@@ -139,6 +139,32 @@ def test_counts_at_their_ends_and_of_each_rate() -> None:
     assert np.isnan(h.poisson(np.array([-1.0, 701, np.nan]), seed=1)).all()
 
 
+@pytest.mark.parametrize("kind", [np.int64, np.uint64])
+def test_seed_and_offset_in_memory(kind: type) -> None:
+    """The same numbers as given with the call, from what the array holds when it runs."""
+    h, x = oxidnn.DnnHandle("emu:sm_80"), np.random.default_rng(3).standard_normal((5, 41)).astype(np.float32)
+    state = np.array([2**63 - 5, 7], kind)
+    draws = {
+        "dropout": lambda **d: h.dropout(x, 0.3, **d), "dropout_backward": lambda **d: h.dropout_backward(x, 0.3, **d),
+        "rrelu": lambda **d: h.rrelu(x, **d), "rrelu_backward": lambda **d: h.rrelu_backward(x, x, **d),
+        "uniform": lambda **d: h.uniform(out=np.empty((5, 41), np.float32), **d), "normal": lambda **d: h.normal((9,), **d).numpy(),
+        "bernoulli": lambda **d: h.bernoulli(np.abs(x) % 1, **d), "poisson": lambda **d: h.poisson(np.abs(x) * 4, **d),
+    }  # fmt: skip
+    for name, draw in draws.items():
+        np.testing.assert_array_equal(draw(state=state), draw(seed=2**63 - 5, offset=7), err_msg=name)
+        state[1] += 1
+        np.testing.assert_array_equal(draw(state=state), draw(seed=2**63 - 5, offset=8), err_msg=name)
+        state[1] -= 1
+    if kind is np.int64:
+        np.testing.assert_array_equal(h.dropout(x, state=np.array([-1, 0])), h.dropout(x, seed=2**64 - 1))
+    plan = h.plan("dropout", x, state, p=0.3)
+    np.testing.assert_array_equal(plan(x, state), draws["dropout"](state=state))
+    for given, words in (({"state": state, "seed": 1}, "none beside state"), ({}, "seed is None"), ({"state": state[:1]}, "shape of state"),
+                         ({"state": state.astype(np.int32)}, "type of state")):
+        with pytest.raises(oxidnn.InvalidArgument, match=words):
+            h.dropout(x, **given)
+
+
 def test_the_mask_is_what_was_kept() -> None:
     h = oxidnn.DnnHandle("emu:sm_80")
     x = np.random.default_rng(1).uniform(1, 2, (7, 1023)).astype(np.float16)

@@ -46,7 +46,8 @@ def sources(shape: tuple[int, ...], seed: int, offset: int) -> dict[str, np.ndar
 
 def reference(problem: Problem, inputs: Mapping[str, np.ndarray], scalars: Mapping[str, float]) -> dict[str, Expected]:
     assert isinstance(problem, RandomProblem)
-    return pointwise(problem, {**inputs, **sources(problem.shape, int(scalars["seed"]), int(scalars["offset"]))}, scalars)
+    seed, offset = (int(v) % 2**64 for v in inputs["state"]) if "state" in inputs else (int(scalars["seed"]), int(scalars["offset"]))
+    return pointwise(problem, {**inputs, **sources(problem.shape, seed, offset)}, scalars)
 
 
 REFERENCES = {op: reference for op in ("dropout", "dropout_backward", "random", "bernoulli", "poisson", "rrelu", "rrelu_backward")}

@@ -11,6 +11,7 @@ import numpy as np
 from ...dtypes import dtype
 from ...ops import OPS
 from ...ops.base import Policy, Problem
+from ...tensor import TensorDesc
 from . import Fill, Sampler
 from .pointwise import FLOATS, INTEGERS, _shape, view
 
@@ -72,18 +73,30 @@ def _rate(rng: np.random.Generator, problem: Problem) -> np.ndarray:
     return rng.choice([0, 0.25, 1, 5.5, 30], problem.desc("rate").shape)
 
 
-SAMPLES: dict[str, Sampler] = {
+def _with_state(draw: Sampler, rng: np.random.Generator, size: str) -> Problem:
+    """Now and then with seed and offset in memory."""
+    problem = draw(rng, size)
+    if rng.random() < 0.7:
+        return problem
+    state = TensorDesc(dtype(str(rng.choice(["s64", "u64"]))), (2,), (1,), int(rng.choice([8, 16])))
+    return OPS[problem.op].make({o.name: o.desc for o in problem.operands} | {"state": state}, dict(problem.attrs), Policy())
+
+
+_DRAWS: dict[str, Sampler] = {
     "dropout": partial(_dropout, "dropout", "x", "y"), "dropout_backward": partial(_dropout, "dropout_backward", "dy", "dx"),
     "random": sample_random, "bernoulli": partial(_of_each, "bernoulli", "probability"), "poisson": partial(_of_each, "poisson", "rate"),
     "rrelu": partial(_rrelu, "rrelu"), "rrelu_backward": partial(_rrelu, "rrelu_backward"),
 }
+SAMPLES: dict[str, Sampler] = {op: partial(_with_state, draw) for op, draw in _DRAWS.items()}
 FILLS: dict[tuple[str, str], Fill] = {("bernoulli", "probability"): _probability, ("poisson", "rate"): _rate}
+FILLS |= {(op, "state"): lambda rng, problem: rng.integers(0, 2**63 - 1, 2) >> rng.integers(0, 63, 2) for op in _DRAWS}
 CASES: dict[str, tuple[str, ...]] = {
     "rrelu": ("rrelu x=f16[7,40]nchw", "rrelu x=f32[33]nchw upper=0.5"),
     "rrelu_backward": ("rrelu_backward dy=bf16[2,8,3,5]nhwc x=bf16[2,8,3,5]nhwc", "rrelu_backward dy=f64[9] x=f64[9] lower=-0.5"),
     "poisson": ("poisson rate=f32[5,13]nchw", "poisson rate=f16[64]nchw dtype=s32"),
     "dropout": ("dropout x=f16[7,33]nchw p=0.1", "dropout x=bf16[5,24]nchw p=0.3 return_mask=True",
-                "dropout x=f32[2,5,3,4]nhwc p=0.25", "dropout x=f64[9]nchw@8", "dropout x=bf16[0,4]nchw"),
+                "dropout x=f32[2,5,3,4]nhwc p=0.25", "dropout x=f64[9]nchw@8", "dropout x=f16[5,33]nchw state=s64[2]@8",
+                "dropout x=bf16[0,4]nchw"),
     "dropout_backward": ("dropout_backward dy=bf16[7,40]nchw p=0.1", "dropout_backward dy=f32[6,10](1,6) p=1.0"),
     "random": ("random shape=(3,77)", "random y=f16[2,8,3,3]nhwc distribution=normal",
                "random shape=(1001,) distribution=normal parameters=(1.0,0.5) dtype=f64", "random shape=() parameters=(-1.0,1.0)",
