@@ -256,8 +256,8 @@ def _loads_packs(problem: LayoutProblem, name: str, offset: int, dims: Sequence[
 
 
 def arrangements(problem: LayoutProblem, shape: Geometry) -> list[tuple[int, str, str]]:
-    """(vec, load, form) that serve a part, the widest first; of each vec one. Conversions of 32 and 64 bits to narrower types may take
-    several loads, of up to 64 bytes together, for one store."""
+    """(vec, load, form) that serve a part, the widest first; of each vec one. Conversions to narrower types may take several loads, of
+    up to 64 bytes together, for one store."""
     target = problem.desc(shape.target)
     size, dims = target.dtype.num_bytes, shape.dims
     sizes = [size] + ([problem.desc(shape.source).dtype.num_bytes] if shape.source else [])
@@ -267,7 +267,7 @@ def arrangements(problem: LayoutProblem, shape: Geometry) -> list[tuple[int, str
         dense, step = dense and d.y == step, step * d.extent
     found = []
     widest = max(sizes)
-    vec = min(16 // size, 64 // widest) if movement(problem) == "cast" and widest >= 4 and widest != size else 16 // widest
+    vec = min(16 // size, 64 // widest) if movement(problem) == "cast" else 16 // widest
     while vec:
         is_aligned = vec == 1 or (inner.y == size and _aligned(target.dtype, target.align, shape.y_offset, [d.y for d in dims[:-1]], vec))
         if vec == 1 or (is_aligned and inner.extent % vec == 0):
@@ -283,7 +283,7 @@ def arrangements(problem: LayoutProblem, shape: Geometry) -> list[tuple[int, str
 
 
 # Time over that of 16-byte accesses, by bytes a thread moves at a time: as measured on an H100.
-_BY_WIDTH = {1: 4.0, 2: 2.2, 4: 1.4, 8: 1.07, 16: 1.0, 32: 1.03, 64: 1.06}
+_BY_WIDTH = {1: 4.0, 2: 2.2, 4: 1.4, 8: 1.07, 16: 1.0, 32: 0.97, 64: 0.975}
 
 
 def _cost(problem: LayoutProblem, shape: Geometry, vec: int, load: str, form: str) -> float:

@@ -239,6 +239,7 @@ CASES: dict[str, tuple[str, ...]] = {
                   "transform x=f32[9,40]nchw c=bf16[9,40](1,9) alpha=2.0 beta=0.25",
                   "transform x=bf16[2,16,5,7]nchw layout=nhwc dtype=e4m3 alpha=100.0",
                   "transform x=e5m2[40,33]nchw y=f16[40,33](1,40) dtype=f16",
+                  "transform x=u8[3,64]nchw c=f16[3,64]nchw dtype=bool beta=2.0", "transform x=s8[64]nchw c=f64[64]nchw beta=0.5",
                   "transform x=f32[19,40]nchw c=e4m3[19,40]nchw dtype=e5m2 beta=2.0 saturate=False"),
     "cast": ("cast x=f32[1000003]nchw dtype=bf16", "cast x=s64[9,33]nchw dtype=s8", "cast x=f32[2,8,3,5]nhwc dtype=u8",
              "cast x=f16[7,5]nchw dtype=bool", "cast x=u64[31]nchw dtype=f32", "cast x=f64[12]nchw@8 dtype=bf16",
