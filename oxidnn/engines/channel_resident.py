@@ -132,7 +132,7 @@ class ChannelNormResident(ChannelNormEngine):
                     clusters = max(1, device.num_sms // parts * together // cluster * parts)
                     units = problem.batches * problem.channels // (lanes * vector)
                     idle = packs * slots * cluster * 8 // problem.rows  # eighths, of threads without rows
-                    found.append((-(-units // clusters), idle, -min(lanes, 16), -lanes * slots, cluster, together,
+                    found.append((-(-units // clusters), idle, cluster, -min(lanes, 10), -lanes * slots, together,
                                   {"lanes": lanes, "slots": slots, "packs": packs, "cluster": cluster}))
         found.sort(key=lambda f: f[:-2])
         # by turns: of several CTAs an SM, and of any number
@@ -226,6 +226,7 @@ class ResidentGradientConsts:
     groups: int
     has_sums: bool
     unroll: int = 4
+    reads_once: bool = False
 
 
 class ChannelNormResidentBackward(ChannelNormEngine):
@@ -255,7 +256,7 @@ class ChannelNormResidentBackward(ChannelNormEngine):
         return support
 
     def _shapes(self, problem: ChannelNormProblem, vector: int, device: DeviceInfo) -> list[dict[str, int]]:
-        """Few waves, then several CTAs an SM, long runs of memory, many threads."""
+        """Few waves, several CTAs an SM, runs of 160 bytes; then few threads, each with more in hand."""
         least = lcm(problem.width, vector)
         found = []
         for tiles in range(1, problem.channels // least + 1):
@@ -276,7 +277,7 @@ class ChannelNormResidentBackward(ChannelNormEngine):
                     clusters = max(1, device.num_sms // parts * together // cluster * parts)
                     units = problem.batches * problem.channels // (lanes * vector)
                     waves = max(units / clusters, 1.0) * packs * slots / share  # threads without rows
-                    found.append((waves * (1.0 if together > 1 else 1.2) * (1 + 1.5 / min(lanes, 16)), -lanes * slots, cluster,
+                    found.append((waves * (1.0 if together > 1 else 1.1) * (1 + 1.5 / min(lanes, 10)), lanes * slots, cluster,
                                   {"lanes": lanes, "slots": slots, "packs": packs, "cluster": cluster}))
         return [shape for *_, shape in sorted(found, key=lambda f: f[:-1])]
 
@@ -290,7 +291,8 @@ class ChannelNormResidentBackward(ChannelNormEngine):
         space = self.space(problem)
         assert space is not None
         vector = space.vector("column")
-        return tuple(EngineConfig.of(along="column", vec=vector, unroll=1, **s) for s in self._shapes(problem, vector, device)[:6])
+        found = [EngineConfig.of(along="column", vec=vector, unroll=1, **s) for s in self._shapes(problem, vector, device)[:5]]
+        return (*found, *(EngineConfig.of(**dict(c.knobs), once=True) for c in found[:2]))
 
     def estimate(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> float:
         return 6.0 + problem.num_bytes / (device.bandwidth_gbs * 1e3 * 0.75)
@@ -306,7 +308,8 @@ class ChannelNormResidentBackward(ChannelNormEngine):
         lanes, slots, packs, cluster, vector = (config[n] for n in ("lanes", "slots", "packs", "cluster", "vec"))
         sums = {n: Vector.of(problem, n) for n in ("dgamma", "dbeta") if problem.has(n)}
         consts = ResidentGradientConsts(tile, problem.desc("x").dtype.name, problem.width, lanes, slots, packs, cluster,
-                                        lanes * vector // problem.width, bool(sums))
+                                        lanes * vector // problem.width, bool(sums),
+                                        reads_once=dict(config.knobs).get("once", False))
         tiles = problem.channels // (lanes * vector)
         args += [Arg("num_tiles", "u32", tiles), *magic_args("tiles", tiles), Arg("num_rows", "u32", problem.rows),
                  Arg("chunk_length", "u32", -(-problem.rows // cluster))]

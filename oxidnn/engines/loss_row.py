@@ -222,6 +222,7 @@ class CrossEntropyEngine(_CrossEntropyEngine):
         """The rows' losses; extra, reduction: of `totals`. lse: where the logarithms of the rows' sums go."""
         rows = self.rows(problem)
         consts = replace(self.consts(problem, rows, config, 4, reduction), keeps_lse=lse is not None)
+        consts = replace(consts, rows=replace(consts.rows, streams=problem.num_bytes > device.l2_bytes and device.at_least(8, 0)))
         extra = [*self.extra(problem), *extra, *([Arg("ptr_lse", "u64", lse)] if lse is not None else [])]
         return self.row_step("rowwise/cross_entropy", consts, problem.op, rows, config, device, extra)
 

@@ -45,7 +45,7 @@ class MapConsts:
 
     index: how the logical index of an element is reached where the expression has random numbers: as the offset of an operand of bytes.
     sums: each CTA writes the sum of its results, in the compute type, in place of them. brief: of the expression's functions, see
-    PointwiseProblem.is_brief.
+    PointwiseProblem.is_brief. streams: what is read leaves the L2 first.
     """
 
     expression: Expression
@@ -61,6 +61,11 @@ class MapConsts:
     sums: bool = False
     brief: bool = False
     saturate: bool = True
+    streams: bool = False
+
+    @property
+    def load(self) -> str:
+        return "ld.global.cs." if self.streams else "ld.global."
 
     @property
     def reached(self) -> tuple[Access, ...]:
@@ -205,7 +210,8 @@ def map_step(problem: PointwiseProblem, vec: int, device: DeviceInfo, wide: bool
     reach = max(max(-low, high) * o.desc.dtype.num_bytes for o in touched for low, high in [o.desc.offset_range])
     wide_offset = wide_index or reach >= 2**31
     consts = MapConsts(problem.expression, problem.compute, tuple(o.name for o in touched if not o.is_output), accesses, vec, len(extents),
-                       count % vec != 0, wide_index, wide_offset, index, sums is not None, problem.is_brief, problem.saturate)
+                       count % vec != 0, wide_index, wide_offset, index, sums is not None, problem.is_brief, problem.saturate,
+                       sums is not None and problem.num_bytes > device.l2_bytes)
     args = [Arg(f"ptr{i}", "u64", sums if v.operand.is_output and sums else at[v.tensor] if v.tensor in at else
                 TensorArg(v.tensor, v.offset * v.operand.desc.dtype.num_bytes)) for i, v in enumerate(_views(problem))]
     fixed = dict(problem.values)

@@ -100,6 +100,11 @@ class TreeConsts:
     wide_index: bool
     wide_offset: bool
     values: DType | None = None
+    streams: bool = False  # what is read leaves the L2 first
+
+    @property
+    def load(self) -> str:
+        return "ld.global.cs." if self.streams else "ld.global."
 
     @property
     def width(self) -> int:
@@ -315,7 +320,7 @@ def reduction_steps(op: str, source: Located, target: Located, axes: Sequence[in
              and y.align % min(16, width * y.dtype.num_bytes) == 0)
     consts = TreeConsts(kind, path, compute, states, x.dtype, y.dtype, along, outputs, vec, len(space.kept), len(space.reduced), False,
                         splits > 1, main != space.num_reduced, packs, wide, wide or reach >= 2**31,
-                        None if beside is None else beside.dtype)
+                        None if beside is None else beside.dtype, x.num_bytes > device.l2_bytes)
     partials = [scratch.take(splits * space.num_outputs * size) for size in consts.sizes] if splits > 1 else []
     index = "u64" if wide else "u32"
     args = [Arg("x", "u64", x_value), Arg("num_outputs", index, space.num_outputs), Arg("num_reduced", index, space.num_reduced),
@@ -367,7 +372,7 @@ def _state_step(op: str, consts: TreeConsts, states: Sequence[ArgValue], count: 
     reduction. results: where the target (and the values beside it) lies, or each component of states again."""
     lanes = min(32, power_of_two(space.num_outputs))
     consts = replace(consts, path="column", along=THREADS // lanes, outputs=lanes, vec=1, kept=len(space.kept), reduced=1,
-                     from_partials=True, has_tail=False, packs_target=False)
+                     from_partials=True, streams=False, has_tail=False, packs_target=False)
     index = "u64" if consts.wide_index else "u32"
     args = [Arg(f"partial{k}", "u64", s) for k, s in enumerate(states)]
     args += [Arg("num_outputs", index, space.num_outputs), Arg("num_reduced", index, count), Arg("main", index, count),

@@ -50,6 +50,7 @@ class RowConsts(ElementEpilogue):
     row is read again for every pass. live: packs whose registers are in use at once. slots: reductions over a row. epilogue: of "acc" and
     operands to the outputs. is_whole: every pack of every thread lies in an existing row. is_skewed: rows begin anywhere addresses of
     packs; a row's packs are those of memory: its first and its last may lie in it in part, and the first one's column may be negative.
+    streams: what is read of rows leaves the L2 first.
     """
 
     operands: tuple[OperandConsts, ...]
@@ -68,6 +69,7 @@ class RowConsts(ElementEpilogue):
     live: int = 1
     is_whole: bool = False
     is_skewed: bool = False
+    streams: bool = False
 
     inf: ClassVar[float] = inf
     nan: ClassVar[float] = nan
@@ -80,6 +82,9 @@ class RowConsts(ElementEpilogue):
     def p_column(self) -> str:
         """The predicate of a pack, "" where all lie inside."""
         return "" if self.is_whole else "%p_column"
+
+    def load(self, name: str) -> str:
+        return "ld.global.cs." if self.streams and self.has_rows(name) else "ld.global."
 
     @property
     def is_held(self) -> bool:
@@ -378,8 +383,14 @@ class RowEngine(Engine):
                         found += [EngineConfig.of(home="skewed", lanes=threads, vec=vector, threads=threads, cluster=k)
                                   for k in ((cluster, 8) if cluster in (2, 4) else (cluster,)) if packs > threads * k // 2]
                     break
-        few = [c for c in found if packs >= 3 * c["lanes"] * c["cluster"]]  # several packs a thread
-        return [*few, *(c for c in found if c not in few)]
+
+        def cost(c: EngineConfig) -> float:
+            """As measured on an H200: threads without columns, CTAs that exchange, and how many threads wait for each other."""
+            lanes = c["lanes"] * c["cluster"]
+            waste = -(-packs // lanes) * lanes / packs
+            return waste * (1 + 0.03 * (c["cluster"].bit_length() - 1)) + {512: 0.1, 256: 0.0}.get(c["threads"], 0.03)
+
+        return sorted(found, key=cost)
 
     def _shared_configs(self, rows: Rows, vector: int, packs: int, device: DeviceInfo) -> list[EngineConfig]:
         """The row in shared memory, of several CTAs if it is long."""
