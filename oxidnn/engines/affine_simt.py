@@ -133,13 +133,15 @@ class SimtMatmul:
             if device.is_emulated:
                 stages = 2  # a longer ring hides nothing there
             tile = (threads_m * reg_m, threads_n * reg_n, tile_k)
+            if am.up is not None and tile[1] % (2 * tiling.GATE_COLUMNS):
+                continue  # a tile of one sum alone
             config = EngineConfig.of(threads_m=threads_m, threads_n=threads_n, reg_m=reg_m, reg_n=reg_n, tile_k=tile_k, stages=stages,
                                      split_k=1)
             consts, _, _ = _plan(am, config, device.at_least(8))
             if consts.smem_bytes > device.smem_per_cta or registers_needed(consts) > (240 if reg_m * reg_n * tile_k > 1024 else 262):
                 continue  # largest needs that assemble without spills; longer k tiles take more of what is not counted
-            if am.up is not None and tile[1] % (2 * tiling.GATE_COLUMNS):
-                continue  # a tile of one sum alone
+            if consts.epilogue.inner_threads * consts.epilogue.vec < consts.epilogue.tile_inner:
+                continue  # D's lines in the tile are longer than what all threads write at a time
             for split_k in tiling.split_choices(am, tile, threads_m * threads_n, device):
                 yield EngineConfig.of(threads_m=threads_m, threads_n=threads_n, reg_m=reg_m, reg_n=reg_n, tile_k=tile_k, stages=stages,
                                       split_k=split_k)

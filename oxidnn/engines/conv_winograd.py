@@ -131,9 +131,10 @@ class WinogradEngine(Engine):
         sources = [o.desc.dtype for o in p.inputs if o.name in (p.image, p.filter, p.result)]
         if any(k not in (F32, F16, BF16) for k in kinds):
             return refuse(f"{name}: types are {', '.join(map(str, kinds))} (f32, f16 and bf16 are supported)")
-        if p.policy.math not in ("ieee", "tf32x3", "fast") or (sources[0] is not F32 and p.policy.math != "fast"):
-            return refuse(f"{name} loses digits: {sources[0]} with math={p.policy.math!r} (takes f32 with \"ieee\" or \"tf32x3\", "
-                          "and any type with \"fast\")")
+        # F(2 x 2) of f32 errs as plain sums do; all else loses digits.
+        if p.policy.math != "fast" and (sources[0] is not F32 or self.outputs > 2 or p.policy.math not in ("ieee", "tf32x3")):
+            return refuse(f"{name} loses digits: {sources[0]} with math={p.policy.math!r} (takes any type with math=\"fast\""
+                          + (", and f32 with \"ieee\" or \"tf32x3\")" if self.outputs == 2 else ")"))
         if BF16 in sources and self.outputs > 2:
             return refuse(f"{name}: the points of bf16 are too coarse")
         if any(p.desc(n).numel == 0 for n in (p.image, p.filter, p.result)):
@@ -209,7 +210,7 @@ class WinogradEngine(Engine):
         def packed(kind: DType, *shape: int) -> TensorDesc:
             return TensorDesc.packed(kind, (points, *shape))
 
-        policy = Policy(p.policy.deterministic, p.policy.math)
+        policy = Policy(p.policy.deterministic, "ieee" if p.policy.math == "fast" and factor is F32 else p.policy.math)
         image, result_side = self._sides(p)[0], self._sides(p)[1]
         if p.direction == "wgrad":  # d[k, c] = sum over tiles of dy[t, k] * x[t, c]
             a = packed(factor, tiles, k) if result_side.is_channels_last else packed(factor, k, tiles)

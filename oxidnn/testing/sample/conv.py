@@ -62,10 +62,18 @@ def _draw(rng: np.random.Generator, op: str, size: str) -> Problem | None:
     if rng.random() < 0.1:  # windows that tile the image: patches
         taps, dilation, padding = list(stride), [1] * spatial, [(0, 0)] * spatial
         extents = [s * upto(3) for s in stride]
-    elif is_dense and rng.random() < 0.2:  # an inner layer: as many positions as pixels, in eights
+    elif is_dense and rng.random() < 0.3:  # an inner layer: as many positions as pixels, in eights
         stride, groups, extents = [1] * spatial, 1, [8 * upto(2) for _ in range(spatial)]
+        taps = [int(rng.choice((1, 2, 3, 3, 3))) for _ in range(spatial)]
         before = [upto((r - 1) * d + 1) - 1 for r, d in zip(taps, dilation, strict=True)]
         padding = [(lo, (r - 1) * d - lo) for lo, r, d in zip(before, taps, dilation, strict=True)]
+    policy = Policy()
+    if spatial < 3 and not is_depthwise and rng.random() < 0.2:  # what fast algorithms take: 3 x 3, and maps of whole blocks of 8
+        policy = Policy(math="fast") if rng.random() < 0.4 else policy
+        if rng.random() < 0.5:
+            is_dense, channels, filters = True, *(int(rng.choice((8, 16, 64))) for _ in range(2))
+        taps, stride, dilation, groups, padding = [3] * spatial, [1] * spatial, [1] * spatial, 1, [(1, 1)] * spatial
+        extents = [8 * upto(1 if is_tiny else 3) - int(rng.integers(2)) * (not is_dense) for _ in range(spatial)]
     attrs: dict[str, Any] = {"stride": tuple(stride), "padding": tuple(padding), "dilation": tuple(dilation), "groups": groups,
                              "flip": bool(rng.random() < 0.15)}
     if rng.random() < 0.08:
@@ -98,7 +106,7 @@ def _draw(rng: np.random.Generator, op: str, size: str) -> Problem | None:
     tensors[output] = random_desc(rng, out_kind, shapes[output], is_output=True, is_dense=is_dense)
     if not op.endswith("wgrad"):
         draw_epilogue(rng, tensors, attrs, shapes[output], 1, tensors[output])
-    return definition.make(tensors, attrs, Policy())
+    return definition.make(tensors, attrs, policy)
 
 
 def _sampler(op: str) -> Any:
