@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from ..codegen.fastdiv import magic
+from ..codegen.pointwise import Expression, acc
 from ..codegen.spec import Target
 from ..device import DeviceInfo
 from ..dtypes import F32, F64
@@ -46,12 +47,24 @@ class NormEngine(RowEngine):
         shape, channel = problem.shape, problem.axes[-1]
         full = {n: problem.desc(n) for n in ("x", "y", "residual", "sum") if problem.has(n)}
         for name in problem.epilogue_operands:
+            if name == "scale_y":  # one number, which _epilogue leaves out
+                continue
             desc = problem.desc(name)
             assert problem.epilogue is not None
             aligned = align_shape(problem.op, name, desc.shape, shape, channel, problem.epilogue.axis(name))
             full[name] = TensorDesc(desc.dtype, shape, align_strides(desc, aligned, channel), desc.align)
         statistics = {n: problem.desc(n) for n in ("mean", "rstd", "row_scale") if problem.has(n)}
+        if problem.has("scale_y"):
+            statistics["scale_y"] = TensorDesc(problem.desc("scale_y").dtype, (), (), problem.desc("scale_y").align)
         return Rows.of(shape, problem.axes, full, statistics, {n: problem.desc(n) for n in ("gamma", "beta") if problem.has(n)})
+
+    @staticmethod
+    def _epilogue(problem: NormProblem) -> Expression | None:
+        """Without the division by scale_y, which the template does by its reciprocal."""
+        if problem.epilogue is None or not problem.has("scale_y"):
+            return problem.epilogue
+        divided = problem.epilogue.operands[0]
+        return None if divided == acc else divided
 
     def build_steps(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> Build:
         assert isinstance(problem, NormProblem)
@@ -59,7 +72,7 @@ class NormEngine(RowEngine):
             return Build(())
         rows = self.rows(problem)
         slots, largest = 1 if problem.is_rms else 3, problem.desc("y").dtype.max if problem.has("row_scale") else 0.0
-        r = self.row_consts(rows, config, slots + (2 if largest else 0), problem.epilogue, ("y",))
+        r = self.row_consts(rows, config, slots + (2 if largest else 0), self._epilogue(problem), ("y",))
         consts = NormConsts(r, problem.is_rms, largest=largest)
         eps = Arg("eps", consts.rows.compute, problem.eps)
         return Build((self.row_step("rowwise/norm", consts, problem.op, rows, config, device, [eps]),))
