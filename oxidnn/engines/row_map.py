@@ -129,8 +129,15 @@ class SparsemaxEngine(RowMapEngine):
     id = "sparsemax.row"
 
     def configs(self, problem: Problem, device: DeviceInfo) -> tuple[EngineConfig, ...]:
-        """Without clusters: their exchanges serve once."""
-        return tuple(c for c in super().configs(problem, device) if dict(c.knobs).get("cluster", 1) == 1)
+        """Without clusters: their exchanges serve once. A long row is held by a CTA that has an SM to itself: it is read over and over."""
+        found = [c for c in super().configs(problem, device) if dict(c.knobs).get("cluster", 1) == 1]
+        rows = self.rows(problem)
+        vector, columns = rows.vector(), rows.column_digits.size
+        pack, x = vector * rows.dtype.num_bytes, rows.operands[0]
+        if (found[0]["home"] == "memory" and device.at_least(8) and pack in (4, 8, 16) and rows.moves_packs(x, vector)
+                and -(-columns // (512 * vector)) * 512 * pack <= device.smem_per_cta - 4096):
+            found.insert(0, EngineConfig.of(home="shared", lanes=512, vec=vector, threads=512, cluster=1))
+        return tuple(found)
 
     def build_steps(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> Build:
         assert isinstance(problem, RowMapProblem)
