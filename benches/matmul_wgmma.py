@@ -2,7 +2,7 @@
 
     python benches/matmul_wgmma.py [--ops gemm,conv_fprop,conv_dgrad,conv_wgrad] [--network resnet50] [--match 3x3] [--batch 128]
                                    [--sizes 1024,2048,4096x24576x1536] [--kind bf16|f16|f32|e4m3|e5m2|s8] [--layouts nt,nn,tn] [--configs N]
-                                   [--repeats 15] [--mma] [--fused] [--json out.json]
+                                   [--repeats 15] [--mma] [--fused] [--depthwise] [--json out.json]
 
 Needs an sm_90 device and torch. A row a problem: the library's time, our fastest config's and the untuned choice's, ratios to the
 library, and TFLOP/s. A size is M, N and K, or MxNxK. f32 is rounded to tf32 on both sides. 8-bit floats have a row against each of
@@ -108,7 +108,8 @@ def reference(problem: Problem, tensors: dict[str, torch.Tensor]) -> tuple[torch
 
 
 def measure(backend: CudaBackend, problem: Problem, label: str, options: argparse.Namespace) -> dict[str, Any] | None:
-    engines = [e for e in ENGINES[problem.op] if e.id.endswith("_sm90") or (options.mma and e.id.endswith("mma_sm80"))]
+    ends = (".depthwise", ".depthwise_mma_sm80") if options.depthwise else ("_sm90", "mma_sm80") if options.mma else ("_sm90",)
+    engines = [e for e in ENGINES[problem.op] if e.id.endswith(ends)]
     choices = [(engine, c) for engine in engines if engine.check_support(problem, backend.info)
                for c in engine.configs(problem, backend.info)[: options.configs or None]]
     if not choices:
@@ -145,6 +146,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=15)
     parser.add_argument("--mma", action="store_true")
     parser.add_argument("--fused", action="store_true", help="conv_fprop with bias and relu")
+    parser.add_argument("--depthwise", action="store_true", help="depthwise layers, on FMAs and on mma.sync, instead of the rest")
     parser.add_argument("--all", action="store_true", help="print every config")
     parser.add_argument("--json", default="")
     options = parser.parse_args()
@@ -170,7 +172,7 @@ def main() -> None:
                     problems.append((f"{size}_{layout}", parse_case(f"gemm a={options.kind}{a} b={options.kind}{b} {flags}{math_}")))
             continue
         for problem in layer_counts(options.network, options.batch, options.kind, "nhwc", (op.removeprefix("conv_"),), Policy()):
-            if problem.groups == 1 and (not options.match or f"_{options.match}s" in layer_name(problem)):  # type: ignore[attr-defined]
+            if (problem.groups > 1) == options.depthwise and (not options.match or f"_{options.match}s" in layer_name(problem)):  # type: ignore[attr-defined]
                 problems.append((layer_name(problem), with_relu(problem) if options.fused else problem))  # type: ignore[arg-type]
     print(f"{'op':11} {'case':22} {'library':>8} {'ours':>8} {'ratio':>5} {'TF/s':>5} {'default':>8} {'regret':>6}  config")
     results = []
