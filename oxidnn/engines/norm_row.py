@@ -129,7 +129,7 @@ class NormBackwardEngine(RowEngine):
         home = "skewed_ring" if is_skewed else "ring"
         packs, count = -(-(rows.column_digits.size + is_skewed * (vector - 1)) // vector), rows.row_digits.size
         is_narrow = problem.desc("gamma").dtype.num_bytes <= rows.dtype.num_bytes
-        most = _RING_PACKS - is_skewed if is_narrow else _RING_PACKS // 2  # by its registers
+        most = _RING_PACKS - (is_skewed and not problem.is_rms) if is_narrow else _RING_PACKS // 2  # by its registers
         found = []
         if packs <= 32 * most and not is_skewed:
             lanes = power_of_two(-(-packs // most))
