@@ -3,7 +3,7 @@ and a warp or a CTA an output where the one window is the whole image."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from math import prod
 from typing import Any
@@ -12,11 +12,13 @@ from ..codegen.fastdiv import magic
 from ..codegen.spec import Target
 from ..device import DeviceInfo
 from ..dtypes import F64, S32, U8, DType
-from ..ops.base import Problem
+from ..ops import OPS
+from ..ops.base import Policy, Problem
 from ..ops.pool import Axis, PoolProblem, UnpoolProblem
 from ..tensor import TensorDesc, packed_strides
 from .base import SUPPORTED, Arg, Build, Engine, EngineConfig, Scratch, Step, Support, TensorArg, WorkspaceArg, refuse
 from .digits import DigitConsts, Digits
+from .layout_copy import LayoutCopy
 from .reduce_tree import reduction_configs, reduction_steps
 from .rows import RowConsts, RowEngine, Rows
 
@@ -318,6 +320,13 @@ class UnpoolConsts:
     index_dtype: str
 
 
+def _fill(y: TensorDesc, value: int, device: DeviceInfo) -> list[Step]:
+    """Launches that write the value everywhere in the operand y."""
+    problem = OPS["fill"].make({"y": y}, {"value": value}, Policy())
+    engine = LayoutCopy()
+    return list(engine.build_steps(problem, engine.configs(problem, device)[0], device).steps)
+
+
 class UnpoolEngine(Engine):
     """A thread an element. Elements of one place agree on the last of them by an atomic maximum of their numbers: no order counts."""
 
@@ -338,9 +347,11 @@ class UnpoolEngine(Engine):
         if problem.has("dx"):
             return Build((self._step(problem, "gather", problem.near, ("indices", "dx"), None, device),))
         scratch = Scratch()
-        owner = scratch.take(problem.far.numel * 4)
-        steps = [self._step(problem, "clear", problem.far, ("y",), owner, device)]
+        steps = _fill(problem.far, 0, device)
         if problem.near.numel:
+            owner = scratch.take(problem.far.numel * 4)
+            steps += [replace(step, args=tuple(owner if a == TensorArg("y") else a for a in step.args))
+                      for step in _fill(TensorDesc.packed(S32, (problem.far.numel,)), -1, device)]
             steps += [self._step(problem, "claim", problem.near, ("indices",), owner, device),
                       self._step(problem, "write", problem.near, ("indices", "x"), owner, device)]
         return Build(tuple(steps), scratch.num_bytes)
@@ -354,9 +365,7 @@ class UnpoolEngine(Engine):
         places = prod(far.shape[2:])
         strides = {n: byte_strides(problem.desc(n)) for n in moving}
         values: dict[str, Any] = {n: TensorArg(n) for n in moving}
-        if phase == "clear":
-            strides["owner"] = tuple(4 * s for s in packed_strides(far.shape))
-        elif owner is not None:
+        if owner is not None:
             strides |= {"owner": (4 * far.shape[1] * places, 4 * places, *spatial), "flat": (0, 0, *packed_strides(main.shape[2:]))}
             values["flat"] = 0
         if owner is not None:
