@@ -264,6 +264,30 @@ def registers_needed(c: MmaConsts) -> int:
     return total
 
 
+# Measured on an H200, GEMM and 3x3 convolutions of 56, 28 and 14 rows: the estimates' logarithms deviate by 0.11.
+ALONE = 0.75  # of the rate that two warps a scheduler reach, with one
+# Microseconds of a tile before its loop, in a CTA of its own and in one that takes tiles in turn, and after, of 256 x 128.
+START_US, TURN_US, WRITE_US = 2.5, 1.5, 2.0
+HOPPER_BANDWIDTH = 1.1  # of L2, relative to that of memory, where estimate_us supposes 1.8
+MMA_CLOCKS = 6  # of a scheduler, by an mma of 4096 flop in 16 bits, at the rate of mma.sync
+
+
+def issue_clocks(c: MmaConsts) -> tuple[float, float]:
+    """Clocks for which a warp keeps its scheduler a k tile: with products, and with all else."""
+    steps = c.k_steps * c.lines
+    mmas = c.k_steps * (c.warp_m // 16) * (c.warp_n // 8) * (3 if c.has_parts else 1)
+    other = 16.0 + (c.warp_m * c.warp_n // 32 if c.promotes else 0)
+    for x, rows in ((c.a, c.warp_m), (c.b, c.warp_n)):
+        other += steps * (rows // 16 * (1 if x.size < 4 or x.major == "k" else 5) + 1)  # fragments
+        bounds = 1 if x.taps else 2 * len(x.bounds)
+        other += x.row_positions * x.k_positions * ((3 if x.has_pointers else 4) + bounds)
+        own = 3 * x.k_digits - 2 if x.k_name == x.name else 0
+        other += x.k_positions * (own + x.k_digits + (2 if x.has_pointers else 0) + (3 if x.taps else len(x.bounds)))
+    fragments = (c.warp_m + c.warp_n) // 4
+    other += c.k_steps * {"tf32": fragments, "tf32x3": 4 * fragments + 10, "bf16x3": 7 * fragments + 20}.get(c.kind, 0)
+    return MMA_CLOCKS * mmas, other
+
+
 class MmaSm80Matmul:
     """f16 and bf16 matmuls, and f32 ones that may round their operands to tf32 or part them (x3), with f32 accumulators.
 
@@ -307,30 +331,29 @@ class MmaSm80Matmul:
         tile = (config["tile_m"], config["tile_n"], config["tile_k"])
         size = am.a.dtype.num_bytes
         threads = 32 * config["warps_m"] * config["warps_n"]
-        warp = (tile[0] // config["warps_m"], tile[1] // config["warps_n"])
         grid = tiling.plan_grid(am, tile, config["split_k"])
-        # mma.sync issues at most 2720 of wgmma's 4096 flop per clock and SM on Hopper; elsewhere it is the full rate.
-        peak = device.tensor_tflops * (0.66 if device.capability[0] == 9 else 0.95)
-        peak *= ({"tf32x3": 1 / 6, "bf16x3": 1 / 3}.get(am.math, 0.5) if size == 4 else 2 / size)
-        staged = config["stages"] * (tile[0] + tile[1]) * tile[2] * size
-        smem = max(staged, tile[0] * (tile[1] + 8) * 4) + 1024
-        registers = min(255, warp[0] * warp[1] // 32 + (warp[0] + warp[1]) // 2 + 48)
-        ctas_per_sm = max(1, min(device.smem_per_sm // smem, 65536 // (registers * threads), 2048 // threads))
-        # A k step loads (m + n) * 32 bytes of fragments per warp for m * n * 16 multiply-adds; shared memory gives 128 bytes per clock.
-        fragment_bound = min(1.0, 1.5 * warp[0] * warp[1] / (warp[0] + warp[1]) / 32)
-        warps = ctas_per_sm * threads // 32
-        efficiency = 0.8 * fragment_bound * min(1.0, 0.55 + 0.45 * warps / 8)
         if device.is_emulated:
             return self._emulated_us(config, tile, grid, size)
+        consts, _, _ = _plan(am, config, device.capability)
+        # mma.sync issues at most 2720 of wgmma's 4096 flop per clock and SM on Hopper; elsewhere it is the full rate.
+        peak = device.tensor_tflops * (0.66 if device.capability[0] == 9 else 0.95) * (1 if consts.kind == "bf16x3" else 2 / size)
+        registers = min(255, 48 + registers_needed(consts))
+        ctas_per_sm = max(1, min(device.smem_per_sm // (consts.smem_bytes + 1024), 65536 // (registers * threads), 2048 // threads))
+        # What else is issued does not overlap with products (H200: 64 of 6 clocks among 139 instructions a k tile, 256x128x32).
+        mma_clocks, other_clocks = issue_clocks(consts)
+        warps = min(ctas_per_sm, -(-grid.ctas * cluster_of(config) // device.num_sms)) * threads // 32
+        busy = min(1.0, ALONE + (1 - ALONE) * (warps - 4) / 4)
+        efficiency = busy * mma_clocks / (3 if consts.has_parts else 1) / (mma_clocks + other_clocks)
         # Loads of less than 16 bytes: 7 to 17 clocks of an SM a warp (measured at 2 bytes: the 7x7 filter of 3 channels).
         short = sum(rows / width for rows, width in zip(tile[:2], _vector_widths(am), strict=True) if width * size < 16)
         load_us = grid.ctas * grid.k_tiles_per_split * tile[2] * short / 32 * 12 / device.num_sms / 1620
         joined = cluster_of(config) > 1  # by an exchange in the cluster instead of a launch
         if joined:
             grid = replace(grid, padded_inner=0)
-        if device.capability[0] == 9:  # its copies keep fewer bytes under way than Hopper's memory asks for
-            device = replace(device, bandwidth_gbs=device.bandwidth_gbs * 0.75)
-        total = tiling.estimate_us(am, grid, tile, peak * 1e6 / device.num_sms, ctas_per_sm, device, efficiency)
+        if device.capability[0] == 9:
+            device = replace(device, bandwidth_gbs=device.bandwidth_gbs * HOPPER_BANDWIDTH)
+        start = (TURN_US if consts.passes else START_US) + WRITE_US * tile[0] * tile[1] / 32768
+        total = tiling.estimate_us(am, grid, tile, peak * 1e6 / device.num_sms, ctas_per_sm, device, efficiency, start)
         return max(load_us + 4, total + 0.7 * joined)
 
     @staticmethod
@@ -373,6 +396,23 @@ def _sorted_configs(am: AffineMatmul, device: DeviceInfo) -> tuple[EngineConfig,
     return tuple(sorted(found, key=lambda c: MMA_SM80.estimate(am, c, device))[:MAX_CONFIGS])
 
 
+def passes_in_turn(am: AffineMatmul, config: EngineConfig, device: DeviceInfo) -> int:
+    """The fewest shares in which CTAs that take large tiles in turn may write them, with as many on an SM as registers allow; 0 where
+    that gains nothing: every tile has a CTA of its own in the first round."""
+    threads = 32 * config["warps_m"] * config["warps_n"]
+    is_small = 64 * threads > config["tile_m"] * config["tile_n"]
+    if device.is_emulated or not device.at_least(8) or am.ragged is not None or am.up is not None or is_small:
+        return 0
+    per_sm = max(1, 256 // threads)
+    for passes in (1, 2, 4):
+        consts, _, grid = _plan(am, EngineConfig.of(**dict(config.knobs), passes=passes), device.capability)
+        if grid.ctas <= device.num_sms * per_sm or consts.passes < passes:
+            return 0
+        if consts.smem_bytes + 1024 <= device.smem_per_sm // per_sm:
+            return passes
+    return 0
+
+
 def register_limit(am: AffineMatmul, device: DeviceInfo, k_bytes: int, sync: str) -> int:
     """The largest registers_needed that assembles without spills. Rounding to tf32 takes temporaries, more where NaN has to be kept by
     hand."""
@@ -408,7 +448,10 @@ def _candidates(am: AffineMatmul, device: DeviceInfo) -> Iterator[tuple[EngineCo
         fits = registers_needed(consts) <= limit
         # Sums of integers are not split: the sum of parts is of floats.
         for split_k in tiling.split_choices(am, tile, 32 * warps_m * warps_n, device) if am.acc is F32 else (1,):
-            yield EngineConfig.of(**knobs, split_k=split_k), fits
+            config = EngineConfig.of(**knobs, split_k=split_k)
+            yield config, fits
+            if passes := passes_in_turn(am, config, device):
+                yield EngineConfig.of(**dict(config.knobs), passes=passes), fits
     if device.is_emulated or not device.at_least(9) or am.acc is not F32 or am.ragged is not None or am.up is not None:
         return
     for tile_m, tile_n, k_bytes, warps_m, warps_n, stages, sync in CLUSTER_SHAPES:

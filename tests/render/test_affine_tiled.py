@@ -46,7 +46,7 @@ def test_every_tile_shape_assembles(line: str, kind: str, algorithm, math: str, 
                 text = render(step.spec)
                 result = assemble(text, arch)
                 assert result.spill_bytes == 0, f"{result.spill_bytes} bytes spilled: {step.spec.describe()}"
-                assert text.count("\n") <= (9000 if "x3" in math else 6000), config.name  # of parts, three products each, twice
+                assert text.count("\n") <= (10000 if "x3" in math else 6000), config.name  # of parts, three products each, twice
                 assert sum(8 if p.type in ("u64", "s64") else 4 for p in step.spec.params) < 4096
                 if len(seen) == 1 and arch != "sm_75":  # which the instruction table does not know
                     ptx.validate(ptx.parse(text))
