@@ -36,7 +36,7 @@ class NoiseConsts:
 
 @dataclass(frozen=True, slots=True)
 class SoftmaxConsts:
-    """logits: of x, mask, seen (whether the diagonal keeps the element), uniform and scale; None: x. is_masked: a row may be empty."""
+    """logits: of x, mask, seen (whether the diagonal keeps the element), noise and scale; None: x. is_masked: a row may be empty."""
 
     rows: RowConsts
     is_log: bool
@@ -52,12 +52,12 @@ class SoftmaxConsts:
     def lower_logits(self, x: str, element: int) -> str:
         """PTX: register x = the logit, of what the macro take_logits sets beside it."""
         assert self.logits is not None
-        names = {"x": x} | {n: f"%{n}_{element}" for n in ("mask", "seen", "uniform")}
+        names = {"x": x, "noise": f"%uniform_{element}"} | {n: f"%{n}_{element}" for n in ("mask", "seen")}
         return self.logits.lower(names | {"scale": "%scale_of_x"}, [x], self.rows.compute)
 
 
 def _logits(problem: SoftmaxProblem) -> Expression | None:
-    text = f"x - log(-log(fmax(uniform, {2.0**-25})))" if problem.is_random else "x"
+    text = "x + noise" if problem.is_random else "x"
     if problem.scale != 1:
         text = f"({text}) * scalar(scale)"
     if problem.has("mask"):
