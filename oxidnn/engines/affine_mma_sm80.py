@@ -354,7 +354,8 @@ class MmaSm80Matmul:
         if device.capability[0] == 9:
             # Copies by threads bring two thirds of memory's speed, less than half where rows part lines (pointwise layers of 16 to 240
             # channels, H100: 0.22 to 0.76).
-            runs = [am.k.extents[-1] if x.k_strides[-1] == 1 else rows.extents[-1] for x, rows in ((am.a, am.m), (am.b, am.n))]
+            runs = [(am.k.extents if x.k_strides[-1:] == (1,) else rows.extents or (1,))[-1]
+                    for x, rows in ((am.a, am.m), (am.b, am.n))]
             num_bytes = size * (tiling.source_elements(am.a, am.m, am.k, am.batch) + tiling.source_elements(am.b, am.n, am.k, am.batch))
             num_bytes += am.d.dtype.num_bytes * am.m.size * am.n.size * am.batch.size
             speed = 0.45 if any(run * size % 128 for run in runs) else 0.65
