@@ -165,7 +165,7 @@ class Im2colEngine(Engine):
         total = 0.0
         for windows in _windows(problem):
             if device.is_emulated:
-                total += 1000.0 + windows.size * 0.05 + windows.am.flops * 0.01
+                total += 3000.0 + windows.size * 0.2 + windows.am.flops * 0.01
             else:
                 product_us = max(windows.am.flops / peak, (windows.num_bytes + problem.num_bytes) / (device.bandwidth_gbs * 1e3))
                 total += 12.0 + 1.5 * windows.num_bytes / (device.bandwidth_gbs * 0.8e3) + product_us

@@ -167,6 +167,8 @@ class WinogradEngine(Engine):
         p, images = problem, config["images"]
         total = p.desc(p.image).shape[0]
         _, product_us = self._product(p, images, device)
+        if device.is_emulated:  # some 300 instructions a tile and channel
+            return product_us * ceil_div(total, images) + 1.2 * self._tiles(p) * sum(p.desc(p.filter).shape[:2])
         points = self._chunk_bytes(p, images)
         chunks = ceil_div(total, images)
         cost = 0.35 if points < device.l2_bytes * 3 // 4 else 1.0
