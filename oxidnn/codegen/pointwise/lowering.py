@@ -40,12 +40,11 @@ def _lower_cast(e: Emitter, x: str, name: str, t: str) -> str:
     return e("cvt.f64.f32", back) if t == "f64" else back
 
 def _rounded_to_fp8(e: Emitter, x: str, kind: dtypes.DType, t: str) -> str:
-    """Added to and taken from 3/2 times the power of two whose last place is the result's, for each exponent from the subnormals' on."""
-    bits = int(t[1:])
+    """Added to and taken from 3/2 times the power of two whose last place is the result's; subnormal numbers have that of the smallest
+    normal one."""
+    bits, digits = (32, 23) if t == "f32" else (64, 52)
     size = e(f"min.{t}", e(f"abs.{t}", x), kind.max)
-    least = 2.0 * kind.smallest / kind.epsilon  # the smallest normal number, twice
-    word = e(f"mov.b{bits}", e(f"max.{t}", size, least / 2))
-    digits = 23 if t == "f32" else 52
+    word = e(f"mov.b{bits}", e(f"max.{t}", size, kind.smallest / kind.epsilon))
     power = e(f"mov.b{bits}", e(f"and.b{bits}", word, (2 ** (bits - 1)) - (1 << digits)), to=t)  # the fraction cut off
     magic = e(f"mul.rn.{t}", power, kind.epsilon * 1.5 * 2.0**digits)
     rounded = e(f"sub.rn.{t}", e(f"add.rn.{t}", size, magic), magic)
