@@ -143,5 +143,5 @@ def test_a_tensor_of_more_than_two_to_the_31_elements(torch: Any, h: oxidnn.DnnH
     grad[-3:] = 4
     h.sgd_step([param], [grad], lr=0.5)
     assert param[:3].tolist() == [-0.5] * 3 and param[-4:].tolist() == [-0.5, -2, -2, -2]
-    assert int((param == -0.5).sum()) == count - 3
+    assert sum(int((part == -0.5).sum()) for part in param.split(1 << 28)) == count - 3  # at once torch would take 16 GB more
     assert float(h.grad_norm([grad])) == pytest.approx((count - 3 + 48) ** 0.5, rel=1e-5)
