@@ -194,6 +194,16 @@ def test_no_wgmma_config_spills(m: int, more: str) -> None:
             assert assembled.spill_bytes == 0, c.name
 
 
+@pytest.mark.parametrize("line", ["gemm a=s8[33,1040] b=u8[400,1040] transpose_b=True", "gemm a=u8[33,1040] b=s8[400,1040] transpose_b=True",
+                                  "gemm a=u8[33,1024] b=s8[400,1024] transpose_b=True scale_a=f32[33,8] scale_b=f32[8,4]",
+                                  "gemm a=e4m3[33,1040] b=e5m2[400,1040] transpose_b=True gate=silu"])
+def test_wgmma_of_mixed_types_is_assembled(line: str) -> None:
+    device = known_device("sm_90a")
+    (am, *_) = lower(parse_case(line))
+    for c in SKINNY_WGMMA.configs(am, device)[:3]:
+        assert assemble(render(SKINNY_WGMMA.build("gemm", am, c, device).steps[0].spec), "sm_90a").spill_bytes == 0, c.name
+
+
 @pytest.mark.parametrize("m", [1, 16, 32, 64])
 @pytest.mark.parametrize("weights", ["bf16[4096,7168] transpose_b=True", "bf16[7168,4096]"])
 def test_no_config_spills(m: int, weights: str) -> None:
