@@ -127,52 +127,34 @@ class MmaConsts(tiling.TiledConsts):
         count = self.warp_n // 8 * 2
         return [f"%frag_b{(buffer * self.lines + line) * count + i}" for i in range(count)]
 
-    @property
-    def buffers(self) -> int:
-        """Fragments as loaded: of this k step and the next; of parts, which have registers of their own, the next alone."""
-        return 1 if self.has_parts else 2
-
-    def part(self, name: str, buffer: int) -> list[str]:
+    def part(self, name: str) -> list[str]:
         """Registers of "big_a", "small_a", "big_b" or "small_b", in the order of fragments of one line."""
-        count = self.warp_m // 4 if name.endswith("a") else self.warp_n // 4
-        return [f"%{name}{buffer * count + i}" for i in range(count)]
+        return [f"%{name}{i}" for i in range(self.warp_m // 4 if name.endswith("a") else self.warp_n // 4)]
 
-    @property
-    def part_units(self) -> list[tuple[str, int, list[int]]]:
-        """What is parted at a time: (operand, index of the part, fragments of all lines it is made of), B first."""
-        if self.lines == 1:
-            return [(x, i, [i]) for x in "ba" for i in range(len(self.frag_b(0) if x == "b" else self.frag_a(0)))]
-        # Lane q of four holds k = q and q + 4 of each line of 8. Taken for the neighbours 2q and 2q + 1 they permute k, for both operands
-        # alike.
-        count_a, count_b = self.warp_m // 4, self.warp_n // 4
-        of_b = [("b", 2 * j + line, [line * count_b + 2 * j, line * count_b + 2 * j + 1])
-                for j in range(self.warp_n // 8) for line in range(2)]
-        of_a = [("a", 4 * i + 2 * line + h, [line * count_a + 4 * i + h, line * count_a + 4 * i + h + 2])
-                for i in range(self.warp_m // 16) for line in range(2) for h in range(2)]
-        return of_b + of_a
+    def part_units(self, buffer: int) -> list[tuple[str, str, list[str]]]:
+        """(big, small, whole) registers of what is parted at a time: a register of fragments, or of bf16 a pair."""
+        units: list[tuple[str, str, list[str]]] = []
+        for x, fragments, count in (("a", self.frag_a, 4), ("b", self.frag_b, 2)):
+            big, small = self.part(f"big_{x}"), self.part(f"small_{x}")
+            if self.lines == 1:
+                units += [(b, s, [whole]) for b, s, whole in zip(big, small, fragments(buffer), strict=True)]
+                continue
+            # Lane q of four holds k = q and q + 4 of each line of 8. Taken for the neighbours 2q and 2q + 1 they permute k, for both
+            # operands alike: of a tile's `count` registers of a line the upper half lies 4 k's beyond the lower.
+            half = count // 2
+            for tile in range(0, len(big), count):
+                for line in range(2):
+                    whole = fragments(buffer, line)[tile:tile + count]
+                    units += [(big[tile + line * half + h], small[tile + line * half + h], [whole[h], whole[h + half]])
+                              for h in range(half)]
+        return units
 
-    @property
-    def skips_ordinary(self) -> bool:
-        """Whether the slow path branches around units that need no care: these branches cost the assembler registers before sm_90, and
-        save them since."""
-        return self.has_rn_tf32
-
-    def part_unit(self, buffer: int, unit: int) -> tuple[str, str, list[str]]:
-        """(big, small, whole) registers of a unit."""
-        x, i, fragments = self.part_units[unit]
-        return self.part(f"big_{x}", buffer)[i], self.part(f"small_{x}", buffer)[i], [f"%frag_{x}{f}" for f in fragments]
-
-    def units_after(self, mmas: int) -> int:
-        """Units of the next k step to be parted when so many of this one's mma's are issued: from a third of them on, while registers of
-        parts fall free."""
-        total = 3 * (self.warp_m // 16) * (self.warp_n // 8)
-        return min(len(self.part_units), max(0, 2 * (3 * mmas - total) * len(self.part_units) // (3 * total)))
-
-    def products(self, buffer: int) -> list[tuple[list[str], list[str]]]:
-        """The fragments of A and B to multiply."""
+    def products(self, buffer: int, is_careful: bool) -> list[tuple[list[str], list[str]]]:
+        """The fragments of A and B to multiply; with care those of the leading parts first, which alone may hold infinities."""
         if not self.has_parts:
             return [(self.frag_a(buffer), self.frag_b(buffer))]
-        return [(self.part(a, buffer), self.part(b, buffer)) for a, b in (("small_a", "big_b"), ("big_a", "small_b"), ("big_a", "big_b"))]
+        pairs = [("small_a", "big_b"), ("big_a", "small_b"), ("big_a", "big_b")]
+        return [(self.part(a), self.part(b)) for a, b in (pairs[2:] + pairs[:2] if is_careful else pairs)]
 
     def acc(self, i: int, j: int) -> list[str]:
         first = (i * (self.warp_n // 8) + j) * 4
@@ -284,7 +266,7 @@ def issue_clocks(c: MmaConsts) -> tuple[float, float]:
         own = 3 * x.k_digits - 2 if x.k_name == x.name else 0
         other += x.k_positions * (own + x.k_digits + (2 if x.has_pointers else 0) + (3 if x.taps else len(x.bounds)))
     fragments = (c.warp_m + c.warp_n) // 4
-    other += c.k_steps * {"tf32": fragments, "tf32x3": 4 * fragments + 10, "bf16x3": 7 * fragments + 20}.get(c.kind, 0)
+    other += c.k_steps * {"tf32": fragments, "tf32x3": 2 * fragments, "bf16x3": 6 * fragments}.get(c.kind, 0)
     return MMA_CLOCKS * mmas, other
 
 
@@ -412,7 +394,7 @@ def passes_in_turn(am: AffineMatmul, config: EngineConfig, device: DeviceInfo) -
     is_small = 64 * threads > config["tile_m"] * config["tile_n"]
     if device.is_emulated or not device.at_least(8) or am.ragged is not None or is_small:
         return 0
-    if am.up is not None or am.operands or am.aux is not None:
+    if am.up is not None or am.operands or am.aux is not None or am.math.endswith("x3"):
         return 0
     per_sm = max(1, 256 // threads)
     for passes in (1, 2, 4):
@@ -424,27 +406,22 @@ def passes_in_turn(am: AffineMatmul, config: EngineConfig, device: DeviceInfo) -
     return 0
 
 
-def register_limit(am: AffineMatmul, device: DeviceInfo, k_bytes: int, sync: str) -> int:
+def register_limit(am: AffineMatmul, device: DeviceInfo) -> int:
     """The largest registers_needed that assembles without spills. Rounding to tf32 takes temporaries, more where NaN has to be kept by
-    hand."""
-    if am.a.dtype.name in FP8 and device.capability[0] == 9:
-        return 200  # no such products there: converted to f16
+    hand; f32 in parts has a second loop, with care."""
     if am.a.dtype.name in FP8:
-        return 217
-    if am.a.dtype.num_bytes != 4 or am.math == "bf16x3":
+        return 200 if device.capability[0] == 9 else 217  # Hopper converts to f16
+    if am.a.dtype.num_bytes != 4:
         return 260
-    if am.math == "tf32x3":
-        return 230 if device.at_least(9) or (k_bytes, sync) == (64, "late") else 150
-    return 250 if device.at_least(9) else 232
+    return {"tf32x3": 180, "bf16x3": 244}.get(am.math, 250 if device.at_least(9) else 232)
 
 
 def _candidates(am: AffineMatmul, device: DeviceInfo) -> Iterator[tuple[EngineConfig, bool]]:
     """Configs that the device's shared memory takes, and whether their registers fit too."""
-    size = am.a.dtype.num_bytes
+    size, limit = am.a.dtype.num_bytes, register_limit(am, device)
     for tile_m, tile_n, k_bytes, warps_m, warps_n, stages, sync in SHAPES:
         if am.math == "bf16x3" and size == 4 and k_bytes == 64:
             continue  # a single k step, and fragments take turns between two buffers
-        limit = register_limit(am, device, k_bytes, sync)
         tile = (tile_m, tile_n, k_bytes // size)
         if device.is_emulated:
             stages, sync = 2, "late"  # a long ring hides nothing there and costs its filling
@@ -473,5 +450,4 @@ def _candidates(am: AffineMatmul, device: DeviceInfo) -> Iterator[tuple[EngineCo
                 continue
             config = EngineConfig.of(tile_m=tile_m, tile_n=tile_n, tile_k=tile[2], warps_m=warps_m, warps_n=warps_n, stages=stages,
                                      sync=sync, split_k=cluster, joins="cluster")
-            needed = registers_needed(_plan(am, config, device.capability)[0])
-            yield config, needed <= register_limit(am, device, k_bytes, sync)
+            yield config, registers_needed(_plan(am, config, device.capability)[0]) <= limit
