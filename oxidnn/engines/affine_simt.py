@@ -14,7 +14,8 @@ from .base import Build, EngineConfig, Support, refuse
 
 NO_SWIZZLE = (0, 0, 0)
 SHAPES = {  # (threads_m, threads_n, reg_m, reg_n, tile_k, stages): a short ring where shared memory is filled by few large tiles
-    "f32": ((16, 8, 8, 16, 16, 2), (16, 8, 8, 16, 8, 4), (8, 16, 16, 8, 8, 4), (16, 16, 8, 16, 8, 4), (16, 16, 16, 8, 8, 4),
+    "f32": ((8, 16, 16, 8, 16, 2), (16, 16, 8, 16, 16, 2), (16, 8, 8, 16, 16, 2),
+            (16, 8, 8, 16, 8, 4), (8, 16, 16, 8, 8, 4), (16, 16, 8, 16, 8, 4), (16, 16, 16, 8, 8, 4),
             (16, 8, 8, 8, 16, 2), (16, 16, 8, 8, 16, 2), (16, 8, 8, 8, 32, 2), (16, 16, 8, 8, 8, 2), (16, 16, 4, 4, 16, 3),
             (16, 8, 4, 4, 16, 3), (32, 4, 4, 4, 16, 3), (32, 4, 4, 2, 16, 3), (4, 32, 4, 4, 16, 3)),
     "f64": ((16, 16, 4, 4, 8, 3), (16, 8, 4, 4, 8, 3), (32, 4, 4, 4, 8, 3)),
@@ -104,7 +105,8 @@ def _plan(am: AffineMatmul, config: EngineConfig, has_cp_async: bool) -> tuple[S
 def registers_needed(c: SimtConsts) -> int:
     """About how many 32-bit registers the kernel cannot do without."""
     words = 2 if c.compute == "f64" else 1
-    total = words * (c.reg_m * c.reg_n + c.k_vec * (min(c.reg_m, 8) + c.columns)) + 24
+    fragments = sum((c.k_vec if x.stored == "k" else 1) * min(count, 8) for x, count in ((c.a, c.reg_m), (c.b, c.reg_n)))
+    total = words * (c.reg_m * c.reg_n + fragments) + 24
     total += c.a.registers + c.b.registers
     return total
 
@@ -135,29 +137,38 @@ class SimtMatmul:
             tile = (threads_m * reg_m, threads_n * reg_n, tile_k)
             if am.up is not None and tile[1] % (2 * tiling.GATE_COLUMNS):
                 continue  # a tile of one sum alone
-            config = EngineConfig.of(threads_m=threads_m, threads_n=threads_n, reg_m=reg_m, reg_n=reg_n, tile_k=tile_k, stages=stages,
-                                     split_k=1)
-            consts, _, _ = _plan(am, config, device.at_least(8))
-            if consts.smem_bytes > device.smem_per_cta or registers_needed(consts) > (240 if reg_m * reg_n * tile_k > 1024 else 262):
-                continue  # largest needs that assemble without spills; longer k tiles take more of what is not counted
-            if consts.epilogue.inner_threads * consts.epilogue.vec < consts.epilogue.tile_inner:
-                continue  # D's lines in the tile are longer than what all threads write at a time
-            for split_k in tiling.split_choices(am, tile, threads_m * threads_n, device):
-                yield EngineConfig.of(threads_m=threads_m, threads_n=threads_n, reg_m=reg_m, reg_n=reg_n, tile_k=tile_k, stages=stages,
-                                      split_k=split_k)
+            knobs = {"threads_m": threads_m, "threads_n": threads_n, "reg_m": reg_m, "reg_n": reg_n, "tile_k": tile_k, "stages": stages}
+            # Transposed only where there are many results a thread: it takes four times the copies.
+            for more in ({}, {"transposes": 1}) if reg_m * reg_n == 128 else ({},):
+                consts, _, _ = _plan(am, EngineConfig.of(**knobs, split_k=1, **more), device.at_least(8))
+                if more and "k" not in (consts.a.major, consts.b.major):
+                    continue
+                limit = 225 if reg_m * reg_n * tile_k > 1024 else 262  # largest needs without spills; long k tiles take more besides
+                if consts.smem_bytes > device.smem_per_cta or registers_needed(consts) > limit:
+                    continue
+                if consts.epilogue.inner_threads * consts.epilogue.vec < consts.epilogue.tile_inner:
+                    continue  # D's lines in the tile are longer than what all threads write at a time
+                for split_k in tiling.split_choices(am, tile, threads_m * threads_n, device):
+                    yield EngineConfig.of(**knobs, split_k=split_k, **more)
 
     def estimate(self, am: AffineMatmul, config: EngineConfig, device: DeviceInfo) -> float:
         tile = (config["threads_m"] * config["reg_m"], config["threads_n"] * config["reg_n"], config["tile_k"])
         grid = tiling.plan_grid(am, tile, config["split_k"])
         if device.is_emulated:
             return self._emulated_us(am, config, tile, grid)
+        consts, _, _ = _plan(am, config, device.at_least(8))
         f64_rate = 1 / 2 if device.capability in ((8, 0), (9, 0)) else 1 / 64
         rate = device.fma_tflops * 1e6 / device.num_sms * (f64_rate if am.acc.name == "f64" else 1.0)
         reuse = config["reg_m"] * config["reg_n"] / (config["reg_m"] + config["reg_n"])  # FMAs per fragment element
-        # Measured on an H100, GEMM 4096: 43, 35, 36, 19 TFLOP/s. A tile of 8 k's is too short for its barrier.
-        efficiency = (0.62 if tile[2] == 8 else 0.76 if tile[1] == 64 else 0.72) if reuse == 4.0 else 0.63 if reuse == 2.0 else 0.35
+        # Measured on an H200, GEMM 4096 of operands that lie along rows. A tile of 8 k's is short for its barrier.
         if reuse > 4.0:
-            efficiency = 0.84
+            efficiency = (0.82 if config["reg_m"] == 16 else 0.79) + (0.02 if tile[2] == 16 else 0.0)
+        else:
+            efficiency = (0.7 if tile[2] == 8 else 0.79 if tile[1] == 64 else 0.74) if reuse == 4.0 else 0.63 if reuse == 2.0 else 0.35
+        if "k" in (consts.a.stored, consts.b.stored):
+            efficiency *= 0.87
+        elif dict(config.knobs).get("transposes"):
+            efficiency *= 0.96
         total = tiling.estimate_us(am, grid, tile, rate, 2, device, efficiency)
         if am.acc.name == "f32" and min(am.m.size, am.n.size) <= NARROW:
             long = am.b if am.n.size > am.m.size else am.a
