@@ -194,7 +194,8 @@ def test_no_wgmma_config_spills(m: int, more: str) -> None:
             assert assembled.spill_bytes == 0, c.name
 
 
-@pytest.mark.parametrize("line", ["gemm a=s8[33,1040] b=u8[400,1040] transpose_b=True", "gemm a=u8[33,1040] b=s8[400,1040] transpose_b=True",
+@pytest.mark.parametrize("line", ["gemm a=s8[33,1040] b=u8[400,1040] transpose_b=True",
+                                  "gemm a=u8[33,1040] b=s8[400,1040] transpose_b=True",
                                   "gemm a=u8[33,1024] b=s8[400,1024] transpose_b=True scale_a=f32[33,8] scale_b=f32[8,4]",
                                   "gemm a=e4m3[33,1040] b=e5m2[400,1040] transpose_b=True gate=silu"])
 def test_wgmma_of_mixed_types_is_assembled(line: str) -> None:
