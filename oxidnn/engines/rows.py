@@ -451,7 +451,7 @@ class RowEngine(Engine):
         args += [Arg(f"scalar_{name}", r.compute, ScalarArg(name)) for name in r.epilogue_scalars]
         smem = r.shared * threads * r.pack_bytes * len(r.held) if r.shared else 0
         # threads of an SM; fewer where each element of a held row has an address of its own
-        resident = (1024 if r.is_skewed else 768) if smem else 256 if r.chunks > 8 and len(rows.column_digits.extents) > 1 else 512
+        resident = 768 if smem else 256 if r.chunks > 8 and len(rows.column_digits.extents) > 1 else 512
         home = f"{'k' if r.is_skewed else 's'}{r.shared}" if r.shared else f"c{r.chunks}"
         return Step.of(template, op, r.target(device), threads, [*args, *extra], consts, -(-digits.size * r.lanes // threads),
                        min_ctas_per_sm=max(1, resident // threads), dynamic_smem=smem, cluster=r.cluster,
