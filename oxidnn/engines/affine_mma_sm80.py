@@ -98,7 +98,10 @@ class MmaConsts(tiling.TiledConsts):
     @property
     def copy_parts(self) -> int:
         """Parts in which the copies of a k tile are issued: one a k step, so that nvJitLink's scheduler need not hold back fragment loads,
-        which pass no copy (H200: 0.978 of the time over 36 pairs). Of two stages the next one has to be complete before the last k step; loads through registers go at once."""
+        which pass no copy (H200: 0.978 of the time over 36 pairs).
+
+        Of two stages the next one has to be complete before the last k step; loads through registers go at once.
+        """
         return self.k_steps if self.a.is_async and self.b.is_async and self.stages > 2 else 1
 
     @property
