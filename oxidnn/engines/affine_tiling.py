@@ -427,7 +427,7 @@ def plan_epilogue(d: Digits, am: AffineMatmul, tile_m: int, tile_n: int, threads
         tile_inner, tile_n = tile_inner // 2, tile_n // 2
     acc_size = am.acc.num_bytes
     vec = 16 // acc_size if is_split else target_vector(d.targets[0], d, inner)
-    vec = min(vec, 8, max(1, tile_m * tile_n // threads))
+    vec = min(vec, 8, max(1, tile_m * tile_n // threads), tile_inner)
     inner_threads = min(threads, tile_inner // vec)
     outer_step = threads // inner_threads
     while outer_step > tile_outer:  # more threads than vectors in the tile

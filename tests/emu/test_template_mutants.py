@@ -174,9 +174,7 @@ KERNELS = {
                                 _wgmma("coop", "boxes", 128, 64)),
     "skinny_parts": Kernel("matmul/skinny_wgmma_sm90", "gemm.skinny_wgmma",
                            ("gemm a=bf16[20,328] b=bf16[136,328] transpose_b=True bias=f32[136] epilogue=bias_relu",),
-                           {"rows": 128, "stages": 2, "splits": 2, "shares": 1}),
-    "skinny_shares": Kernel("matmul/skinny_wgmma_sm90", "gemm.skinny_wgmma",
-                            ("gemm a=bf16[20,328] b=bf16[328,136]",), {"rows": 64, "stages": 2, "splits": 1, "shares": 2}),
+                           {"rows": 128, "stages": 2, "splits": 2}),
     "tiled_mma_groups": Kernel("matmul/tiled_mma_sm80", "grouped_gemm.mma_sm80",
                                ("grouped_gemm a=bf16[229,136] b=bf16[3,136,40] group_sizes=s32[3]",)),
     "tiled_mma_gate": Kernel("matmul/tiled_mma_sm80", "gemm.mma_sm80",
@@ -241,7 +239,7 @@ KERNELS = {
         ("other comparison|no choice", "%p_row", "a CTA has one row"),
         ("no guard|guard inverted", "st.shared", "all lanes hold the sum of the warp"))),
     "cross_entropy": Kernel("rowwise/cross_entropy", "cross_entropy.row",
-                            ("cross_entropy logits=f32[11,37] target=s64[11] reduction=none",), {}, (
+                            ("cross_entropy logits=f32[11,37] target=s64[11] reduction=none",), {"home": "registers", "lanes": 16, "vec": 1, "threads": 128}, (
         ("other comparison", r"%ef_p", "the logarithm's special cases: no sum of exponentials is one"),)),
     "softmax_masked": Kernel("rowwise/softmax", "softmax.row", ("softmax x=f32[2,7,99] mask=f32[7,99] diagonal=94 scale=0.7",),
                              {"lanes": 32}, (
@@ -448,7 +446,7 @@ FLOOR = {
     "stream": (25, 26), "stream_gradient": (25, 26),
     "strip": (25, 26), "strip_gradient": (23, 26), "interleaved": (25, 26), "halo_gradient": (25, 26),
     "wgmma_coop": (26, 26), "wgmma_pingpong": (26, 26), "wgmma_halo": (26, 26), "wgmma_pair": (26, 26), "wgmma_defers": (24, 26),
-    "wgmma_streams": (25, 26), "wgmma_scales": (26, 26), "wgmma_groups": (23, 26), "wgmma_group_terms": (25, 26), "skinny_parts": (26, 26), "skinny_shares": (24, 26),
+    "wgmma_streams": (25, 26), "wgmma_scales": (26, 26), "wgmma_groups": (23, 26), "wgmma_group_terms": (25, 26), "skinny_parts": (25, 26),
     "tiled_mma_groups": (24, 26), "tiled_mma_gate": (24, 26),
     "tiled_mma": (26, 26), "tiled_mma_conv": (25, 26),
     "tiled_simt": (25, 26), "split_k_reduce": (25, 26), "direct": (26, 26), "tree": (24, 26), "tree_column": (25, 26),

@@ -30,7 +30,7 @@ def test_kernels_are_clean(tool: str, shard: int) -> None:
     names = [f"tests/gpu/test_registry.py::test_engine_on_random_problems[{name}]" for name in IDS[shard::SHARDS]]
     # API errors are left out: the libraries probe the driver for functions it need not have.
     command = [sanitizer, "--tool", tool, "--report-api-errors", "no", "--error-exitcode", "9", "--kernel-name", "kns=oxi_",
-               sys.executable, "-m", "pytest", *names, "-q", "-p", "no:cacheprovider", "-x"]
+               sys.executable, "-m", "pytest", *names, "-o", "addopts=", "-p", "no:cacheprovider", "-x"]
     done = subprocess.run(command, cwd=ROOT, env={**os.environ, "OXIDNN_TEST_RUNS": "2"}, capture_output=True, text=True)
     assert done.returncode == 0 and f"{len(names)} passed" in done.stdout and CLEAN[tool] in done.stdout, \
         done.stdout[-6000:] + done.stderr[-2000:]

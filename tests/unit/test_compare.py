@@ -120,4 +120,4 @@ def test_sums_of_8_bit_floats_are_judged_by_the_engine_that_makes_them(epilogue:
 
 def test_only_engines_of_hopper_s_tensor_cores_sum_coarsely() -> None:
     assert {e.id for engines in ENGINES.values() for e in engines if e.sums_coarsely and e.id.startswith("gemm")} == {
-        "gemm.wgmma_sm90", "gemm.wgmma_sm90_turned"}
+        "gemm.wgmma_sm90", "gemm.wgmma_sm90_turned", "gemm.skinny_wgmma"}
