@@ -190,7 +190,8 @@ KERNELS = {
         "conv_wgrad dy=bf16[3,72,8,16]nhwc x=bf16[3,72,7,17]nhwc w_shape=(72,72,3,3) padding='((1,2),(0,1))'",),
                             {"splits": 2, "stages": 2}),
     "stream": Kernel("matmul/stream_sm90", "gemm.stream_sm90",
-                     ("gemm a=bf16[333,24] b=bf16[24,40] bias=f32[40] epilogue=bias_relu",), {"warps": 4, "slices": 1, "stages": 2, "streams": True}),
+                     ("gemm a=bf16[333,24] b=bf16[24,40] bias=f32[40] epilogue=bias_relu",),
+                     {"warps": 4, "slices": 1, "stages": 2, "streams": True}),
     "stream_gradient": Kernel("matmul/stream_gradient_sm90", "gemm.stream_gradient_sm90", (
         "gemm a=bf16[205,32] b=bf16[205,24] transpose_a=True",
         "gemm a=bf16[5,32] b=bf16[5,24] transpose_a=True"), {"groups": 2, "sharers": 2, "slices": 1, "stages": 2, "streams": True}, (
@@ -239,7 +240,8 @@ KERNELS = {
         ("other comparison|no choice", "%p_row", "a CTA has one row"),
         ("no guard|guard inverted", "st.shared", "all lanes hold the sum of the warp"))),
     "cross_entropy": Kernel("rowwise/cross_entropy", "cross_entropy.row",
-                            ("cross_entropy logits=f32[11,37] target=s64[11] reduction=none",), {"home": "registers", "lanes": 16, "vec": 1, "threads": 128}, (
+                            ("cross_entropy logits=f32[11,37] target=s64[11] reduction=none",),
+                            {"home": "registers", "lanes": 16, "vec": 1, "threads": 128}, (
         ("other comparison", r"%ef_p", "the logarithm's special cases: no sum of exponentials is one"),)),
     "softmax_masked": Kernel("rowwise/softmax", "softmax.row", ("softmax x=f32[2,7,99] mask=f32[7,99] diagonal=94 scale=0.7",),
                              {"lanes": 32}, (
