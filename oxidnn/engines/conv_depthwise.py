@@ -23,7 +23,7 @@ from ..device import DeviceInfo
 from ..dtypes import BF16, F16, F32
 from ..ops.base import Problem
 from ..ops.conv import ConvProblem
-from ..tensor import TensorDesc
+from ..tensor import TensorDesc, packed_strides
 from .base import SUPPORTED, Arg, Build, Engine, EngineConfig, ScalarArg, Scratch, Step, Support, TensorArg, refuse
 from .digits import DigitConsts, Digits, ceil_div
 from .element_epilogue import ElementEpilogue, OperandConsts, operand_over
@@ -372,7 +372,7 @@ class DepthwiseEngine(Engine):
         size, taps = desc.dtype.num_bytes, desc.shape[2:]
         strides = tuple(s * size for s in (desc.strides[0], *desc.strides[2:]))
         is_dense = all(n == 1 or s == want * size for n, s, want in
-                       zip((2, *taps), strides, (prod(taps), *_dense(taps)), strict=True))
+                       zip((2, *taps), strides, (prod(taps), *packed_strides(taps)), strict=True))
         align = gcd(16, vector * prod(taps) * size, desc.align)
         return DepthwiseConsts(
             d.source.dtype.name, d.target.dtype.name, desc.dtype.name, vector, d.rows, d.rows.steps, d.columns.tile(tile), d.columns.taps,
@@ -405,13 +405,9 @@ class DepthwiseEngine(Engine):
         first = Step.of("conv/depthwise_wgrad", self.op, Target.for_arch(device.arch), _THREADS, args, consts, groups * chunks,
                         suffix=f"{consts.source}_{d.rows.taps}x{d.columns.taps}_v{vector}_t{tile}")
         shape = d.filter.shape
-        whole = TensorDesc(F32, (groups, *shape), (d.channels * taps, taps, taps, *_dense(shape[2:])))
+        whole = TensorDesc(F32, (groups, *shape), (d.channels * taps, taps, taps, *packed_strides(shape[2:])))
         steps = reduction_steps(p.op, (whole, partial), (d.filter, TensorArg(d.names[2])), (0,), "sum", device, scratch)
         return Build((first, *steps), scratch.num_bytes)
-
-
-def _dense(shape: tuple[int, ...]) -> tuple[int, ...]:
-    return tuple(prod(shape[i + 1:]) for i in range(len(shape)))
 
 
 def digit_strides(row: Sequence[int], moved: tuple[int, int], vector: int) -> tuple[int, ...]:

@@ -22,7 +22,7 @@ from ..device import DeviceInfo
 from ..dtypes import BF16, F16, F32
 from ..ops.base import Problem
 from ..ops.conv import ConvProblem
-from ..tensor import TensorDesc
+from ..tensor import TensorDesc, packed_strides
 from .base import SUPPORTED, Arg, Build, Engine, EngineConfig, ScalarArg, Scratch, Step, Support, TensorArg, refuse
 from .conv_depthwise import Axis, Depthwise, Meeting, byte_strides, digit_strides, lower
 from .digits import DigitConsts, Digits, ceil_div
@@ -303,8 +303,7 @@ class MmaDepthwiseEngine(Engine):
                         suffix=f"{consts.kind}_{d.rows.taps}x{d.columns.taps}_g{groups}_t{tiles}")
         if not is_sum:
             return Build((first,))
-        dense = tuple(prod(desc.shape[3 + i:]) for i in range(desc.rank - 2))
-        whole = TensorDesc(F32, (count, *desc.shape), (d.channels * taps, taps, taps, *dense))
+        whole = TensorDesc(F32, (count, *desc.shape), (d.channels * taps, taps, taps, *packed_strides(desc.shape[2:])))
         assert not isinstance(partial, TensorArg)
         steps = reduction_steps(p.op, (whole, partial), (desc, TensorArg(d.names[2])), (0,), "sum", device, scratch)
         return Build((first, *steps), scratch.num_bytes)

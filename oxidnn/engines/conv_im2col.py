@@ -14,6 +14,7 @@ from ..codegen.spec import Target
 from ..device import DeviceInfo
 from ..ops.base import Problem
 from ..ops.conv import ConvProblem
+from ..tensor import packed_strides
 from .affine import AffineMatmul, Source
 from .affine_direct import DIRECT
 from .base import SUPPORTED, Arg, Build, Engine, EngineConfig, Scratch, Step, Support, TensorArg, refuse
@@ -36,13 +37,9 @@ class Im2colConsts:
     bounds: int
 
 
-def _dense(extents: tuple[int, ...], step: int = 1) -> tuple[int, ...]:
-    return tuple(step * prod(extents[i + 1:]) for i in range(len(extents)))
-
-
 @dataclass(frozen=True)
 class Windows:
-    """The operand of `am` that is written out, "a" or "b": rows and terms, of which the innermost lie `is_by_terms` first."""
+    """The operand of `am` that is written out, "a" or "b"."""
 
     am: AffineMatmul
     side: str
@@ -56,8 +53,8 @@ class Windows:
         return (self.am.m if self.side == "a" else self.am.n).extents
 
     @property
-    def is_by_terms(self) -> bool:
-        """Whether rows lie innermost: where the image's own rows do."""
+    def has_rows_innermost(self) -> bool:
+        """Whether rows, not terms, are neighbours in the matrix: where they are in the image."""
         steps = [(abs(s), is_row) for strides, extents, is_row in
                  ((self.source.row_strides, self.rows, True), (self.source.k_strides, self.am.k.extents, False))
                  for s, n in zip(strides, extents, strict=True) if n > 1]
@@ -79,22 +76,21 @@ class Windows:
     def product(self) -> AffineMatmul:
         """The matmul over the dense operand."""
         rows, k = self.rows, self.am.k.extents
-        row_strides, k_strides = _dense(rows, prod(k)), _dense(k)
-        if self.is_by_terms:
-            row_strides, k_strides = _dense(rows), _dense(k, prod(rows))
-        batch = _dense(self.batch, prod(rows) * prod(k))
+        row_step, k_step = (1, prod(rows)) if self.has_rows_innermost else (prod(k), 1)
+        row_strides, k_strides = _times(row_step, packed_strides(rows)), _times(k_step, packed_strides(k))
+        batch = _times(prod(rows) * prod(k), packed_strides(self.batch))
         dense = Source(_NAME, self.source.dtype, row_strides, k_strides, batch)
         return replace(self.am, a=dense) if self.side == "a" else replace(self.am, b=dense)
 
     def step(self, op: str, target: Arg, device: DeviceInfo) -> Step:
         """The launch that writes the matrix."""
         source, size = self.source, self.source.dtype.num_bytes
-        outer, inner = (self.am.k.extents, self.rows) if self.is_by_terms else (self.rows, self.am.k.extents)
-        strides = (source.k_strides, source.row_strides) if self.is_by_terms else (source.row_strides, source.k_strides)
+        outer, inner = (self.am.k.extents, self.rows) if self.has_rows_innermost else (self.rows, self.am.k.extents)
+        strides = (source.k_strides, source.row_strides) if self.has_rows_innermost else (source.row_strides, source.k_strides)
         elements = (*source.batch_strides, *strides[0], *strides[1])
         coefs = []
         for bound in source.bounds:
-            pair = (bound.k_coefs, bound.row_coefs) if self.is_by_terms else (bound.row_coefs, bound.k_coefs)
+            pair = (bound.k_coefs, bound.row_coefs) if self.has_rows_innermost else (bound.row_coefs, bound.k_coefs)
             coefs.append((*(0 for _ in self.batch), *pair[0], *pair[1]))
         extents = (*self.batch, *outer, *inner) or (1,)
         elements, coefs = elements or (0,), [c or (0,) for c in coefs]
@@ -114,6 +110,10 @@ class Windows:
         args += digits.args(consts.digits.wide)
         return Step.of("conv/im2col", op, Target.for_arch(device.arch), _THREADS, args, consts, ceil_div(digits.size, _THREADS),
                        suffix=f"{size * vector}")
+
+
+def _times(step: int, strides: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(step * s for s in strides)
 
 
 @lru_cache(maxsize=256)
