@@ -11,19 +11,6 @@ import oxidnn
 pytestmark = pytest.mark.gpu
 
 
-@pytest.fixture(scope="module")
-def torch() -> Any:
-    found = pytest.importorskip("torch")
-    if not found.cuda.is_available():
-        pytest.skip("torch has no CUDA device")
-    return found
-
-
-@pytest.fixture(scope="module")
-def h() -> oxidnn.DnnHandle:
-    return oxidnn.DnnHandle("cuda:0")
-
-
 def test_a_captured_graph_draws_by_the_state_in_memory(torch: Any, h: oxidnn.DnnHandle) -> None:
     x, state = torch.randn(1 << 16, device="cuda"), torch.tensor([3, 0], dtype=torch.int64, device="cuda")
     y = torch.empty_like(x)

@@ -12,19 +12,6 @@ pytestmark = pytest.mark.gpu
 SHAPES = [(64, 3, 7, 7), (64,), (1000, 257), (1,), (0, 3), (130, 70)]
 
 
-@pytest.fixture(scope="module")
-def torch() -> Any:
-    found = pytest.importorskip("torch")
-    if not found.cuda.is_available():
-        pytest.skip("torch has no CUDA device")
-    return found
-
-
-@pytest.fixture(scope="module")
-def h() -> oxidnn.DnnHandle:
-    return oxidnn.DnnHandle("cuda:0")
-
-
 def normal(torch: Any, seed: int, kind: Any = None, shapes: Any = None) -> list[Any]:
     generator = torch.Generator("cuda").manual_seed(seed)
     return [torch.randn(s, device="cuda", generator=generator).to(kind or torch.float32) for s in shapes or SHAPES]
