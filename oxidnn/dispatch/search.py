@@ -241,7 +241,7 @@ def tune_problem(problem: Problem, backend: Backend, db: TuningDb | None, *, pro
         if progress is not None:
             progress(len(tried), len(tried) + 1, "timing")
         results += _time(stage, survivors, fail)
-    results.sort(key=lambda m: (m.us is None, m.us or 0.0))
+    results.sort(key=lambda m: (m.us is None, m.us or 0.0, m.engine, m.config))  # equal times: in the database's order
     for m in results:
         if m.us is not None:
             report.line("tune", m.engine, m.config, f"{m.us:.2f}us", format_case(problem))

@@ -303,7 +303,8 @@ class TuningDb:
         """All measured candidates of the problem on this GPU, the user's before the shipped, each fastest first."""
         key = key_of(problem, info)
         with self._lock_after_fork():
-            return [row for layer in list(self._open()) for row in self._select(layer, _KEY + " AND typeof(us) = 'real' ORDER BY us", key)]
+            where = _KEY + " AND typeof(us) = 'real' ORDER BY us, engine, config"
+            return [row for layer in list(self._open()) for row in self._select(layer, where, key)]
 
     def lookup(self, problem: Problem, info: DeviceInfo) -> Row | None:
         """The fastest measured candidate, or None if the problem was not measured on this GPU with this set of engines."""

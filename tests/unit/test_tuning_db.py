@@ -48,6 +48,14 @@ def test_lookup_gives_the_fastest_and_survives_reopening(tmp_path: Path) -> None
     assert [r.reason for r in db_at(path).entries()] == ["", "", "", "wrong"]
 
 
+def test_equal_times_are_ordered_by_name_whatever_the_order_of_recording() -> None:
+    tied = [Measurement("double.fast", f"variant{i}", 3.0) for i in range(4)]
+    for order in (tied, tied[::-1]):
+        db = db_at(None)
+        db.record(double(), INFO, order)
+        assert [r.config for r in db.rows(double(), INFO)] == ["variant0", "variant1", "variant2", "variant3"]
+
+
 @pytest.mark.parametrize("problem, info", [
     (double(65), INFO), (double(policy=Policy(deterministic=True)), INFO), (double(policy=Policy(math="tf32")), INFO),
     (double(policy=Policy(workspace_limit=0)), INFO), (double(), replace(INFO, name="Other GPU")), (double(), replace(INFO, num_sms=8)),
