@@ -98,7 +98,7 @@ _KINDS = (
 )
 
 
-def _padding(op: str, value: Any, same_total: Sequence[int] | None, spatial: int, context: str) -> tuple[tuple[int, int], ...]:
+def read_padding(op: str, value: Any, same_total: Sequence[int] | None, spatial: int, context: str) -> tuple[tuple[int, int], ...]:
     if isinstance(value, str) and value == "valid":
         return ((0, 0),) * spatial
     if isinstance(value, str) and value in ("same_upper", "same_lower") and same_total is not None:
@@ -111,7 +111,7 @@ def _padding(op: str, value: Any, same_total: Sequence[int] | None, spatial: int
     return tuple((v, v) for v in check_integers(op, "padding", value, spatial, 0, context))
 
 
-def _short(values: tuple[Any, ...]) -> Any:
+def short(values: tuple[Any, ...]) -> Any:
     """The shortest way to write one value per dimension: pairs of equals as one integer, equal integers as one."""
     if all(isinstance(v, tuple) and v[0] == v[1] for v in values):
         values = tuple(v[0] for v in values)
@@ -171,7 +171,7 @@ def _make(kind: _Kind, tensors: Mapping[str, TensorDesc], attrs: Mapping[str, An
         positions = list(shapes[kind.result][2:])
         extents = tuple(p * s for p, s in zip(positions, stride, strict=True))
     same = [max((p - 1) * s + e + o - n, 0) for p, s, e, o, n in zip(positions, stride, reach, output_padding, extents, strict=True)]
-    padding = _padding(op, attrs.get("padding", 0), same, spatial, context)
+    padding = read_padding(op, attrs.get("padding", 0), same, spatial, context)
 
     k_filter, c_filter = shapes[kind.filter][:2]
     if k_filter % groups:
@@ -210,8 +210,8 @@ def _make(kind: _Kind, tensors: Mapping[str, TensorDesc], attrs: Mapping[str, An
         epilogue = resolve(op, attrs.get("epilogue"), tensors, roles)
         extra = operands_of(op, epilogue, tensors, shapes[kind.output], 1)
 
-    kept: list[tuple[str, Any]] = [("stride", _short(stride)), ("padding", _short(padding)), ("dilation", _short(dilation)),
-                                   ("groups", groups), ("flip", flip), ("output_padding", _short(output_padding))]
+    kept: list[tuple[str, Any]] = [("stride", short(stride)), ("padding", short(padding)), ("dilation", short(dilation)),
+                                   ("groups", groups), ("flip", flip), ("output_padding", short(output_padding))]
     defaults = dict((*_WINDOW, ("flip", False), ("output_padding", 0)))
     kept = [(name, value) for name, value in kept if value != defaults[name]]
     if epilogue is not None and epilogue != default_epilogue(tensors):
