@@ -58,6 +58,14 @@ class SimtConsts(tiling.TiledConsts):
         return min(self.reg_n, 8)
 
     @property
+    def copy_parts(self) -> int:
+        """Parts in which the copies of a k tile are issued, one before each k step: all at once they stand before the fragment loads of
+        every warp, as 192 copies of 4 bytes a CTA seem to have done for a fifth of a k tile (H200). Of two stages none comes in the last
+        step."""
+        steps = self.tile_k // self.k_vec
+        return max(1, min(4, steps - (self.stages == 2))) if self.a.is_async and self.b.is_async else 1
+
+    @property
     def acc_pitch_m(self) -> int:
         return self.epilogue.pitch if self.epilogue.inner == "n" else 1
 
