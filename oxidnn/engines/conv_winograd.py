@@ -141,7 +141,7 @@ class WinogradEngine(Engine):
             return refuse("there are no products to sum: the direct engine writes the epilogue of 0")
         if any(s < 0 for n in (p.image, p.filter, p.result) for s in p.desc(n).strides):
             return refuse(f"{name}: a stride is negative")
-        if self._tiles(p) * max(p.desc(p.filter).shape[:2]) * self._points(p) >= _LIMIT:
+        if self._indices(p) >= _LIMIT:
             return refuse(f"{name}: points of tiles exceed 31 bits")
         limit = _MOST_BYTES if p.policy.workspace_limit is None else min(_MOST_BYTES, p.policy.workspace_limit)
         if self._chunk_bytes(p, 1 if p.direction != "wgrad" else p.desc(p.image).shape[0]) > limit:
@@ -188,6 +188,10 @@ class WinogradEngine(Engine):
 
     def _points(self, p: ConvProblem) -> int:
         return int((self.outputs + _TAPS - 1) ** p.spatial)
+
+    def _indices(self, p: ConvProblem) -> int:
+        """How many points the largest transform counts."""
+        return self._tiles(p) * max(p.desc(p.filter).shape[:2]) * self._points(p)
 
     def _kinds(self, p: ConvProblem) -> tuple[DType, DType]:
         """Types of what is multiplied, and of the products."""
@@ -320,9 +324,9 @@ class WinogradEngine(Engine):
                           tuple(operands), tuple(operand_rows), p.epilogue if is_output else None, bounds)
 
     def _filter_step(self, p: ConvProblem, filter: _Side, matrix: Matrix, place: WorkspaceArg, kind: DType, is_turned: bool,
-                     device: DeviceInfo) -> Step:
+                     device: DeviceInfo, pitch: int = 0) -> Step:
         """Filters into points [point][filter][channel], is_turned: [point][channel][filter] of taps read backwards; of wgrad the points
-        into filters."""
+        into filters. pitch: of the last two the other way round, in lines of so many elements."""
         is_output = p.direction == "wgrad"
         k, c = filter.desc.shape[:2]
         ks, cs, h, w = filter.strides
@@ -330,12 +334,14 @@ class WinogradEngine(Engine):
         if is_turned != p.flip:
             at, h, w = (_TAPS - 1) * (h + w), -h, -w
         size = kind.num_bytes
-        plane = k * c * size
+        source, target = (k, c) if is_turned else (c, k)
+        plane = source * (pitch or target) * size
         columns = matrix if two else _ONE
         a, across = len(matrix[0]) if is_output else len(matrix), (len(matrix[0]) if is_output else len(matrix)) if two else 1
         planes = Window((a, across), (across * plane, plane))
         taps = Window((_TAPS, _TAPS if two else 1), (h, w))
-        point_strides = (0, 0, size, k * size) if is_turned else (0, 0, c * size, size)
+        along_target, along_source = (size, pitch * size) if pitch else (source * size, size)
+        point_strides = (0, 0, *((along_source, along_target) if is_turned else (along_target, along_source)))
         strides = {"tiles": (0, 0, ks, cs), "points": point_strides}
         pointers: dict[str, Any] = {"tiles": TensorArg(filter.name, at), "points": place}
         read, written = (planes, taps) if is_output else (taps, planes)
