@@ -899,6 +899,32 @@ class DnnHandle(ListOps):
         C / groups groups."""
         return self._session.run(CALLS["channel_shuffle"], (x,), (groups,), out, stream)
 
+    def unfold(self, x: Any, kernel: Any, *, stride: Any = 1, padding: Any = 0, dilation: Any = 1, out: Any = None,
+               stream: Any = None) -> Any:
+        """The windows of x (N, C, 1 to 3 spatial dimensions) as columns (N, C * taps, positions), as PyTorch's unfold; any type.
+
+        padding: as of `conv`; zeros. The gradient is `fold` with the same arguments, and the other way round.
+        """
+        return self._session.run(CALLS["unfold"], (x,), (kernel, stride, padding, dilation), out, stream)
+
+    def fold(self, x: Any, output_size: Any, kernel: Any, *, stride: Any = 1, padding: Any = 0, dilation: Any = 1, out: Any = None,
+             stream: Any = None) -> Any:
+        """(N, C, *output_size) of columns (N, C * taps, positions): every element the sum of what all windows say of it, as PyTorch's fold;
+        always in the same order."""
+        return self._session.run(CALLS["fold"], (x,), (output_size, kernel, stride, padding, dilation), out, stream)
+
+    def im2col(self, x: Any, kernel: Any, *, stride: Any = 1, padding: Any = 0, dilation: Any = 1, order: str = "crs", out: Any = None,
+               stream: Any = None) -> Any:
+        """The windows of x as rows (N, positions, C * taps): x @ w then is a convolution. order: of a row's elements, "crs" channels first,
+        as filters (K, C, taps) lie, or "rsc" channels last, as they lie in nhwc. The rest as of `unfold`; the gradient is `col2im`."""
+        return self._session.run(CALLS["im2col"], (x,), (kernel, stride, padding, dilation, order), out, stream)
+
+    def col2im(self, x: Any, output_size: Any, kernel: Any, *, stride: Any = 1, padding: Any = 0, dilation: Any = 1, order: str = "crs",
+               out: Any = None, stream: Any = None) -> Any:
+        """`fold` of rows (N, positions, C * taps) as `im2col` gives them. ONNX's Col2Im is `fold`."""
+        attrs = (output_size, kernel, stride, padding, dilation, order)
+        return self._session.run(CALLS["col2im"], (x,), attrs, out, stream)
+
     def transform(self, x: Any, c: Any = None, *, dtype: Any = None, layout: str | None = None, alpha: float = 1.0, beta: float = 0.0,
                   saturate: bool = True, out: Any = None, stream: Any = None) -> Any:
         """alpha * x + beta * c in another type or layout ("nchw" or "nhwc"; by default that of x), or in `out` of any strides.

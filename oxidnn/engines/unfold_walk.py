@@ -1,0 +1,173 @@
+"""Windows written out as columns, and columns added up into an image: a thread walks over the taps of a window, or of an element.
+
+Unfolding, a thread has a position and copies what its window sees, tap by tap. Folding, it has an element of the image and gathers what
+every tap of the window says of it, always in the same order and without atomics. Where elements of neighbouring channels lie side by side
+on both sides, a pack of them is moved. Where neighbouring taps, not positions, are neighbours in the columns, they are dealt to threads.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+
+from ..codegen.fastdiv import magic
+from ..codegen.spec import Target
+from ..device import DeviceInfo
+from ..ops.base import Problem
+from ..ops.unfold import UnfoldProblem
+from .base import SUPPORTED, Arg, Build, Engine, EngineConfig, Step, Support, TensorArg, refuse
+from .digits import DigitConsts, Digits, ceil_div
+
+THREADS = 256
+_LIMIT = 2**31
+_MAX_UNROLLED = 64  # taps in the text
+_MAX_ALONG = 16  # taps of one dimension in the text
+
+
+@dataclass(frozen=True, slots=True)
+class AxisConsts:
+    """A dimension of windows. place: where a tap lies on the side that is read: first + digit * scale + tap * step, of that / divisor if
+    it divides. form: "unrolled" taps, a "loop", or a "digit" of their own. source, target: bytes from place to place in the source, and
+    from tap to tap in either; place_source: from place to place, if it is divided."""
+
+    taps: int
+    form: str
+    scale: int
+    step: int
+    divisor: int
+    magic: tuple[int, int]
+    tap_source: int
+    tap_target: int
+    place_source: int
+
+
+@dataclass(frozen=True, slots=True)
+class UnfoldConsts:
+    """sums: elements add up, in `compute`; else bits are moved."""
+
+    dtype: str
+    size: int
+    compute: str
+    sums: bool
+    vector: int
+    axes: tuple[AxisConsts, ...]
+    digits: DigitConsts
+
+
+class UnfoldWalk(Engine):
+    """unfold, im2col and their gradients, fold and col2im, in any layout."""
+
+    id = "unfold.walk"
+
+    def check_support(self, problem: Problem, device: DeviceInfo) -> Support:
+        assert isinstance(problem, UnfoldProblem)
+        image = problem.desc(problem.image)
+        if prod(image.shape[1:]) >= _LIMIT or prod(problem.positions) * image.shape[1] * prod(problem.kernel) >= _LIMIT:
+            return refuse("an image, or its columns, of 2^31 elements or more")
+        for n, r, d, u, (lo, hi) in zip(image.shape[2:], problem.kernel, problem.dilation, problem.stride, problem.padding, strict=True):
+            if n + lo + hi + r * d + u >= _LIMIT:
+                return refuse("a coordinate exceeds 31 bits")
+        return SUPPORTED
+
+    def configs(self, problem: Problem, device: DeviceInfo) -> tuple[EngineConfig, ...]:
+        assert isinstance(problem, UnfoldProblem)
+        found = [EngineConfig.of(vec=v, deal=d) for v in _packs(problem) for d in ((0,) if problem.sums else (0, 1))]
+        return tuple(sorted(found, key=lambda config: self.estimate(problem, config, device)))
+
+    def estimate(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> float:
+        """Stores that neighbouring threads do not make side by side take up to as many sectors as there are threads."""
+        assert isinstance(problem, UnfoldProblem)
+        size = problem.desc("x").dtype.num_bytes
+        cost = 1.1 + 0.8 * (config["deal"]) + 1.6 / (config["vec"] * size)
+        _, channel, _, positions = problem.column_strides
+        lane = config["vec"] if channel == 1 and not config["deal"] else min(positions[-1], channel) * (not config["deal"]) or 1
+        if lane > config["vec"]:
+            cost *= min(8.0, lane)
+        return 3.0 + problem.num_bytes / (device.bandwidth_gbs * 1e3) * cost
+
+    def build_steps(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> Build:
+        p = problem
+        assert isinstance(p, UnfoldProblem)
+        if p.is_empty:
+            return Build(())
+        image, vector, dtype = p.desc(p.image), config["vec"], p.desc("x").dtype
+        size = dtype.num_bytes
+        in_image = tuple(s * size for s in image.strides)
+        n_columns, c_columns, *rows = p.column_strides
+        n_columns, c_columns = n_columns * size, c_columns * size
+        taps, positions = (tuple(s * size for s in row) for row in rows)
+        rank = len(p.kernel)
+        forms = _forms(p, bool(config["deal"]))
+        if sum((r - 1) * max(abs(t), d * abs(s)) for r, t, d, s in zip(p.kernel, taps, p.dilation, in_image[2:], strict=True)) >= _LIMIT:
+            forms = tuple("digit" if f == "digit" else "loop" for f in forms)
+        # Bytes that each digit moves in the image and in the columns.
+        names = ["n", "c", *(f"p{i}" for i in range(rank))]
+        extents = [image.shape[0], image.shape[1] // vector, *(image.shape[2:] if p.sums else p.positions)]
+        by_image = [in_image[0], in_image[1] * vector]
+        by_columns = [n_columns, c_columns * vector]
+        axes, first, base = [], [], 0
+        for i, (r, d, u, (lo, _)) in enumerate(zip(p.kernel, p.dilation, p.stride, p.padding, strict=True)):
+            if p.sums:
+                is_divided = u > 1
+                by_image.append(in_image[2 + i])
+                by_columns.append(0 if is_divided else positions[i])
+                axes.append(AxisConsts(r, forms[i], 1, -d, u, magic(u), taps[i] - (0 if is_divided else d * positions[i]), 0, positions[i]))
+                first.append(lo)
+                base += 0 if is_divided else lo * positions[i]
+            else:
+                by_image.append(u * in_image[2 + i])
+                by_columns.append(positions[i])
+                axes.append(AxisConsts(r, forms[i], u, d, 1, (0, 0), d * in_image[2 + i], taps[i], in_image[2 + i]))
+                first.append(-lo)
+                base -= lo * in_image[2 + i]
+        for i, form in enumerate(forms):
+            if form == "digit":
+                names.append(f"r{i}")
+                extents.append(p.kernel[i])
+                by_image.append(p.dilation[i] * in_image[2 + i])
+                by_columns.append(taps[i])
+        source, target = (by_columns, by_image) if p.sums else (by_image, by_columns)
+        bounds = p.positions if p.sums else image.shape[2:]
+        per_image = prod(extents[1:])
+        images = max(1, min(extents[0], (_LIMIT - 1) // per_image))
+        steps = []
+        for begin in range(0, extents[0], images):
+            counts = (min(images, extents[0] - begin), *extents[1:])
+            digits = Digits(tuple(names), counts, {"source": tuple(source), "target": tuple(target)}).ordered_for("target")
+            compute = "f64" if dtype.name == "f64" else "f32"
+            consts = UnfoldConsts(dtype.name, size, compute, p.sums, vector, tuple(axes), digits.consts())
+            args = [Arg("ptr_source", "u64", TensorArg("x", base + begin * source[0])),
+                    Arg("ptr_target", "u64", TensorArg("y", begin * target[0])), Arg("num_threads", "u32", digits.size)]
+            for i, (at, bound) in enumerate(zip(first, bounds, strict=True)):
+                args += [Arg(f"first{i}", "s32", at), Arg(f"bound{i}", "u32", bound)]
+            args += digits.args(consts.digits.wide)
+            steps.append(Step.of("conv/unfold", p.op, Target.for_arch(device.arch), THREADS, args, consts, ceil_div(digits.size, THREADS),
+                                 suffix=f"{dtype.name}_{'x'.join(map(str, p.kernel))}_v{vector}"))
+        return Build(tuple(steps))
+
+
+def _packs(p: UnfoldProblem) -> list[int]:
+    """Channels that a thread can move at once, most first."""
+    image, size = p.desc(p.image), p.desc("x").dtype.num_bytes
+    n, channel, taps, positions = p.column_strides
+    others = [s for i, s in enumerate(image.strides) if i != 1 and image.shape[i] > 1] + [n, *taps, *positions]
+    aligns = [o.desc.align for o in p.operands]
+    if image.strides[1] != 1 or channel != 1:
+        return [1]
+    return [v for v in (16, 8, 4, 2) if v * size <= 16 and image.shape[1] % v == 0 and not any(s % v for s in others)
+            and not any(a % (v * size) for a in aligns)] + [1]
+
+
+def _forms(p: UnfoldProblem, deal: bool) -> tuple[str, ...]:
+    """How the taps of each dimension are gone over: from the last dimension on in the text, as long as they are few."""
+    if deal:
+        return ("digit",) * len(p.kernel)
+    forms: list[str] = []
+    count = 1
+    for r in reversed(p.kernel):
+        count *= r
+        forms.append("unrolled" if count <= _MAX_UNROLLED and r <= _MAX_ALONG and "loop" not in forms else "loop")
+    return tuple(reversed(forms))
+
+
+ENGINES: dict[str, tuple[Engine, ...]] = {op: (UnfoldWalk(),) for op in ("unfold", "fold", "im2col", "col2im")}
