@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import product
 from math import prod
 
 from ..codegen.spec import Target
@@ -22,17 +23,33 @@ MOST_THREADS = 2**31 - THREADS  # of a launch
 
 @dataclass(frozen=True)
 class SumConsts:
-    """rules: per digit, "same" or how the copies lie along it. vec: neighbours of a thread, that both sides hold densely."""
+    """rules: per digit, "same" or how the copies lie along it. vec: neighbours of a thread along the last digit, which x holds densely, and
+    y, too, unless it is folded. in_pairs: an element has one or two copies along every folded dimension."""
 
     dtype: str
     compute: str
     vec: int
     rules: tuple[str, ...]
     digits: DigitConsts
+    in_pairs: bool
 
     @property
     def folded(self) -> tuple[int, ...]:
         return tuple(d for d, rule in enumerate(self.rules) if rule != "same")
+
+    @property
+    def outer(self) -> tuple[int, ...]:
+        """The folded dimensions along which the neighbours of a thread agree."""
+        return tuple(d for d in self.folded if d < len(self.rules) - 1)
+
+    @property
+    def folds_inner(self) -> bool:
+        return self.rules[-1] != "same"
+
+    @property
+    def rows(self) -> tuple[tuple[int, ...], ...]:
+        """Which of the two copies along each dimension of `outer`, in the order of sums."""
+        return tuple(product((0, 1), repeat=len(self.outer)))
 
 
 class LayoutSum(Engine):
@@ -57,13 +74,16 @@ class LayoutSum(Engine):
         return 3.0 + problem.num_bytes / (device.bandwidth_gbs * 1e3) * (1.1 + 0.5 / config["vec"])
 
     def _vec(self, problem: LayoutProblem) -> int:
-        """The most neighbours that lie densely and aligned on both sides, along a dimension that is not padded."""
+        """The most neighbours that lie densely and aligned in dx and, along a dimension that is not padded, in dy; along one that is, dy's
+        are taken one by one."""
         shape, size = geometry(problem, problem.parts[0]), problem.desc("dx").dtype.num_bytes
         inner, vec = shape.dims[-1], min(8, 16 // size)
-        if inner.rule != "same" or (inner.x, inner.y) != (size, size):
+        folds = inner.rule != "same"
+        if inner.y != size or (inner.x != size and not folds) or (folds and not _in_pairs(shape)):
             return 1
-        places = [s for d in shape.dims[:-1] for s in (d.x, d.y)] + [shape.x_offset, shape.y_offset]
-        places += [problem.desc("dx").align, problem.desc("dy").align]
+        places = [d.y for d in shape.dims[:-1]] + [shape.y_offset, problem.desc("dx").align]
+        if not folds:
+            places += [d.x for d in shape.dims[:-1]] + [shape.x_offset, problem.desc("dy").align]
         while vec > 1 and (inner.extent % vec or any(n % (vec * size) for n in places)):
             vec //= 2
         return vec
@@ -75,10 +95,13 @@ class LayoutSum(Engine):
         vec = config["vec"]
         shape = geometry(problem, problem.parts[0])
         inner = shape.dims[-1]
-        shape = replace(shape, dims=(*shape.dims[:-1], replace(inner, extent=inner.extent // vec, x=inner.x * vec, y=inner.y * vec)))
-        return Build(tuple(self._step(problem, piece, vec, device) for piece in _pieces(shape)))
+        in_pairs = _in_pairs(shape)
+        x = inner.x * (vec if inner.rule == "same" else 1)
+        shape = replace(shape, dims=(*shape.dims[:-1], replace(inner, extent=inner.extent // vec, x=x, y=inner.y * vec)))
+        return Build(tuple(self._step(problem, piece, vec, in_pairs, device) for piece in _pieces(shape)))
 
-    def _step(self, problem: LayoutProblem, shape: Geometry, vec: int, device: DeviceInfo) -> Step:
+    def _step(self, problem: LayoutProblem, shape: Geometry, vec: int, in_pairs: bool, device: DeviceInfo) -> Step:
+        """shape: of packs along the last dimension."""
         dims = shape.dims
         names = tuple(f"d{i}" for i in range(len(dims)))
         digits = Digits(names, tuple(d.extent for d in dims),
@@ -88,14 +111,23 @@ class LayoutSum(Engine):
                 Arg("num_threads", "u32", digits.size), *digits.args(consts.wide)]
         for i, dim in enumerate(dims):
             if dim.rule != "same":
-                period = {"wrap": dim.extent, "reflect": 2 * (dim.extent - 1), "clamp": 1}[dim.rule]
+                extent = dim.extent * (vec if i == len(dims) - 1 else 1)
+                period = {"wrap": extent, "reflect": 2 * (extent - 1), "clamp": 1}[dim.rule]
                 shift = -dim.shift if dim.rule == "clamp" else -dim.shift % period  # where element 0 is copied to
                 args += [Arg(f"begin{i}", "s32", shift), Arg(f"taps{i}", "s32", dim.size), Arg(f"period{i}", "s32", period),
-                         Arg(f"last{i}", "s32", dim.extent - 1), Arg(f"tap_stride{i}", "s64", dim.x)]
+                         Arg(f"last{i}", "s32", extent - 1), Arg(f"tap_stride{i}", "s64", dim.x)]
         dtype = problem.desc("dx").dtype.name
-        spec = SumConsts(dtype, "f64" if dtype == "f64" else "f32", vec, tuple(d.rule for d in dims), consts)
+        spec = SumConsts(dtype, "f64" if dtype == "f64" else "f32", vec, tuple(d.rule for d in dims), consts, in_pairs)
         return Step.of("layout/sum", problem.op, Target.for_arch(device.arch), THREADS, args, spec, -(-digits.size // THREADS),
                        suffix=f"{dtype}_v{vec}")
+
+
+def _in_pairs(shape: Geometry) -> bool:
+    """Whether an element has no more than two copies along any padded dimension: padding is shorter than what it repeats."""
+    folded = [d for d in shape.dims if d.rule != "same"]
+    longest = {"wrap": 0, "reflect": 2}
+    return 0 < len(folded) <= 3 and all(d.rule in longest and d.shift <= 0 and d.size >= d.extent - d.shift
+                                        and d.size - d.extent <= d.extent - longest[d.rule] for d in folded)
 
 
 def _pieces(shape: Geometry) -> Iterator[Geometry]:

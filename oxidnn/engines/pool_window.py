@@ -19,6 +19,7 @@ from ..tensor import TensorDesc, packed_strides
 from .base import SUPPORTED, Arg, Build, Engine, EngineConfig, Scratch, Step, Support, TensorArg, WorkspaceArg, refuse
 from .digits import DigitConsts, Digits
 from .layout_copy import LayoutCopy
+from .pool_plane import PLANE_GRADIENT, PLANE_UNPOOL
 from .reduce_tree import reduction_configs, reduction_steps
 from .rows import RowConsts, RowEngine, Rows
 
@@ -308,6 +309,16 @@ class GatherEngine(_PoolEngine):
         vector = vector_limit(described)
         return tuple(EngineConfig.of(vec=v, threads=t) for v in dict.fromkeys((vector, 1)) for t in (128, 256))
 
+    def estimate(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> float:
+        """An element asks every window that may hold it whether it was the maximum: instructions, as measured on an H200."""
+        assert isinstance(problem, PoolProblem)
+        least = super().estimate(problem, config, device)
+        if problem.mode != "max":
+            return least
+        vector, asked = config["vec"], prod(a.max_sharing for a in problem.axes)
+        instructions = problem.desc("dx").numel / vector * (100 + asked * (30 + 6 * vector))
+        return least + instructions / (device.fma_tflops * 5e5)
+
 
 @dataclass(frozen=True, slots=True)
 class UnpoolConsts:
@@ -419,7 +430,9 @@ class CellEngine(_PoolEngine):
 
     def estimate(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> float:
         # Where channels do not lie innermost neighbouring threads write a stride apart.
-        return (0.9 if problem.desc("dx").strides[1] == 1 else 1.5) * super().estimate(problem, config, device)
+        assert isinstance(problem, PoolProblem)
+        strided = 7.0 if problem.mode == "max" and self._overlaps(problem) else 1.5
+        return (0.9 if problem.desc("dx").strides[1] == 1 else strided) * super().estimate(problem, config, device)
 
     def build_steps(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> Build:
         assert isinstance(problem, PoolProblem)
@@ -535,5 +548,6 @@ _NAMES = ("max_pool", "avg_pool", "lp_pool", "adaptive_max_pool", "adaptive_avg_
           "global_avg_pool")
 ENGINES: dict[str, tuple[Engine, ...]] = {n: (_WINDOW,) for n in _NAMES}
 ENGINES |= {n + "_backward": (_GATHER,) if n in ("lp_pool", "fractional_max_pool") else (_GATHER, _CELL) for n in _NAMES}
+ENGINES |= {n + "_backward": (*ENGINES[n + "_backward"], PLANE_GRADIENT) for n in _NAMES if "max" in n and not n.startswith("global")}
 ENGINES |= {n: (_GLOBAL, _GLOBAL_TREE, _WINDOW) for n in ("adaptive_avg_pool", "global_max_pool", "global_avg_pool")}
-ENGINES |= {n: (UnpoolEngine(),) for n in ("max_unpool", "max_unpool_backward")}
+ENGINES |= {"max_unpool": (UnpoolEngine(), PLANE_UNPOOL), "max_unpool_backward": (UnpoolEngine(),)}
