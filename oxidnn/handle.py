@@ -182,54 +182,75 @@ class DnnHandle(ListOps):
     # ---- convolution (1 to 3 spatial dimensions, by rank) ------------------------------------------------------------------------
 
     def conv(self, x: Any, w: Any, bias: Any = None, *, stride: Any = 1, padding: Any = 0, dilation: Any = 1, groups: int = 1,
-             epilogue: Any = None, residual: Any = None, flip: bool = False, operands: Mapping[str, Any] | None = None,
-             scalars: Mapping[str, float] | None = None, out: Any = None, stream: Any = None) -> Any:
+             epilogue: Any = None, residual: Any = None, flip: bool = False, scale_x: Any = None, scale_w: Any = None, scale_y: Any = None,
+             zero_x: Any = None, zero_w: Any = None, zero_y: Any = None, out_dtype: Any = None, saturate: bool = True,
+             operands: Mapping[str, Any] | None = None, scalars: Mapping[str, float] | None = None, out: Any = None,
+             stream: Any = None) -> Any:
         """y[n,k,p] = epilogue(sum over c, r of x[n,c,p*stride - padding + r*dilation] * w[k,c,r]): cross-correlation.
 
         x (N, C, spatial), w (K, C/groups, spatial), bias (K,), residual of y's shape. padding: int, one per dimension, (low, high)
         pairs, "same_upper", "same_lower" or "valid". epilogue: an expression over acc, bias, residual and `operands` ("relu",
         "bias_relu", "relu(acc * scale + bias)"); bias alone is added. scalars: values of its scalar(name)s. flip: true convolution
-        (taps reversed).
+        (taps reversed). out_dtype: of y, by default x's type.
+
+        Of 8-bit types x and w are e4m3 and e5m2 (y in bf16 by default, also in floats and in these types), or s8 and u8, in any mix: sums
+        are exact (modulo 2^32) and y is s32 where nothing is done to them, else f32 by default. scale_x (one element), scale_w (one, or
+        (K,)), f32, multiply x and w. zero_x, zero_w, of their types, are taken from integers; padding stands for x's zero point. An s32
+        bias is added to the sum before scales and epilogue, which cannot name it. scale_y, zero_y (one element): y is a type of 8 bits,
+        round(result / scale_y) + zero_y, saturated, or of integers modulo 256 with saturate=False (results below 2^24).
         """
         attrs = (stride, padding, dilation, groups, epilogue, flip)
-        return self._session.run(_CONV, (x, w, bias, residual), attrs, out, stream, scalars, operands)
+        if scale_x is scale_w is scale_y is zero_x is zero_w is zero_y is out_dtype is None and saturate is True:
+            return self._session.run(_CONV, (x, w, bias, residual), attrs, out, stream, scalars, operands)
+        arrays = (x, w, bias, residual, scale_x, scale_w, scale_y, zero_x, zero_w, zero_y)
+        return self._session.run(CALLS["conv_fprop"], arrays, (*attrs, out_dtype, saturate), out, stream, scalars, operands)
 
     def conv_dgrad(self, dy: Any, w: Any, x_shape: Sequence[int], *, stride: Any = 1, padding: Any = 0, dilation: Any = 1, groups: int = 1,
-                   epilogue: Any = None, flip: bool = False, operands: Mapping[str, Any] | None = None,
+                   epilogue: Any = None, flip: bool = False, scale_dy: Any = None, scale_w: Any = None, scale_dx: Any = None,
+                   out_dtype: Any = None, saturate: bool = True, operands: Mapping[str, Any] | None = None,
                    scalars: Mapping[str, float] | None = None, out: Any = None, stream: Any = None) -> Any:
-        """dx of shape x_shape: the gradient of `conv` with respect to x; epilogue: over acc, `operands` and `scalars`."""
-        attrs = (_shape(x_shape), stride, padding, dilation, groups, epilogue, flip)
-        return self._session.run(CALLS["conv_dgrad"], (dy, w), attrs, out, stream, scalars, operands)
+        """dx of shape x_shape: the gradient of `conv` with respect to x; epilogue: over acc, `operands` and `scalars`. Of 8-bit types as
+        `conv`, scale_w being one element or (C,)."""
+        attrs = (_shape(x_shape), stride, padding, dilation, groups, epilogue, flip, out_dtype, saturate)
+        return self._session.run(CALLS["conv_dgrad"], (dy, w, scale_dy, scale_w, scale_dx), attrs, out, stream, scalars, operands)
 
     def conv_wgrad(self, x: Any, dy: Any, w_shape: Sequence[int], *, stride: Any = 1, padding: Any = 0, dilation: Any = 1, groups: int = 1,
-                   flip: bool = False, out: Any = None, stream: Any = None) -> Any:
-        """dw of shape w_shape: the gradient of `conv` with respect to w."""
-        return self._session.run(CALLS["conv_wgrad"], (x, dy), (_shape(w_shape), stride, padding, dilation, groups, flip), out, stream)
+                   flip: bool = False, scale_x: Any = None, scale_dy: Any = None, out_dtype: Any = None, out: Any = None,
+                   stream: Any = None) -> Any:
+        """dw of shape w_shape: the gradient of `conv` with respect to w. Of 8-bit types as `conv`, scales being single elements."""
+        attrs = (_shape(w_shape), stride, padding, dilation, groups, flip, out_dtype)
+        return self._session.run(CALLS["conv_wgrad"], (x, dy, scale_x, scale_dy), attrs, out, stream)
 
     def conv_bgrad(self, dy: Any, *, out: Any = None, stream: Any = None) -> Any:
         """db (K,): dy summed over everything but channels."""
         return self._session.run(CALLS["conv_bgrad"], (dy,), (), out, stream)
 
     def conv_transpose(self, x: Any, w: Any, bias: Any = None, *, stride: Any = 1, padding: Any = 0, output_padding: Any = 0,
-                       dilation: Any = 1, groups: int = 1, epilogue: Any = None, flip: bool = False,
+                       dilation: Any = 1, groups: int = 1, epilogue: Any = None, flip: bool = False, scale_x: Any = None,
+                       scale_w: Any = None, scale_y: Any = None, zero_y: Any = None, out_dtype: Any = None, saturate: bool = True,
                        operands: Mapping[str, Any] | None = None, scalars: Mapping[str, float] | None = None, out: Any = None,
                        stream: Any = None) -> Any:
         """Transposed convolution: x (N, C, spatial), w (C, K/groups, spatial), y of extent (L-1)*stride - 2*padding + dilation*(r-1) + 1 +
         output_padding; PyTorch's conventions. The rest as of `conv`."""
-        attrs = (stride, padding, dilation, groups, output_padding, epilogue, flip)
-        return self._session.run(CALLS["conv_transpose"], (x, w, bias), attrs, out, stream, scalars, operands)
+        attrs = (stride, padding, dilation, groups, output_padding, epilogue, flip, out_dtype, saturate)
+        arrays = (x, w, bias, scale_x, scale_w, scale_y, zero_y)
+        return self._session.run(CALLS["conv_transpose"], arrays, attrs, out, stream, scalars, operands)
 
     def conv_transpose_dgrad(self, dy: Any, w: Any, x_shape: Sequence[int], *, stride: Any = 1, padding: Any = 0, output_padding: Any = 0,
-                             dilation: Any = 1, groups: int = 1, epilogue: Any = None, flip: bool = False,
+                             dilation: Any = 1, groups: int = 1, epilogue: Any = None, flip: bool = False, scale_dy: Any = None,
+                             scale_w: Any = None, scale_dx: Any = None, out_dtype: Any = None, saturate: bool = True,
                              operands: Mapping[str, Any] | None = None, scalars: Mapping[str, float] | None = None, out: Any = None,
                              stream: Any = None) -> Any:
-        attrs = (_shape(x_shape), stride, padding, dilation, groups, output_padding, epilogue, flip)
-        return self._session.run(CALLS["conv_transpose_dgrad"], (dy, w), attrs, out, stream, scalars, operands)
+        """dx of shape x_shape: the gradient of `conv_transpose` with respect to x. Of 8-bit types as `conv`."""
+        attrs = (_shape(x_shape), stride, padding, dilation, groups, output_padding, epilogue, flip, out_dtype, saturate)
+        return self._session.run(CALLS["conv_transpose_dgrad"], (dy, w, scale_dy, scale_w, scale_dx), attrs, out, stream, scalars, operands)
 
     def conv_transpose_wgrad(self, x: Any, dy: Any, w_shape: Sequence[int], *, stride: Any = 1, padding: Any = 0, output_padding: Any = 0,
-                             dilation: Any = 1, groups: int = 1, flip: bool = False, out: Any = None, stream: Any = None) -> Any:
-        attrs = (_shape(w_shape), stride, padding, dilation, groups, output_padding, flip)
-        return self._session.run(CALLS["conv_transpose_wgrad"], (x, dy), attrs, out, stream)
+                             dilation: Any = 1, groups: int = 1, flip: bool = False, scale_x: Any = None, scale_dy: Any = None,
+                             out_dtype: Any = None, out: Any = None, stream: Any = None) -> Any:
+        """dw of shape w_shape: the gradient of `conv_transpose` with respect to w. 8-bit types as of `conv_wgrad`."""
+        attrs = (_shape(w_shape), stride, padding, dilation, groups, output_padding, flip, out_dtype)
+        return self._session.run(CALLS["conv_transpose_wgrad"], (x, dy, scale_x, scale_dy), attrs, out, stream)
 
     # ---- matrix products ---------------------------------------------------------------------------------------------------------
 
@@ -1144,7 +1165,9 @@ class DnnHandle(ListOps):
 
 
 _OP_TENSOR = {"add": "a + b", "mul": "a * b", "min": "minimum(a, b)", "max": "maximum(a, b)", "sqrt": "sqrt(a)", "not": "1 - a"}
-_CONV, _GEMM = CALLS["conv_fprop"], CALLS["gemm"]
+_GEMM = CALLS["gemm"]
+# The short key of convolutions of floats.
+_CONV = Call("conv_fprop", CALLS["conv_fprop"].tensors[:4], CALLS["conv_fprop"].attrs[:6])
 
 
 def _all_but(op: str, v: Any, dim: int | None) -> tuple[int, ...]:
@@ -1174,7 +1197,8 @@ def _signature(op: str, arrays: tuple[Any, ...], attrs: Mapping[str, Any]) -> tu
         call, attrs["expression"] = _pointwise_call(hashable(arrays[0]))
         arrays = arrays[1:]
     elif op in CALLS:
-        call = CALLS[op]
+        is_short = op == "conv_fprop" and len(arrays) <= len(_CONV.tensors) and attrs.keys() <= {*_CONV.tensors, *dict(_CONV.attrs)}
+        call = _CONV if is_short else CALLS[op]
     elif op in OPS:
         raise InvalidArgument(f"{op} takes lists of arrays (expected a call of h.{op}, which keeps its plans itself).")
     else:

@@ -102,7 +102,8 @@ class AffineMatmul:
 
     What not every algorithm takes: scale_a and scale_b (f32, strides over the digits of A and B), with which each product is multiplied;
     up, a second operand B, whose sum the epilogue knows as "up"; aux, where the epilogue's second output goes; ragged, groups of rows or
-    terms. Integers are summed in s32 and turned into f32 for an epilogue or a D of floats.
+    terms; zero_a and zero_b (strides over the digits of A and B), which are taken from the integers that exist; addend, the one of
+    `operands` (s32) that is added to the sum of integers. Integers are summed in s32, and turned into f32 for an epilogue or a D of floats.
     """
 
     m: IndexSpace
@@ -121,6 +122,9 @@ class AffineMatmul:
     up: Source | None = None
     aux: Target | None = None
     ragged: Ragged | None = None
+    zero_a: Source | None = None
+    zero_b: Source | None = None
+    addend: str = ""
 
     @property
     def flops(self) -> int:
@@ -136,7 +140,9 @@ class AffineMatmul:
     def extras(self) -> dict[str, str]:
         """What not every algorithm takes: attribute by which one says so, and its name in words."""
         found = {"takes_scales": ("block scales", self.scale_a or self.scale_b), "takes_gates": ("gates", self.up),
-                 "takes_aux": ("second outputs", self.aux), "takes_ragged": ("groups of unknown sizes", self.ragged)}
+                 "takes_aux": ("second outputs", self.aux), "takes_ragged": ("groups of unknown sizes", self.ragged),
+                 "takes_zeros": ("zero points", self.zero_a or self.zero_b),
+                 "takes_addend": ("integers on top of sums", self.addend or None)}
         return {attribute: words for attribute, (words, value) in found.items() if value is not None}
 
 

@@ -12,7 +12,7 @@ from ..dtypes import S32
 from ..ops.epilogue import TYPES
 from ..ops.gemm import FP8, INT8
 from .affine import AffineMatmul, Bound, IndexSpace, Source, Target
-from .affine_tiling import RaggedConsts, ragged_arguments, source_elements
+from .affine_tiling import RaggedConsts, epilogue_type, ragged_arguments, source_elements
 from .base import SUPPORTED, Arg, Build, EngineConfig, ScalarArg, Step, Support, TensorArg, refuse
 
 _THREADS = 128
@@ -78,6 +78,8 @@ class DirectConsts:
     up: Walk | None = None  # a second operand B
     scales: tuple[Walk | None, Walk | None] = (None, None)  # of A and of B, with which each product is multiplied
     aux: Walk | None = None  # the epilogue's second output
+    zeros: tuple[Walk | None, Walk | None] = (None, None)  # of A and of B, taken from each of their elements
+    addend: str = ""  # the operand, of integers, that is added to the sum before it is converted
     ragged: RaggedConsts | None = None
     group_digit: int = -1  # that is a row (ragged.side "m") or a group ("k"); -1: there is only one
     group_bytes: int = 0  # from a group's B to the next
@@ -142,7 +144,8 @@ def _deal(am: AffineMatmul, digit: int) -> AffineMatmul:
     rest = (Bound((0,) * len(am.m.extents), step, 0, extent),) if extent % _WARP else ()
     sources: dict[str, Any] = {
         name: replace(s, k_strides=scaled(s.k_strides), bounds=tuple(replace(x, k_coefs=scaled(x.k_coefs)) for x in s.bounds))
-        for name, s in (("a", am.a), ("b", am.b), ("up", am.up), ("scale_a", am.scale_a), ("scale_b", am.scale_b)) if s is not None}
+        for name, s in (("a", am.a), ("b", am.b), ("up", am.up), ("scale_a", am.scale_a), ("scale_b", am.scale_b),
+                        ("zero_a", am.zero_a), ("zero_b", am.zero_b)) if s is not None}
     sources["a"] = replace(sources["a"], bounds=sources["a"].bounds + rest)
     return replace(am, k=IndexSpace(extents), **sources)
 
@@ -212,16 +215,14 @@ def _consts(am: AffineMatmul, lanes: int) -> DirectConsts:
         loops=tuple(counts[i] for i in looped), unroll=unroll,
         a=walk_source(am.a, am.a.batch_strides, am.a.row_strides, ()), b=walk_source(am.b, am.b.batch_strides, (), am.b.row_strides),
         d=walk_target(am.d), operands=tuple(walk_target(t) for t in am.operands), operand_names=names,
-        scalars=am.epilogue.scalars if am.epilogue is not None else (), bounds=tuple(bounds), epilogue=am.epilogue, compute=_compute(am),
+        scalars=am.epilogue.scalars if am.epilogue is not None else (), bounds=tuple(bounds), epilogue=am.epilogue,
+        compute=epilogue_type(am),
         up=walk_rows(am.up, False), scales=(walk_rows(am.scale_a, True), walk_rows(am.scale_b, False)),
-        aux=walk_target(am.aux) if am.aux is not None else None, ragged=None if is_empty else RaggedConsts.of(am),
+        aux=walk_target(am.aux) if am.aux is not None else None,
+        zeros=(None, None) if is_empty else (walk_rows(am.zero_a, True), walk_rows(am.zero_b, False)), addend=am.addend,
+        ragged=None if is_empty else RaggedConsts.of(am),
         group_digit=next((i for i, (space, *_) in enumerate(spaces) if space == group_space), -1),
         group_bytes=am.ragged.b_stride * size_b if am.ragged is not None else 0)
-
-
-def _compute(am: AffineMatmul) -> str:
-    """The type of the epilogue: that of the sum, f32 where a sum of integers has one or goes to floats."""
-    return "f32" if am.acc is S32 and (am.epilogue is not None or am.d.dtype.is_float) else am.acc.ptx
 
 
 def _bound_range(am: AffineMatmul) -> int:
@@ -240,11 +241,13 @@ class DirectAlgorithm:
     name = "direct"
     is_deterministic = True
     takes_ragged = True
+    takes_zeros = True
+    takes_addend = True
 
     def check(self, am: AffineMatmul, device: DeviceInfo) -> Support:
         tensors: tuple[Source | Target, ...] = (am.a, am.b, am.d, *am.operands)
         for tensor in tensors:
-            allowed = (*TYPES, *FP8, *INT8) if isinstance(tensor, Source) else (*TYPES, S32)
+            allowed = (*TYPES, *FP8, *INT8) if isinstance(tensor, Source) else (*TYPES, *FP8, *INT8, S32)
             if tensor.dtype not in allowed:
                 return refuse(f"type of {tensor.name} is {tensor.dtype} (takes {', '.join(t.name for t in allowed)})")
         if max((*am.batch.extents, *am.m.extents, *am.n.extents, *am.k.extents), default=1) >= 2**31:
@@ -293,6 +296,7 @@ class DirectAlgorithm:
         args = [pointer("a", am.a, consts.unroll > 0), pointer("b", am.b, consts.unroll > 0), pointer("d", am.d)]
         args += [pointer(name, s, consts.unroll > 0) for name, s in (("up", am.up), ("scale_a", am.scale_a), ("scale_b", am.scale_b))
                  if s is not None]
+        args += [pointer(name, s) for name, s in (("zero_a", am.zero_a), ("zero_b", am.zero_b)) if s is not None and consts.unroll]
         args += ragged_arguments(am, "s64") if consts.ragged is not None else []
         args += [pointer(f"operand{i}", t) for i, t in enumerate(am.operands)]
         args += [pointer("aux", am.aux)] if am.aux is not None else []

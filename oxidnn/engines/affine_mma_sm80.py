@@ -284,6 +284,7 @@ class MmaSm80Matmul:
     takes_ragged = True
     takes_gates = True
     takes_aux = True
+    takes_addend = True
 
     def check(self, am: AffineMatmul, device: DeviceInfo) -> Support:
         """Both operands f16, both bf16, both f32 with any math but "ieee", 8-bit floats (sm_89) or 8-bit integers that lie along k in

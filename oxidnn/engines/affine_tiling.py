@@ -15,6 +15,7 @@ from ..codegen.fastdiv import magic
 from ..codegen.spec import Target as PtxTarget
 from ..device import DeviceInfo
 from ..dtypes import BF16, F16, F32, F64, S32
+from ..ops.gemm import FP8, INT8
 from .affine import AffineMatmul, Bound, IndexSpace, Ragged, Source, Target
 from .base import Arg, ArgValue, Build, ScalarArg, Step, Support, TensorArg, WorkspaceArg, refuse
 
@@ -381,6 +382,7 @@ class EpilogueConsts:
     acc: str  # PTX type of the staged accumulators, where it is another than `compute`: s32
     has_aux: bool = False  # the last target is a second output
     is_gated: bool = False  # a line holds both sums, 8 by 8: tile_inner counts D's columns, half of them
+    addend: str = ""  # the operand, of integers, that is added to the sum before it is converted
     # The 16-byte pieces 2i and 2i + 1 of a line change places where i / 4 is odd: a warp then reads 32 bytes a lane without conflicts.
     flips: bool = False
 
@@ -446,12 +448,13 @@ def plan_epilogue(d: Digits, am: AffineMatmul, tile_m: int, tile_n: int, threads
     return EpilogueConsts(inner, tile_outer, tile_inner, pitch, vec, inner_threads, outer_step, unroll, m_digits, n_digits,
                           1 if is_split else len(d.batch), am.acc.ptx if is_split else epilogue_type(am), acc_size, targets,
                           None if is_split else am.epilogue, () if is_split else _scalars(am), wide, am.acc.ptx,
-                          am.aux is not None and not is_split, is_gated)
+                          am.aux is not None and not is_split, is_gated, "" if is_split else am.addend)
 
 
 def epilogue_type(am: AffineMatmul) -> str:
-    """The PTX type of the epilogue's arithmetic: that of the sums, but f32 for integers that become floats."""
-    return "f32" if am.acc is S32 and (am.epilogue is not None or am.d.dtype.is_float) else am.acc.ptx
+    """The PTX type of the epilogue's arithmetic: that of the sums, but f32 for integers that become floats or bytes by an expression."""
+    becomes_float = am.d.dtype.is_float or (am.epilogue is not None and am.d.dtype is not S32)
+    return "f32" if am.acc is S32 and becomes_float else am.acc.ptx
 
 
 def _scalars(am: AffineMatmul) -> tuple[str, ...]:
@@ -809,8 +812,10 @@ def check_common(am: AffineMatmul, device: DeviceInfo) -> Support:
     if am.up is not None and (len(am.n.extents) != 1 or am.n.size % GATE_COLUMNS or am.up.row_strides != am.b.row_strides):
         return refuse(f"a gate of {am.n.size} columns; multiples of {GATE_COLUMNS} are supported")
     for target in (am.d, *am.operands, *((am.aux,) if am.aux is not None else ())):
-        if target.dtype not in (F64, F32, F16, BF16) and not (target.dtype is S32 and (target is not am.d or epilogue_type(am) == "s32")):
-            return refuse(f"{target.name} is {target.dtype}; f64, f32, f16 and bf16 are supported")
+        if target.dtype not in (F64, F32, F16, BF16, S32, *INT8) and not (target.dtype in FP8 and target is am.d):
+            return refuse(f"{target.name} is {target.dtype}; f64, f32, f16, bf16, s32, s8 and u8 are supported, for results fp8 too")
+        if target is am.d and not target.dtype.is_float and am.acc is not S32:
+            return refuse(f"{target.name} is {target.dtype} of sums in {am.acc}; floats are supported")
     for name, space in (("m", am.m), ("n", am.n), ("k", am.k), ("batch", am.batch)):
         if space.size >= 2**31 - 4096:
             return refuse(f"{name} has {space.size} points; a linear index must stay below 2^31 - 4096")

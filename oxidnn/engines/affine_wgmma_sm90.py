@@ -235,7 +235,7 @@ def stored_map(am: AffineMatmul, d: tiling.Digits, has_blocks: bool = False) -> 
     """If D is of 16 or 32 bits, contiguous along n, and the operands only change along n. has_blocks: panels are blocks of positions."""
     out = d.targets[0]
     size = out.dtype.num_bytes
-    if size not in (2, 4) or (out.dtype.name == "s32" and am.epilogue is not None):
+    if size not in (2, 4) or (out.dtype.name == "s32" and am.epilogue is not None) or am.addend:
         return None
     if len(d.out_n) > 1 or out.n_strides[0] not in ((1,) if am.n.size > 1 else (0, 1)):
         return None
@@ -669,6 +669,7 @@ class WgmmaSm90Matmul:
     takes_ragged = True
     takes_gates = True
     takes_aux = True
+    takes_addend = True
 
     def check(self, am: AffineMatmul | MatmulGroup, device: DeviceInfo) -> Support:
         """sm_90a; operand pairs as of mma_sm80; operands that tensor maps can fetch (affine_tma.plan_boxes); D of any float type.

@@ -127,7 +127,8 @@ def _chosen(am: AffineMatmul, device: DeviceInfo) -> tuple[Algorithm, EngineConf
     """Who executes the product over the dense operand."""
     if not am.k.size:
         return DIRECT, DIRECT.configs(am, device)[0], 0.0
-    found = [(algorithm, config, algorithm.estimate(am, config, device)) for algorithm in ALGORITHMS if algorithm.check(am, device)
+    found = [(algorithm, config, algorithm.estimate(am, config, device)) for algorithm in ALGORITHMS
+             if algorithm.check(am, device) and all(getattr(algorithm, extra, False) for extra in am.extras)
              for config in algorithm.configs(am, device)[:1]]
     return min(found, key=lambda choice: choice[2])
 
@@ -144,6 +145,8 @@ class Im2colEngine(Engine):
         windows = _windows(problem)
         if not any(w.size for w in windows):
             return refuse("there are no products to sum: the direct engine writes the epilogue of 0")
+        if any("takes_zeros" in w.am.extras for w in windows):
+            return refuse("im2col takes no zero points")
         if max(w.size for w in windows) >= _LIMIT:
             return refuse(f"im2col: a matrix of {max(w.size for w in windows)} elements (at most {_LIMIT - 1})")
         for bound in (b for w in windows for b in w.source.bounds):

@@ -11,11 +11,12 @@ from typing import Any, Protocol
 
 from ..codegen.pointwise import Expression
 from ..device import DeviceInfo
-from ..dtypes import F32, F64, DType
-from ..ops.base import Operand, Problem
+from ..dtypes import F32, F64, S32, DType
+from ..ops.base import Problem
 from ..ops.conv import ConvProblem
+from ..ops.conv import value_of as conv_value
 from ..ops.epilogue import align_shape, align_strides
-from ..ops.gemm import BLOCK, GemmProblem, accumulator, scale_shape, scale_strides, value_of
+from ..ops.gemm import BLOCK, INT8, GemmProblem, accumulator, scale_shape, scale_strides, value_of
 from ..ops.grouped_gemm import GroupedGemmProblem
 from .affine import AffineMatmul, Bound, IndexSpace, MatmulGroup, Ragged, Source, Target
 from .affine_direct import DIRECT
@@ -56,7 +57,8 @@ def collapse(am: AffineMatmul) -> AffineMatmul:
     targets: tuple[Target, ...] = (am.d, *am.operands, *((am.aux,) if am.aux is not None else ()))
     # Of every source: the side whose rows it has.
     sources = {"a": ("m", a), "b": ("n", b)} | {name: (side, x) for name, side, x in (
-        ("scale_a", "m", am.scale_a), ("scale_b", "n", am.scale_b), ("up", "n", am.up)) if x is not None}
+        ("scale_a", "m", am.scale_a), ("scale_b", "n", am.scale_b), ("up", "n", am.up), ("zero_a", "m", am.zero_a),
+        ("zero_b", "n", am.zero_b)) if x is not None}
 
     def rows_of(side: str) -> list[tuple[int, ...]]:
         return [column for s, x in sources.values() if s == side for column in (x.row_strides, *(y.row_coefs for y in x.bounds))]
@@ -84,7 +86,7 @@ def collapse(am: AffineMatmul) -> AffineMatmul:
 
 
 def _accumulator(kind: DType) -> DType:
-    return F64 if kind is F64 else F32
+    return S32 if kind in INT8 else F64 if kind is F64 else F32
 
 
 def _channels_innermost(channel_strides: Sequence[int], tap_strides: Sequence[int]) -> bool:
@@ -118,16 +120,25 @@ def _axes(p: ConvProblem) -> tuple[_Axis, ...]:
     return tuple(axes)
 
 
-def _targets(p: Problem, epilogue: Expression | None, output: Operand, channel_axis: int) -> list[tuple[str, Any, tuple[int, ...]]]:
-    """(name, description, element strides over the output's axes) of the output and then of the epilogue's operands."""
+def _targets(p: ConvProblem, value: Expression | None) -> list[tuple[str, Any, tuple[int, ...]]]:
+    """(name, description, element strides over the output's axes) of the output, the addend and then the operands of what is written."""
+    output = p.outputs[0]
     rows = [(output.name, output.desc, output.desc.strides)]
-    if epilogue is None:
-        return rows
-    for name in (n for n in epilogue.args if n != "acc"):
+    named = [(n, value.axis(n)) for n in value.args if n != "acc"] if value is not None else []
+    for name, axis in ([(p.addend, "c")] if p.addend else []) + named:
         desc = p.desc(name)
-        aligned = align_shape(p.op, name, desc.shape, output.desc.shape, channel_axis, epilogue.axis(name))
-        rows.append((name, desc, align_strides(desc, aligned, channel_axis)))
+        aligned = align_shape(p.op, name, desc.shape, output.desc.shape, 1, axis)
+        rows.append((name, desc, align_strides(desc, aligned, 1)))
     return rows
+
+
+def _zero(p: ConvProblem, name: str, row: Sequence[int], k: int, batch: int) -> Source | None:
+    """The zero point `name`, if there is one, one element or a vector along the channels: its strides in its elements."""
+    if not p.has(name):
+        return None
+    desc = p.desc(name)
+    step = desc.strides[0] if desc.numel > 1 else 0
+    return Source(name, desc.dtype, tuple(step * r for r in row), (0,) * k, (step * batch,), align=desc.align)
 
 
 def _lower_fprop(p: ConvProblem) -> tuple[AffineMatmul, ...]:
@@ -147,10 +158,12 @@ def _lower_fprop(p: ConvProblem) -> tuple[AffineMatmul, ...]:
                -sum(ax.pad * ax.image_stride for ax in axes), bounds, x.align)
     b = Source(p.filter, w.dtype, (w.strides[0],), k([ax.tap_stride for ax in axes], w.strides[1]), (filters * w.strides[0],),
                sum(ax.tap_base for ax in axes), (), w.align)
-    targets = [Target(name, desc.dtype, (s[0], *s[2:]), (s[1],), (filters * s[1],), 0, desc.align)
-               for name, desc, s in _targets(p, p.epilogue, p.outputs[0], 1)]
+    value = conv_value(p)
+    targets = [Target(name, desc.dtype, (s[0], *s[2:]), (s[1],), (filters * s[1],), 0, desc.align) for name, desc, s in _targets(p, value)]
     return (AffineMatmul(IndexSpace((y.shape[0], *y.shape[2:])), IndexSpace((filters,)), IndexSpace(k([ax.taps for ax in axes], channels)),
-                         a, b, targets[0], _accumulator(x.dtype), IndexSpace((groups,)), p.epilogue, tuple(targets[1:]), p.policy.math),)
+                         a, b, targets[0], _accumulator(x.dtype), IndexSpace((groups,)), value, tuple(targets[1:]), p.policy.math,
+                         zero_a=_zero(p, "zero_x", (0,) * (1 + p.spatial), 1 + p.spatial, 0),
+                         zero_b=_zero(p, "zero_w", (1,), 1 + p.spatial, filters), addend=p.addend),)
 
 
 def _unit(i: int, length: int, value: int) -> tuple[int, ...]:
@@ -176,8 +189,10 @@ def _lower_wgrad(p: ConvProblem) -> tuple[AffineMatmul, ...]:
                -sum(ax.pad * ax.image_stride for ax in axes), bounds, x.align)
     d = Target(p.filter, w.dtype, (w.strides[0],), n([ax.tap_stride for ax in axes], w.strides[1]), (filters * w.strides[0],),
                sum(ax.tap_base for ax in axes), w.align)
+    value = conv_value(p)  # of single elements
+    scales = [Target(name, desc.dtype, (0,), (0,) * (1 + p.spatial), (0,), 0, desc.align) for name, desc, _ in _targets(p, value)[1:]]
     return (AffineMatmul(IndexSpace((filters,)), IndexSpace(n([ax.taps for ax in axes], channels)), IndexSpace((y.shape[0], *y.shape[2:])),
-                         a, b, d, _accumulator(x.dtype), IndexSpace((groups,)), None, (), p.policy.math),)
+                         a, b, d, _accumulator(x.dtype), IndexSpace((groups,)), value, tuple(scales), p.policy.math),)
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,15 +294,15 @@ def _dgrad_matmul(p: ConvProblem, axes: tuple[_Axis, ...], parts: tuple[_Part, .
     b = Source(p.filter, w.dtype, n([ax.tap_stride for ax, _ in in_n], w.strides[1]),
                k([q.tap_step * ax.tap_stride for ax, q in in_k], w.strides[0]), (filters * w.strides[0],),
                sum(ax.tap_base for ax in axes) + sum(q.tap_first * ax.tap_stride for ax, q in in_k), (), w.align)
-    targets = []
-    for name, desc, s in _targets(p, p.epilogue, p.outputs[0], 1):
+    targets, value = [], conv_value(p)
+    for name, desc, s in _targets(p, value):
         m_strides = (s[0], *(step * s[i + 2] for i, (_, q) in enumerate(pairs) for _, step in q.m))
         n_taps = [s[i + 2] for i, (_, q) in enumerate(pairs) if q.is_disjoint]
         base = sum(q.first * s[i + 2] for i, (_, q) in enumerate(pairs))
         targets.append(Target(name, desc.dtype, m_strides, n(n_taps, s[1]), (channels * s[1],), base, desc.align))
     m_extent = (y.shape[0], *(extent for _, q in pairs for extent, _ in q.m))
     return AffineMatmul(IndexSpace(m_extent), IndexSpace(n([ax.taps for ax, _ in in_n], channels)), IndexSpace(k_extent), a, b, targets[0],
-                        _accumulator(y.dtype), IndexSpace((groups,)), p.epilogue, tuple(targets[1:]), p.policy.math)
+                        _accumulator(y.dtype), IndexSpace((groups,)), value, tuple(targets[1:]), p.policy.math, addend=p.addend)
 
 
 # --- GEMM ----------------------------------------------------------------------------------------------------------------------

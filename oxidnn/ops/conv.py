@@ -15,12 +15,15 @@ from functools import partial
 from math import prod
 from typing import Any
 
+from ..codegen import pointwise as expr
 from ..codegen.pointwise import Expression
+from ..dtypes import F32, S32, U8
 from ..errors import expected
 from ..tensor import TensorDesc
 from .base import OpDef, Operand, Policy, Problem
-from .checks import check_bool, check_dtype, check_extents, check_integers, check_output, check_reach, describe
+from .checks import FLOATS, check_bool, check_dtype, check_extents, check_integers, check_output, check_reach, check_shape, describe
 from .epilogue import accumulator_of, default_epilogue, operands_of, resolve, scalars_of
+from .gemm import FP8, INT8, made_output, out_types
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,6 +31,12 @@ class ConvProblem(Problem):
     """`image`, `filter`, `result` are the operands' names; padding is (before, after) per spatial dimension.
 
     flip: taps are read backwards (a convolution in the mathematical sense instead of a correlation).
+
+    Of 8-bit inputs: what is written is rounded, and saturated (or, of integers, taken modulo 256), from
+
+        epilogue((sum + addend) * scale_1 * scale_2) / scale_out + zero_out,
+
+    the sum being over elements less their zero point; where the image is padded it has none to add.
     """
 
     direction: str  # "fprop" | "dgrad" | "wgrad"
@@ -40,6 +49,11 @@ class ConvProblem(Problem):
     groups: int
     flip: bool
     epilogue: Expression | None = None  # over "acc" and operand names
+    scales: tuple[str, ...] = ()  # the operands, of those with which the inputs are multiplied
+    scale_out: str = ""
+    zero_out: str = ""
+    addend: str = ""  # the operand of integers, along the output's channels, that is added to the sum
+    saturate: bool = True
 
     @property
     def aliases(self) -> tuple[tuple[str, str], ...]:
@@ -53,6 +67,26 @@ class ConvProblem(Problem):
     @property
     def flops(self) -> int:
         return 2 * self.desc(self.result).numel * prod(self.desc(self.filter).shape[1:])
+
+
+def value_of(p: ConvProblem, is_rounded: bool = True) -> Expression | None:
+    """What is written, as an expression over "acc", the sum with its addend; None for that itself. The conversion to the output's type
+    rounds and saturates. is_rounded: otherwise a result of integers is left as it is before rounding."""
+    value = expr.acc
+    for name in p.scales:
+        value = value * expr.arg(name)
+    if p.epilogue is not None:
+        value = p.epilogue.substitute({"acc": value})
+    if p.scale_out:
+        value = value / expr.arg(p.scale_out)
+    if is_rounded and (p.zero_out or not p.saturate):
+        value = expr.round(value)
+    if p.zero_out:
+        value = value + expr.arg(p.zero_out)
+    if not p.saturate:
+        low = 0.0 if p.outputs[0].desc.dtype is U8 else 128.0
+        value = value - 256.0 * expr.apply("floor", (value + low) * (1 / 256)) if is_rounded else value
+    return None if value == expr.acc else value
 
 
 _WINDOW: tuple[tuple[str, Any], ...] = (("stride", 1), ("padding", 0), ("dilation", 1), ("groups", 1))
@@ -80,7 +114,24 @@ class _Kind:
         pairs += _WINDOW
         pairs += (("output_padding", 0),) if self.is_transposed else ()
         pairs += () if self.direction == "wgrad" else (("epilogue", None),)
-        return (*pairs, ("flip", False))
+        return (*pairs, ("flip", False), ("out_dtype", None), *(() if self.direction == "wgrad" else (("saturate", True),)))
+
+    @property
+    def scales(self) -> tuple[str, str]:
+        return f"scale_{self.inputs[0]}", f"scale_{self.inputs[1]}"
+
+    @property
+    def scale_out(self) -> str:
+        return "" if self.direction == "wgrad" else f"scale_{self.output}"
+
+    @property
+    def zeros(self) -> tuple[str, ...]:
+        return {"conv_fprop": ("zero_x", "zero_w", "zero_y"), "conv_transpose": ("zero_y",)}.get(self.op, ())
+
+    @property
+    def quantisers(self) -> tuple[str, ...]:
+        """The tensors that only 8-bit types have: scales, then zero points."""
+        return (*self.scales, *((self.scale_out,) if self.scale_out else ()), *self.zeros)
 
     @property
     def shape_attribute(self) -> str:
@@ -136,10 +187,12 @@ def _make(kind: _Kind, tensors: Mapping[str, TensorDesc], attrs: Mapping[str, An
         desc = tensors[name]
         if not 3 <= desc.rank <= 5 or desc.rank != rank:
             raise expected(op, f"rank of {name}", desc.rank, "3, 4 or 5 (1, 2 or 3 spatial dimensions), the same for all", context)
-        check_dtype(op, name, desc, tensors)
+        check_dtype(op, name, desc, tensors, (*FLOATS, *FP8, *INT8))
         check_reach(op, name, desc, context)
-    if second.dtype != first.dtype:
-        raise expected(op, f"type of {kind.inputs[1]}", second.dtype, f"{first.dtype}, the type of {kind.inputs[0]}", context)
+    mates = next((group for group in (FP8, INT8) if first.dtype in group), (first.dtype,))
+    if second.dtype not in mates:
+        allowed = " or ".join(t.name for t in mates) if len(mates) > 1 else str(first.dtype)
+        raise expected(op, f"type of {kind.inputs[1]}", second.dtype, f"{allowed}, the type of {kind.inputs[0]}", context)
 
     stride = check_integers(op, "stride", attrs.get("stride", 1), spatial, 1, context)
     dilation = check_integers(op, "dilation", attrs.get("dilation", 1), spatial, 1, context)
@@ -198,32 +251,71 @@ def _make(kind: _Kind, tensors: Mapping[str, TensorDesc], attrs: Mapping[str, An
     if shapes[kind.result] != result:
         raise expected(op, f"shape of {kind.result}", list(shapes[kind.result]), list(result), context)
 
-    if kind.output in tensors:
-        output = tensors[kind.output]
-        check_output(op, kind.output, output, shapes[kind.output], tensors)
-    else:
-        output = TensorDesc.packed(first.dtype, shapes[kind.output], preferred_layout(first, second))
-        check_reach(op, kind.output, output, context)
+    quantisers = {name: tensors[name] for name in kind.quantisers if name in tensors}
+    addend = "bias" if first.dtype in INT8 and "bias" in tensors and tensors["bias"].dtype is S32 else ""
+    others = {name: desc for name, desc in tensors.items() if name not in quantisers and name != addend}
     if kind.direction == "wgrad":
         epilogue, extra = None, []
     else:
-        epilogue = resolve(op, attrs.get("epilogue"), tensors, roles)
-        extra = operands_of(op, epilogue, tensors, shapes[kind.output], 1)
+        epilogue = resolve(op, attrs.get("epilogue"), others, (*roles, *quantisers, *((addend,) if addend else ())))
+        extra = operands_of(op, epilogue, others, shapes[kind.output], 1, (*FLOATS, S32, *INT8) if first.dtype in INT8 else FLOATS)
+    if addend:
+        check_shape(op, addend, tensors[addend], (shapes[kind.output][1],), tensors)
+        extra.insert(0, Operand(addend, tensors[addend]))
+    is_plain = epilogue is None and not any(name in quantisers for name in (*kind.scales, kind.scale_out))
+    allowed_out = out_types(first.dtype, not is_plain)
+    if mates != (first.dtype,):
+        allowed_out = (first.dtype, *mates) if kind.scale_out in quantisers else (*allowed_out, *mates)
+    output = made_output(op, kind.output, "out_dtype", tensors, attrs.get("out_dtype"), allowed_out, shapes[kind.output])
+    if kind.output not in tensors:
+        output = TensorDesc.packed(output.dtype, shapes[kind.output], preferred_layout(first, second))
+        check_reach(op, kind.output, output, context)
+    saturate = check_bool(op, "saturate", attrs.get("saturate", True), context)
+    if not saturate and not (output.dtype in INT8 and kind.scale_out in quantisers):
+        raise expected(op, "saturate", False, f"True, but for results in s8 or u8 with {kind.scale_out}", context)
+    _check_quantisers(kind, quantisers, output, shapes[kind.output][1], tensors)
 
     kept: list[tuple[str, Any]] = [("stride", short(stride)), ("padding", short(padding)), ("dilation", short(dilation)),
-                                   ("groups", groups), ("flip", flip), ("output_padding", short(output_padding))]
-    defaults = dict((*_WINDOW, ("flip", False), ("output_padding", 0)))
+                                   ("groups", groups), ("flip", flip), ("output_padding", short(output_padding)), ("saturate", saturate)]
+    defaults = dict((*_WINDOW, ("flip", False), ("output_padding", 0), ("saturate", True)))
     kept = [(name, value) for name, value in kept if value != defaults[name]]
-    if epilogue is not None and epilogue != default_epilogue(tensors):
+    if epilogue is not None and epilogue != default_epilogue(others):
         kept.append(("epilogue", epilogue))
-    operands = (*(Operand(name, tensors[name]) for name in kind.inputs), *extra, Operand(kind.output, output, True))
+    operands = (*(Operand(name, tensors[name]) for name in kind.inputs), *extra, *(Operand(n, d) for n, d in quantisers.items()),
+                Operand(kind.output, output, True))
     return ConvProblem(op, operands, tuple(kept), scalars_of(epilogue, accumulator_of(first.dtype)), policy=policy,
                        direction=kind.direction, image=kind.image, filter=kind.filter, result=kind.result, stride=stride,
-                       padding=padding, dilation=dilation, groups=groups, flip=flip, epilogue=epilogue)
+                       padding=padding, dilation=dilation, groups=groups, flip=flip, epilogue=epilogue,
+                       scales=tuple(n for n in kind.scales if n in quantisers),
+                       scale_out=kind.scale_out if kind.scale_out in quantisers else "",
+                       zero_out="zero_y" if "zero_y" in quantisers else "", addend=addend, saturate=saturate)
+
+
+def _check_quantisers(kind: _Kind, given: Mapping[str, TensorDesc], output: TensorDesc, channels: int,
+                      tensors: Mapping[str, TensorDesc]) -> None:
+    """scale_x, zero_x and those of the output are single elements; those of the second input may be vectors along the output's channels."""
+    op = kind.op
+    for name, desc in given.items():
+        of = name.partition("_")[2]
+        is_second = of == kind.inputs[1] and kind.direction != "wgrad"
+        if tensors[kind.inputs[0]].dtype not in (*FP8, *INT8):
+            allowed = f"8-bit inputs ({kind.inputs[0]} is {tensors[kind.inputs[0]].dtype}; an epilogue may scale it)"
+            raise expected(op, name, "given", allowed, describe(tensors))
+        if desc.rank > 1 or desc.numel != 1 and not (is_second and desc.shape == (channels,)):
+            raise expected(op, f"shape of {name}", list(desc.shape), f"[1] or [{channels}]" if is_second else "[1]", describe(tensors))
+        if name.startswith("zero_"):
+            kinds = (output.dtype,) if of == kind.output else (tensors[of].dtype,)
+            check_dtype(op, name, desc, tensors, kinds if kinds[0] in INT8 else INT8)
+        else:
+            check_dtype(op, name, desc, tensors, (F32,))
+    if "zero_y" in given and (kind.scale_out not in given or output.dtype not in INT8):
+        allowed = f"{kind.scale_out} and a result in s8 or u8"
+        raise expected(op, "zero_y", f"given, of a result in {output.dtype}", allowed, describe(tensors))
 
 
 def _definition(kind: _Kind) -> OpDef:
     optional = {"conv_fprop": ("bias", "residual"), "conv_transpose": ("bias",)}.get(kind.op, ())
+    optional = (*optional, *kind.quantisers)
     return OpDef(kind.op, (*kind.inputs, *optional), (kind.output,), partial(_make, kind), optional, kind.attrs)
 
 

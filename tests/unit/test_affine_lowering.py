@@ -43,8 +43,9 @@ class Memory:
         return self
 
 
-def matrix(source: Source, memory: Memory, rows: np.ndarray, ks: np.ndarray, batch: np.ndarray) -> np.ndarray:
-    """(batch, rows, k) values of A or B; an element within bounds must lie within the operand."""
+def matrix(source: Source, memory: Memory, rows: np.ndarray, ks: np.ndarray, batch: np.ndarray,
+           zero: np.ndarray | float = 0.0) -> np.ndarray:
+    """(batch, rows, k) values of A or B, less their zero point; an element within bounds must lie within the operand."""
     offset = source.base + dot(batch, source.batch_strides)[:, None, None] + dot(rows, source.row_strides)[None, :, None] \
         + dot(ks, source.k_strides)[None, None, :]
     inside = np.ones((1, len(rows), len(ks)), bool)
@@ -53,7 +54,7 @@ def matrix(source: Source, memory: Memory, rows: np.ndarray, ks: np.ndarray, bat
         inside &= (0 <= at) & (at < bound.extent)
     inside = np.broadcast_to(inside, offset.shape)
     values = np.zeros(offset.shape)
-    values[inside] = memory.flat[offset[inside] - memory.low]
+    values[inside] = (memory.flat[offset[inside] - memory.low] - np.broadcast_to(zero, offset.shape)[inside])
     assert (offset[inside] >= memory.low).all() and not np.isnan(values).any(), "an element outside the operand is read"
     return values
 
@@ -65,7 +66,8 @@ def places(target: Target, m: np.ndarray, n: np.ndarray, batch: np.ndarray) -> n
 
 def interpret(am: AffineMatmul, memories: dict[str, Memory], written: dict[str, np.ndarray]) -> None:
     m, n, k, batch = (digits(space.extents) for space in (am.m, am.n, am.k, am.batch))
-    a, b = matrix(am.a, memories[am.a.name], m, k, batch), matrix(am.b, memories[am.b.name], n, k, batch)
+    zeros = [0.0 if z is None else matrix(z, memories[z.name], rows, k, batch) for z, rows in ((am.zero_a, m), (am.zero_b, n))]
+    a, b = (matrix(x, memories[x.name], rows, k, batch, zero) for x, rows, zero in zip((am.a, am.b), (m, n), zeros, strict=True))
     if am.scale_a is not None:
         a = a * matrix(am.scale_a, memories[am.scale_a.name], m, k, batch)
     if am.scale_b is not None:
@@ -76,9 +78,15 @@ def interpret(am: AffineMatmul, memories: dict[str, Memory], written: dict[str, 
     for operand in am.operands:
         memory = memories[operand.tensor or operand.name]
         arrays[operand.name] = memory.flat[places(operand, m, n, batch) - memory.low]
+    if am.addend:
+        arrays["acc"] = arrays["acc"] + arrays[am.addend]
     results = (arrays["acc"],) if am.epilogue is None else am.epilogue.evaluate(arrays, SCALARS)
     for target, result in zip((am.d, am.aux) if am.aux is not None else (am.d,), results, strict=True):
         where = places(target, m, n, batch) - memories[target.name].low
+        kind = target.dtype
+        if kind.num_bytes == 1:  # what the conversion does
+            result = np.clip(result if kind.is_float else np.rint(result), 0 if kind.kind == "uint" else -kind.max - (kind.kind == "int"),
+                             kind.max)
         memories[target.name].flat[where] = np.broadcast_to(result, where.shape)
         np.add.at(written[target.name], where, 1)
 
@@ -102,8 +110,9 @@ def check(problem: Problem, seed: int) -> None:
         memory = memories[output.name]
         for index in np.ndindex(*got.shape):
             got[index] = memory.flat[sum(i * s for i, s in zip(index, output.desc.strides, strict=True)) - memory.low]
-        np.testing.assert_allclose(got, want[output.name].want, rtol=1e-9, atol=1e-9, err_msg=format_case(problem))
-        if not output.desc.dtype.is_float:
+        if output.desc.dtype.is_float:
+            np.testing.assert_allclose(got, want[output.name].want, rtol=1e-9, atol=1e-9, err_msg=format_case(problem))
+        else:
             found[output.name] = got.astype(output.desc.dtype.numpy)
     compare(problem, found, want)
 

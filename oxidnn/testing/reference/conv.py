@@ -1,4 +1,5 @@
-"""Convolution in float64: windows of the padded image times the filter; its gradients by windows and by scattering."""
+"""Convolution in float64: windows of the padded image times the filter; its gradients by windows and by scattering. Of 8-bit integers the
+sums are exact, modulo 2^32."""
 
 from __future__ import annotations
 
@@ -10,9 +11,11 @@ import numpy as np
 
 from ...dtypes import F32, F64
 from ...ops.base import Problem
-from ...ops.conv import ConvProblem
+from ...ops.conv import ConvProblem, value_of
+from ...ops.gemm import FP8, INT8
 from . import Expected
-from .epilogue import finish, product_error
+from .epilogue import finish, narrowed, product_error
+from .gemm import tensor_core_error
 
 WINOGRAD_GROWTH = 40  # what F(4 x 4, 3 x 3) may err, in ulps of the largest sum of magnitudes
 
@@ -72,18 +75,49 @@ def reference(problem: Problem, inputs: Mapping[str, np.ndarray], scalars: Mappi
         "wgrad": ((p.image, p.result), _wgrad, result[0] * prod(result[2:])),
     }[p.direction]
     first, second = (inputs[name] for name in operands)
+    if p.inputs[0].desc.dtype in INT8:
+        return {p.outputs[0].name: _of_integers(p, inputs, scalars, compute(p, *(_centred(p, inputs, name) for name in operands)))}
     acc, magnitude = compute(p, first, second), compute(p, np.abs(first), np.abs(second))
     slack = product_error(p) * magnitude
 
     def expect(slack: np.ndarray) -> Expected:
-        return finish(p, p.epilogue, acc, magnitude, slack, terms, inputs, scalars, 1)
+        found = finish(p, value_of(p), acc, magnitude, slack, terms, inputs, scalars, 1)
+        return narrowed(p, found, p.outputs[0].name)
 
     found = expect(slack)
+    if p.inputs[0].desc.dtype in FP8:
+        return {p.outputs[0].name: replace(found, coarse_slack=expect(slack + tensor_core_error(terms, p.policy.math) * magnitude).slack)}
     if all(r == 3 for r in filter[2:]) and magnitude.size:
         # Winograd's transforms spread what a tile's largest sums err over the tile, here: over the image.
         largest = magnitude.max(axis=tuple(range(2, magnitude.ndim)), keepdims=True)
         found = replace(found, coarse_slack=expect(slack + WINOGRAD_GROWTH * p.inputs[0].desc.dtype.epsilon * largest).slack)
     return {p.outputs[0].name: found}
+
+
+def _centred(p: ConvProblem, inputs: Mapping[str, np.ndarray], name: str) -> np.ndarray:
+    """Integers less their zero point, which padding then is: zeros."""
+    values, zero = inputs[name].astype(np.int64), f"zero_{name}"
+    if p.has(zero):
+        values = values - inputs[zero].astype(np.int64).reshape(-1, *(1,) * (values.ndim - 1))
+    return values
+
+
+def _of_integers(p: ConvProblem, inputs: Mapping[str, np.ndarray], scalars: Mapping[str, float], acc: np.ndarray) -> Expected:
+    exact = np.asarray(acc, np.int64)
+    if p.addend:
+        exact = exact + inputs[p.addend].astype(np.int64).reshape(-1, *(1,) * (acc.ndim - 2))
+    exact = exact.astype(np.int32)
+    value, out = value_of(p, is_rounded=False), p.outputs[0].desc.dtype
+    if value is None and not out.is_float:
+        return Expected(exact if out.bits == 32 else np.clip(exact, -out.max - 1 if out.kind == "int" else 0, out.max))
+    floats = {n: a.astype(np.float64) for n, a in inputs.items()}
+    acc = exact.astype(np.float64)
+    # Roundings: of the sum to f32, and of each factor.
+    found = finish(p, value, acc, np.abs(acc), None, 4, floats, scalars, 1)
+    if not p.saturate:
+        low = 0 if out.kind == "uint" else 128
+        return Expected((np.rint(found.want).astype(np.int64) + low) % 256 - low)
+    return narrowed(p, found, p.outputs[0].name)
 
 
 def bgrad(problem: Problem, inputs: Mapping[str, np.ndarray], scalars: Mapping[str, float]) -> dict[str, Expected]:

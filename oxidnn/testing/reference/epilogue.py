@@ -9,7 +9,7 @@ import numpy as np
 
 from ...dtypes import F32
 from ...ops.base import Problem
-from ...ops.epilogue import NARROW, accumulator_of, align_shape
+from ...ops.epilogue import accumulator_of, align_shape
 from ..compare import accumulated_error
 from . import Expected
 from .pointwise import error_bound
@@ -27,13 +27,13 @@ def product_error(problem: Problem) -> float:
 def narrowed(problem: Problem, result: Expected, name: str = "y") -> Expected:
     """The result in a type of 8 bits, which saturates: its own tolerance counts before rounding."""
     kind, accumulator = problem.desc(name).dtype, accumulator_of(problem.operands[0].desc.dtype)
-    if kind not in NARROW:
+    if kind.num_bytes > 1:
         return result
     want = np.asarray(result.want, np.float64)
     with np.errstate(all="ignore"):
         error = accumulated_error(accumulator, result.terms) * (np.abs(want) if result.magnitude is None else result.magnitude)
         error = error + (0.0 if result.slack is None else result.slack) + 4 * accumulator.epsilon * np.abs(want)
-        want = np.clip(want, -kind.max - (kind.kind == "int"), kind.max)
+        want = np.clip(want, 0 if kind.kind == "uint" else -kind.max - (kind.kind == "int"), kind.max)
         return Expected(want if kind.is_float else np.nan_to_num(want, nan=0.0), terms=0, slack=error)
 
 

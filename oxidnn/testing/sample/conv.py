@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ...dtypes import BF16, F16, F32, F64
+from ...dtypes import BF16, E4M3, E5M2, F16, F32, F64, S8, S32, U8, DType
 from ...ops import OPS, Policy, Problem
 from ...tensor import TensorDesc
 from .tensors import random_desc
@@ -102,11 +102,50 @@ def _draw(rng: np.random.Generator, op: str, size: str) -> Problem | None:
         attrs["output_padding"] = tuple(v % s for v, s in zip(room, stride, strict=True))
         if channels == 0:
             return None
-    tensors = {name: random_desc(rng, kind, shapes[name], is_dense=is_dense) for name in definition.inputs if name in shapes}
+    kinds = ((kind,), (E4M3, E5M2), (S8, U8))[int(rng.choice(3, p=(0.7, 0.1, 0.2)))]
+    tensors = {name: random_desc(rng, kinds[int(rng.integers(len(kinds)))], shapes[name], is_dense=is_dense)
+               for name in definition.inputs if name in shapes}
+    if len(kinds) > 1:
+        return _draw_quantised(rng, op, kinds, tensors, shapes[output], attrs, is_dense)
     tensors[output] = random_desc(rng, out_kind, shapes[output], is_output=True, is_dense=is_dense)
     if not op.endswith("wgrad"):
         draw_epilogue(rng, tensors, attrs, shapes[output], 1, tensors[output])
     return definition.make(tensors, attrs, policy)
+
+
+def _draw_quantised(rng: np.random.Generator, op: str, kinds: tuple[DType, ...], tensors: dict[str, TensorDesc], shape: tuple[int, ...],
+                    attrs: dict[str, Any], is_dense: bool) -> Problem:
+    """8-bit inputs: scales, zero points, an epilogue, and results of every type that these allow."""
+    definition = OPS[op]
+    first, second = (name for name in definition.inputs if name in tensors)
+    output, channels = definition.outputs[0], shape[1]
+
+    def vector(is_long: bool) -> tuple[int, ...]:
+        return (channels,) if is_long and rng.random() < 0.6 else (1,)
+
+    names = {name: vector(name[6:] == second and not op.endswith("wgrad")) for name in definition.optional if name.startswith("scale_")}
+    scaled = {name: TensorDesc.packed(F32, extents) for name, extents in names.items() if rng.random() < 0.5}
+    is_integer, has_zeros = S8 in kinds, S8 in kinds and rng.random() < 0.5
+    if is_integer:
+        for name in ("zero_x", "zero_w") if has_zeros else ():
+            if name in definition.optional and rng.random() < 0.6:
+                scaled[name] = TensorDesc.packed(tensors[name[5:]].dtype, vector(name == "zero_w"))
+        if "bias" in definition.optional and rng.random() < 0.4:
+            scaled["bias"] = TensorDesc.packed(S32, (channels,))
+        elif "epilogue" in dict(definition.attrs) and any(n.startswith("scale_") for n in scaled):
+            draw_epilogue(rng, scaled, attrs, shape, 1)
+    elif not op.endswith("wgrad"):
+        draw_epilogue(rng, scaled, attrs, shape, 1)
+    if f"scale_{output}" in scaled:
+        out = kinds[int(rng.integers(len(kinds)))]
+        if has_zeros and "zero_y" in definition.optional and rng.random() < 0.6:
+            scaled["zero_y"] = TensorDesc.packed(out, (1,))
+    elif is_integer and not any(n.startswith("scale_") for n in scaled):
+        out = (S32, S32, F32, S8, U8)[int(rng.integers(5))]
+    else:
+        out = (F32, F16, BF16, kinds[0])[int(rng.integers(4))]
+    tensors = tensors | scaled | {output: random_desc(rng, out, shape, is_output=True, is_dense=is_dense)}
+    return definition.make(tensors, attrs, Policy())
 
 
 def _sampler(op: str) -> Any:
@@ -166,12 +205,36 @@ _ALL = (
     "conv_fprop x=f16[1,16,6,6] w=f16[16,1,3,3] padding=1 groups=16",
     "conv_fprop x=f32[65537,1,4] w=f32[1,1,2]",
     "conv_wgrad x=f32[5003,1,3] dy=f32[5003,1,2] w_shape=(1,1,2)",
+    # 8 bits: exact sums of mixed signs, zero points that padding stands for, requantised results; floats with scales; an empty sum.
+    "conv_fprop x=u8[2,5,6,7] w=s8[7,5,3,3] padding=1",
+    "conv_fprop x=s8[2,16,6,7]nhwc w=s8[24,16,3,3]nhwc padding=1 stride=2 scale_x=f32[1] scale_w=f32[24] bias=f32[24] out_dtype=f16",
+    "conv_fprop x=u8[1,32,6,6]nhwc w=s8[16,32,3,3]nhwc y=u8[1,16,6,6]nhwc padding=1 scale_x=f32[1] scale_w=f32[16] scale_y=f32[1] "
+    "zero_x=u8[1] zero_y=u8[1] bias=s32[16]",
+    "conv_fprop x=u8[2,3,7,5] w=u8[4,3,3,2] padding=((1,0),(2,1)) zero_x=u8[1] zero_w=u8[4]",
+    "conv_fprop x=s8[2,4,9] w=s8[6,2,3] groups=2 dilation=2 padding=2 scale_x=f32[1] scale_w=f32[1] scale_y=f32[1] zero_w=s8[6] "
+    "epilogue='relu(acc)'",
+    "conv_fprop x=u8[2,0,4,4] w=s8[3,0,3,3] zero_x=u8[1] zero_w=s8[1] bias=s32[3]",
+    "conv_fprop x=e4m3[1,16,5,5]nhwc w=e5m2[8,16,3,3]nhwc padding=1 scale_x=f32[1] scale_w=f32[8]",
+    "conv_fprop x=e4m3[1,16,5,5]nhwc w=e4m3[8,16,3,3]nhwc y=e4m3[1,8,5,5]nhwc padding=1 scale_x=f32[1] scale_w=f32[1] scale_y=f32[1]",
+    "conv_dgrad dy=e5m2[1,16,5,5]nhwc w=e4m3[16,8,3,3] x_shape=(1,8,10,10) padding=1 stride=2 scale_dy=f32[1] scale_w=f32[8]",
+    "conv_wgrad x=e4m3[2,8,5,5]nhwc dy=e5m2[2,16,5,5]nhwc w_shape=(16,8,3,3) padding=1 scale_x=f32[1] scale_dy=f32[1] out_dtype=f32",
+    "conv_transpose x=s8[1,8,3,3]nhwc w=s8[8,4,3,3] stride=2 scale_x=f32[1] scale_w=f32[4] scale_y=f32[1] zero_y=s8[1] bias=s32[4]",
     # Addresses that no vector load likes.
     "conv_fprop x=bf16[1,8,5,5]nhwc@2 w=bf16[8,8,3,3]nhwc@4 y=bf16[1,8,5,5]nhwc@2 padding=1",
     "conv_fprop x=f16[1,8,5,5](225,1,45,9) w=f16[8,8,1,1] y=f16[1,8,5,5](225,1,45,9)@2",
 )
 
+def _scale_fill(name: str, low: float, high: float) -> Any:
+    def fill(rng: np.random.Generator, problem: Problem) -> np.ndarray:
+        return rng.uniform(low, high, problem.desc(name).shape)
+
+    return fill
+
+
 _OPS = ("conv_fprop", "conv_dgrad", "conv_wgrad", "conv_transpose", "conv_transpose_dgrad", "conv_transpose_wgrad")
 SAMPLES = {op: _sampler(op) for op in _OPS} | {"conv_bgrad": sample_bgrad}
 CASES = {op: tuple(line for line in _ALL if line.split()[0] == op) for op in _OPS} | {
     "conv_bgrad": ("conv_bgrad dy=bf16[2,5,3,4]nhwc db=f32[5]", "conv_bgrad dy=f32[0,3,2,2]")}
+# Scales of the inputs are such that products stay in the range of 8-bit results, whose own scale is around 1.
+FILLS = {(op, name): _scale_fill(name, *((0.5, 2.0) if name == f"scale_{OPS[op].outputs[0]}" else (0.05, 0.4)))
+         for op in _OPS for name in OPS[op].optional if name.startswith("scale_")}
