@@ -24,6 +24,7 @@ THREADS = 256
 WIDE = 2**31  # bytes of a stride from which on offsets need 64 bits
 MOST_ELEMENTS = 2**31 - 2**17  # of a launch that indexes elements; of packs as many times more
 _MOST_PARTS = 16  # copies of one launch
+_SEVERAL = 2**18  # bytes an SM moves, from which on its threads have several packs each
 _PARAM_BYTES = 3900
 BITS = {1: U8, 2: U16, 4: U32, 8: U64}
 
@@ -87,7 +88,7 @@ class Values:
 class CopyConsts(Values):
     """source: None for a value alone. move: "bits", "cast" or "scale". value: the type that elements are loaded as. load: "pack" or "each".
 
-    form: "packs", "ragged" or "linear", see the template. wide: strides need 64 bits.
+    form: "packs", "ragged" or "linear", see the template. wide: strides need 64 bits. packs: of a thread.
     """
 
     source: DType | None
@@ -106,6 +107,7 @@ class CopyConsts(Values):
     third_value: str = ""
     third_load: str = ""
     saturate: bool = True
+    packs: int = 1
 
     @property
     def straddles(self) -> bool:
@@ -123,6 +125,11 @@ class CopyConsts(Values):
     def words(self) -> bool:
         """A pack moves as words, untouched."""
         return self.move == "bits" and not (self.source and (self.masked or self.load == "each"))
+
+    @property
+    def is_plain(self) -> bool:
+        """Packs of one tensor that become packs of the other: a thread may have several."""
+        return self.words and self.source is not None and self.form == "packs" and all(a.rule == "same" for a in self.axes)
 
     @property
     def part_params(self) -> tuple[tuple[str, str], ...]:
@@ -341,6 +348,8 @@ class LayoutCopy(Engine):
             each = sum({"u32": 4, "s32": 4}.get(t, 8) for _, t in consts.part_params) + 32
             most = max(1, min(_MOST_PARTS, _PARAM_BYTES // each))
             is_single = consts.masked  # the diagonal moves with the piece
+            if consts.is_plain and len(shapes) > 1 and problem.num_bytes >= _SEVERAL * device.num_sms:
+                consts = replace(consts, packs=4)  # what a copy must know of its part costs more than the pack it moves
             for begin in range(0, len(shapes), 1 if is_single else most):
                 chosen = shapes[begin:begin + (1 if is_single else most)]
                 steps.append(self._step(problem, replace(consts, parts=len(chosen)), chosen, device))
@@ -394,7 +403,7 @@ class LayoutCopy(Engine):
             args.append(Arg(f"count_{k}", "u32", count if consts.form == "linear" else packs))
             if consts.parts > 1:
                 args.append(Arg(f"begin_{k}", "u32", ctas))
-            ctas += -(-packs // THREADS)
+            ctas += -(-packs // (THREADS * consts.packs))
             args += [Arg(f"{name}_{k}", kind, values[name]) for name, kind in consts.part_params]
         if consts.masked:
             args.append(Arg("diagonal", "s32", (problem.diagonal or 0) + shapes[0].mask_offset))

@@ -14,7 +14,7 @@ from ..ops.layout import LayoutProblem
 from ..tensor import TensorDesc
 from .base import SUPPORTED, Arg, Build, Engine, EngineConfig, Scratch, Step, Support, TensorArg, refuse
 from .digits import DigitConsts, Digits
-from .layout_copy import Geometry, geometry
+from .layout_copy import WIDE, Geometry, geometry
 from .reduce_tree import reduction_configs, reduction_steps
 
 THREADS = 256
@@ -106,7 +106,7 @@ class LayoutSum(Engine):
         names = tuple(f"d{i}" for i in range(len(dims)))
         digits = Digits(names, tuple(d.extent for d in dims),
                         {"x": tuple(d.x if d.rule == "same" else 0 for d in dims), "y": tuple(d.y for d in dims)})
-        consts = digits.consts()
+        consts = digits.consts(digits.consts().wide or any(abs(d.x) >= WIDE for d in dims))
         args = [Arg("ptr_x", "u64", TensorArg("dy", shape.x_offset)), Arg("ptr_y", "u64", TensorArg("dx", shape.y_offset)),
                 Arg("num_threads", "u32", digits.size), *digits.args(consts.wide)]
         for i, dim in enumerate(dims):
@@ -115,7 +115,7 @@ class LayoutSum(Engine):
                 period = {"wrap": extent, "reflect": 2 * (extent - 1), "clamp": 1}[dim.rule]
                 shift = -dim.shift if dim.rule == "clamp" else -dim.shift % period  # where element 0 is copied to
                 args += [Arg(f"begin{i}", "s32", shift), Arg(f"taps{i}", "s32", dim.size), Arg(f"period{i}", "s32", period),
-                         Arg(f"last{i}", "s32", extent - 1), Arg(f"tap_stride{i}", "s64", dim.x)]
+                         Arg(f"last{i}", "s32", extent - 1), Arg(f"tap_stride{i}", "s64" if consts.wide else "s32", dim.x)]
         dtype = problem.desc("dx").dtype.name
         spec = SumConsts(dtype, "f64" if dtype == "f64" else "f32", vec, tuple(d.rule for d in dims), consts, in_pairs)
         return Step.of("layout/sum", problem.op, Target.for_arch(device.arch), THREADS, args, spec, -(-digits.size // THREADS),
