@@ -11,26 +11,79 @@ from ..device import DeviceInfo
 from ..dtypes import F32
 from ..ops.base import Problem
 from ..ops.conv import ConvProblem
-from .base import Arg, Build, Engine, EngineConfig, ScalarArg, Scratch, Step, Support, TensorArg, refuse
+from ..tensor import TensorDesc
+from .base import SUPPORTED, Arg, Build, Engine, EngineConfig, ScalarArg, Scratch, Step, Support, TensorArg, WorkspaceArg, refuse
+from .composition import Place, moved, shifted, sum_over_first
 from .conv_winograd import Matrix, WinogradEngine, toom_cook
-from .digits import DigitConsts, Digits, ceil_div
+from .digits import DigitConsts, Digits, ceil_div, power_of_two
 from .element_epilogue import ElementEpilogue, OperandConsts, operand_over
 
 _THREADS = 256
 _POINTS = 16
-_FILTERS, _TILES = 64, 32  # of a CTA
-_CHANNELS = (8, 4)  # of a round
+_WIDE, _NARROW = 64, 32  # results of a CTA at a point
+_DEPTHS = (8, 4)  # of a round
+_MOST_SPLITS = 512
+
+
+class PointLayout:
+    """Where points lie in shared memory (conv/winograd_points): a stage is [point][depth][32] (narrow) and [point][depth][64] (wide), f32,
+    `depth` what is summed over in a round. Lines are longer by 4 where a warp stores columns: neighbours lie in other banks. Planes are
+    longer by 16: so do the two points that a warp reads."""
+
+    __slots__ = ()
+    depth: int
+    wide_pad: int = 0
+
+    @property
+    def narrow_line(self) -> int:
+        return 4 * (_NARROW + 4)
+
+    @property
+    def narrow_plane(self) -> int:
+        return self.depth * self.narrow_line + 64
+
+    @property
+    def wide_at(self) -> int:
+        return _POINTS * self.narrow_plane
+
+    @property
+    def wide_line(self) -> int:
+        return 4 * (_WIDE + self.wide_pad)
+
+    @property
+    def wide_plane(self) -> int:
+        return self.depth * self.wide_line + 64
+
+    @property
+    def stage_bytes(self) -> int:
+        """A power of two that is not below what a stage takes: stages alternate by one bit."""
+        return power_of_two(_POINTS * (self.narrow_plane + self.wide_plane))
+
+    @property
+    def smem_bytes(self) -> int:
+        return self.stage_bytes + _POINTS * (self.narrow_plane + self.wide_plane)
+
+    # At the end: [point][16 of wide][narrow].
+
+    @property
+    def put_line(self) -> int:
+        return self.narrow_line
+
+    @property
+    def put_plane(self) -> int:
+        return 16 * self.put_line
 
 
 @dataclass(frozen=True, slots=True)
-class FusedConsts(ElementEpilogue):
-    """Consts of conv/winograd_fused. Byte strides, but for first: rows and columns between the image and tile (0, 0)."""
+class FusedConsts(PointLayout, ElementEpilogue):
+    """Consts of conv/winograd_fused: narrow are tiles, wide are filters, summed over channels. Byte strides, but for first: rows and
+    columns between the image and tile (0, 0)."""
 
     window: Matrix
     back: Matrix
     source: str
     target: str
-    channels: int
+    depth: int  # channels of a round
     num_channels: int
     num_filters: int
     first: tuple[int, int]
@@ -46,61 +99,66 @@ class FusedConsts(ElementEpilogue):
     operand_rows: tuple[int, ...] = ()
     epilogue: Expression | None = None
     compute: str = "f32"
-    filters: int = _FILTERS
-    tiles: int = _TILES
+    tiles: int = _NARROW
+    filters: int = _WIDE
 
     @property
     def filter_blocks(self) -> int:
-        return ceil_div(self.num_filters, _FILTERS)
+        return ceil_div(self.num_filters, _WIDE)
 
     @property
     def rounds(self) -> int:
-        return ceil_div(self.num_channels, self.channels)
+        return ceil_div(self.num_channels, self.depth)
 
     @property
     def point_bytes(self) -> int:
         """Between two points of the transformed filters in global memory."""
         return self.num_channels * self.filter_pitch
 
-    # A stage in shared memory: tiles [point][channel][tile], filters [point][channel][filter]. Lines of tiles are longer by 4: channels
-    # that neighbours store lie in other banks. Planes are longer by 16: so do the two points that a warp reads.
+
+@dataclass(frozen=True, slots=True)
+class GradientConsts(PointLayout):
+    """Consts of conv/winograd_fused_wgrad: narrow are channels of x, wide are those of dy (filters), summed over tiles. Byte strides."""
+
+    window: Matrix  # of x
+    inner: Matrix  # of dy
+    outer: Matrix  # back
+    x: str
+    dy: str
+    target: str
+    first: tuple[int, int]
+    x_strides: tuple[int, int]  # rows, columns
+    dy_strides: tuple[int, int]
+    target_strides: tuple[int, int]
+    x_channel: int
+    dy_channel: int
+    target_channel: int
+    target_filter: int
+    split_bytes: int  # of the target
+    channels_last: bool
+    num_channels: int
+    num_filters: int
+    digits: DigitConsts
+    depth: int = 8
+    wide_pad: int = 4
+    channels: int = _NARROW
+    filters: int = _WIDE
 
     @property
-    def tile_line(self) -> int:
-        return 4 * (_TILES + 4)
+    def channel_blocks(self) -> int:
+        return ceil_div(self.num_channels, _NARROW)
 
     @property
-    def tile_plane(self) -> int:
-        return self.channels * self.tile_line + 64
+    def blocks(self) -> int:
+        return ceil_div(self.num_filters, _WIDE) * self.channel_blocks
 
-    @property
-    def filters_at(self) -> int:
-        return _POINTS * self.tile_plane
 
-    @property
-    def filter_line(self) -> int:
-        return 4 * _FILTERS
-
-    @property
-    def filter_plane(self) -> int:
-        return self.channels * self.filter_line + 64
-
-    @property
-    def stage_bytes(self) -> int:
-        """A power of two more than there are bytes in a stage: stages alternate by one bit."""
-        return 1 << (_POINTS * (self.tile_plane + self.filter_plane) - 1).bit_length()
-
-    @property
-    def smem_bytes(self) -> int:
-        return self.stage_bytes + _POINTS * (self.tile_plane + self.filter_plane)
-
-    @property
-    def put_line(self) -> int:
-        return self.tile_line
-
-    @property
-    def put_plane(self) -> int:
-        return 16 * self.put_line
+def check_extent(p: ConvProblem) -> Support:
+    """Refuses images whose offsets do not fit an instruction."""
+    for desc in (p.desc(p.image), p.desc(p.result)):
+        if any(s * desc.dtype.num_bytes * n >= 2**31 for s, n in zip(desc.strides[1:], desc.shape[1:], strict=True)):
+            return refuse("winograd_fused_f2x3: an image of 2^31 bytes or more")
+    return SUPPORTED
 
 
 class WinogradFusedEngine(WinogradEngine):
@@ -122,29 +180,25 @@ class WinogradFusedEngine(WinogradEngine):
             return support
         if not self.configs(problem, device):
             return refuse(f"winograd_fused_f2x3: {device.smem_per_cta} bytes of shared memory (86 KiB are needed)")
-        extent = max(abs(s * d.dtype.num_bytes) * n for x in (p.image, p.result) for d in (p.desc(x),)
-                     for s, n in zip(d.strides[1:], d.shape[1:], strict=True))
-        if extent >= 2**31:
-            return refuse("winograd_fused_f2x3: an image of 2^31 bytes or more")
-        return support
+        return check_extent(p)
 
     def configs(self, problem: Problem, device: DeviceInfo) -> tuple[EngineConfig, ...]:
-        """channels: of a round."""
+        """depth: channels of a round."""
         assert isinstance(problem, ConvProblem)
-        found = [EngineConfig.of(channels=n) for n in _CHANNELS if self._consts(problem, n).smem_bytes <= device.smem_per_cta]
+        found = [EngineConfig.of(depth=n) for n in _DEPTHS if self._consts(problem, n).smem_bytes <= device.smem_per_cta]
         return tuple(sorted(found, key=lambda config: self.estimate(problem, config, device)))
 
     def estimate(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> float:
         assert isinstance(problem, ConvProblem)
         p = problem
-        c = self._consts(p, config["channels"])
-        ctas = ceil_div(self._tiles(p), _TILES) * c.filter_blocks
+        c = self._consts(p, config["depth"])
+        ctas = ceil_div(self._tiles(p), _NARROW) * c.filter_blocks
         if device.is_emulated:
-            instructions = c.rounds * (c.channels * 140 + 120) + 2500
+            instructions = c.rounds * (c.depth * 140 + 120) + 2500
             return instructions * (4.0 * ceil_div(ctas * _THREADS, 16384) + 0.002 * ctas * _THREADS)
         rate = device.fma_tflops * 1e6 / device.num_sms  # of an SM, per us
-        round_us = 2 * _POINTS * _FILTERS * _TILES * c.channels / rate
-        us = ceil_div(ctas, device.num_sms) * (c.rounds * round_us / (0.75 if c.channels == 8 else 0.7) + 3.0)
+        round_us = 2 * _POINTS * _WIDE * _NARROW * c.depth / rate
+        us = ceil_div(ctas, device.num_sms) * (c.rounds * round_us / (0.75 if c.depth == 8 else 0.7) + 3.0)
         return max(us, sum(o.desc.num_bytes for o in p.operands) / (device.bandwidth_gbs * 0.8e3)) + 6.0
 
     # ---- sizes ----
@@ -173,21 +227,21 @@ class WinogradFusedEngine(WinogradEngine):
                 strides[name] = (row[0], 2 * row[2], 2 * row[3])
         return Digits(("n", "down", "across"), (p.desc(p.image).shape[0], down, across), strides)
 
-    def _consts(self, p: ConvProblem, channels: int) -> FusedConsts:
+    def _consts(self, p: ConvProblem, depth: int) -> FusedConsts:
         source, target, _ = self._sides(p)
         back, _, window = toom_cook(2, 3)
         low = tuple(2 - pair[0] if p.direction == "dgrad" else pair[0] for pair in p.padding)
         names = p.epilogue.args if p.epilogue is not None else ()
         over = [operand_over(p, p.epilogue, name, target.desc.shape, 1) for name in names if name != "acc"]
         return FusedConsts(
-            window, back, source.desc.dtype.name, target.desc.dtype.name, channels, source.desc.shape[1], target.desc.shape[1],
+            window, back, source.desc.dtype.name, target.desc.dtype.name, depth, source.desc.shape[1], target.desc.shape[1],
             (-low[0], -low[1]), source.strides[2:], target.strides[2:], source.strides[1], target.strides[1],
             source.is_channels_last, target.is_channels_last, self._pitch(p) * F32.num_bytes, self._digits(p).consts(),
             tuple(o for o, _ in over), tuple(row[2] for _, row in over), p.epilogue)
 
     def build_steps(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> Build:
         assert isinstance(problem, ConvProblem)
-        p, c, digits = problem, self._consts(problem, config["channels"]), self._digits(problem)
+        p, c, digits = problem, self._consts(problem, config["depth"]), self._digits(problem)
         source, target, filter = self._sides(p)
         scratch = Scratch()
         points = scratch.take(self._chunk_bytes(p, 1))
@@ -202,9 +256,111 @@ class WinogradFusedEngine(WinogradEngine):
                 Arg("num_columns", "u32", target.desc.shape[3]), *digits.args(c.digits.wide),
                 *(Arg(f"scalar_{x}", "f32", ScalarArg(x)) for x in c.epilogue_scalars)]
         fused = Step.of("conv/winograd_fused", self.op, Target.for_arch(device.arch), _THREADS, args, c,
-                        ceil_div(tiles, _TILES) * c.filter_blocks, dynamic_smem=c.smem_bytes, suffix=f"{c.source}_{c.channels}")
+                        ceil_div(tiles, _NARROW) * c.filter_blocks, dynamic_smem=c.smem_bytes, suffix=f"{c.source}_{c.depth}")
         return Build((transform, fused), scratch.num_bytes)
+
+
+class WinogradFusedGradientEngine(WinogradEngine):
+    """F(3 x 3, 2 x 2): the filter's gradient, and the sum of what several CTAs have of one filter."""
+
+    def __init__(self, op: str) -> None:
+        super().__init__(op, 2)
+        self.id = f"{op}.winograd_fused_f2x3"  # type: ignore[misc]
+
+    def check_support(self, problem: Problem, device: DeviceInfo) -> Support:
+        assert isinstance(problem, ConvProblem)
+        if problem.spatial != 2:
+            return refuse("winograd_fused_f2x3: one spatial dimension (two are supported; winograd_f2x3 takes one)")
+        support = super().check_support(problem, device)
+        if support and self._consts(problem, 1).smem_bytes > device.smem_per_cta:
+            return refuse(f"winograd_fused_f2x3: {device.smem_per_cta} bytes of shared memory "
+                          f"({self._consts(problem, 1).smem_bytes} are needed)")
+        return check_extent(problem) if support else support
+
+    def configs(self, problem: Problem, device: DeviceInfo) -> tuple[EngineConfig, ...]:
+        """splits: of the tiles, each summed by CTAs of its own."""
+        assert isinstance(problem, ConvProblem)
+        blocks, rounds = self._consts(problem, 1).blocks, ceil_div(self._tiles(problem), 8)
+        limit = _MOST_SPLITS if problem.policy.workspace_limit is None else problem.policy.workspace_limit // self._split_bytes(problem)
+        wanted = (1, *(waves * device.num_sms // blocks for waves in (1, 2)), *(device.num_sms // (2 * blocks), ))
+        found = {ceil_div(rounds, ceil_div(rounds, n)) for n in wanted if n == 1 or 1 < n <= min(rounds, max(1, limit))}
+        return tuple(sorted((EngineConfig.of(splits=n) for n in found), key=lambda config: self.estimate(problem, config, device)))
+
+    def estimate(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> float:
+        assert isinstance(problem, ConvProblem)
+        p, splits = problem, config["splits"]
+        c = self._consts(p, splits)
+        ctas, rounds = splits * c.blocks, ceil_div(ceil_div(self._tiles(p), 8), splits)
+        if device.is_emulated:
+            instructions = rounds * (c.depth * 140 + 400) + 2500
+            return instructions * (4.0 * ceil_div(ctas * _THREADS, 16384) + 0.002 * ctas * _THREADS) + 3000.0 * (splits > 1)
+        rate = device.fma_tflops * 1e6 / device.num_sms  # of an SM, per us
+        round_us = 2 * _POINTS * _WIDE * _NARROW * c.depth / rate
+        us = ceil_div(ctas, device.num_sms) * (rounds * round_us / 0.68 + 4.0)
+        us = max(us, sum(o.desc.num_bytes for o in p.operands) / (device.bandwidth_gbs * 0.8e3))
+        return us + 3.0 + (self._sum(p, splits, device)[1] if splits > 1 else 0.0)
+
+    # ---- sizes ----
+
+    def _indices(self, p: ConvProblem) -> int:
+        return self._tiles(p)
+
+    def _chunk_bytes(self, p: ConvProblem, images: int) -> int:
+        return 0
+
+    def _split_bytes(self, p: ConvProblem) -> int:
+        return p.desc(p.filter).numel * F32.num_bytes
+
+    # ---- steps ----
+
+    def _partials(self, p: ConvProblem, splits: int) -> TensorDesc:
+        """What the CTAs write where there are several to sum: [split][row][column][filter][channel], in dw's order of dimensions."""
+        k, c = p.desc(p.filter).shape[:2]
+        return TensorDesc(F32, (splits, k, c, 3, 3), (9 * k * c, c, 1, 3 * k * c, k * c))
+
+    def _sum(self, p: ConvProblem, splits: int, device: DeviceInfo) -> tuple[Build, float]:
+        operands = (("x", self._partials(p, splits)), ("y", p.desc(p.filter)))
+        return sum_over_first(operands, device)
+
+    def _consts(self, p: ConvProblem, splits: int) -> GradientConsts:
+        x, dy, dw = self._sides(p)
+        outer, inner, _ = toom_cook(3, 2)
+        target = self._partials(p, splits) if splits > 1 else TensorDesc(dw.desc.dtype, (1, *dw.desc.shape), (0, *dw.desc.strides))
+        size = target.dtype.num_bytes
+        split, k, c, h, w = (s * size for s in target.strides)
+        if p.flip:
+            h, w = -h, -w
+        return GradientConsts(
+            toom_cook(2, 3)[2], inner, outer, x.desc.dtype.name, dy.desc.dtype.name, target.dtype.name,
+            (-p.padding[0][0], -p.padding[1][0]), x.strides[2:], dy.strides[2:], (h, w), x.strides[1], dy.strides[1], c, k, split,
+            x.is_channels_last and dy.is_channels_last, x.desc.shape[1], dy.desc.shape[1], self._digits(p).consts())
+
+    def _digits(self, p: ConvProblem) -> Digits:
+        x, dy, _ = self._sides(p)
+        strides = {side: (s.strides[0], 2 * s.strides[2], 2 * s.strides[3]) for side, s in (("x", x), ("dy", dy))}
+        return Digits(("n", "down", "across"), (x.desc.shape[0], *self._tile_counts(p)), strides)
+
+    def build_steps(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> Build:
+        assert isinstance(problem, ConvProblem)
+        p, splits, digits = problem, config["splits"], self._digits(problem)
+        c = self._consts(p, splits)
+        x, dy, dw = self._sides(p)
+        scratch, tiles = Scratch(), self._tiles(p)
+        flipped = -2 * (c.target_strides[0] + c.target_strides[1]) if p.flip else 0
+        place: Place = shifted(scratch.take(splits * c.split_bytes), flipped) if splits > 1 else TensorArg(dw.name, flipped)
+        at = c.first[0] * c.x_strides[0] + c.first[1] * c.x_strides[1]
+        args = [Arg("ptr_x", "u64", TensorArg(x.name, at)), Arg("ptr_dy", "u64", TensorArg(dy.name)), Arg("ptr_dw", "u64", place),
+                Arg("num_tiles", "u32", tiles), Arg("tiles_per_part", "u32", 8 * ceil_div(ceil_div(tiles, 8), splits)),
+                *(Arg(f"{n}_{side}", "u32", s.desc.shape[axis]) for n, s in (("x", x), ("dy", dy))
+                  for side, axis in (("rows", 2), ("columns", 3))), *digits.args(c.digits.wide)]
+        steps = [Step.of("conv/winograd_fused_wgrad", self.op, Target.for_arch(device.arch), _THREADS, args, c, splits * c.blocks,
+                         dynamic_smem=c.smem_bytes, suffix=c.x)]
+        if splits > 1:
+            build, _ = self._sum(p, splits, device)
+            steps += moved(build, scratch.take(build.workspace_bytes), x=WorkspaceArg(0), y=TensorArg(dw.name))
+        return Build(tuple(steps), scratch.num_bytes)
 
 
 _OPS = ("conv_fprop", "conv_dgrad", "conv_transpose", "conv_transpose_dgrad")
 ENGINES: dict[str, tuple[Engine, ...]] = {op: (WinogradFusedEngine(op),) for op in _OPS}
+ENGINES |= {op: (WinogradFusedGradientEngine(op),) for op in ("conv_wgrad", "conv_transpose_wgrad")}
