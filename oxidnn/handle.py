@@ -408,37 +408,41 @@ class DnnHandle(ListOps):
 
     def layer_norm(self, x: Any, gamma: Any = None, beta: Any = None, *, eps: float = 1e-5, axes: Any = -1, residual: Any = None,
                    epilogue: Any = None, return_stats: bool = False, return_sum: bool = False, out_dtype: Any = None, scale_y: Any = None,
-                   return_scale: bool = False, operands: Mapping[str, Any] | None = None, scalars: Mapping[str, float] | None = None,
-                   out: Any = None, stream: Any = None) -> Any:
+                   return_scale: bool = False, zero_centered: bool = False, operands: Mapping[str, Any] | None = None,
+                   scalars: Mapping[str, float] | None = None, out: Any = None, stream: Any = None) -> Any:
         """epilogue((h - mean) / sqrt(variance + eps) * gamma + beta) of h = x + residual, mean and biased variance over `axes`.
 
         gamma, beta of the axes' shape, residual of x's. Returns y; then, with return_stats, mean and rstd (x's shape without the axes,
-        f32, or f64 for f64 tensors) and, with return_sum, h. epilogue: over acc, `operands` and `scalars`.
+        f32, or f64 for f64 tensors) and, with return_sum, h. epilogue: over acc, `operands` and `scalars`. zero_centered: times gamma + 1.
 
         out_dtype: y's type, also "e4m3", "e5m2" and "s8", which saturate; y is rounded from f32 (f64) in the same launch. scale_y (one
         element): y holds result / scale_y. return_scale (of those three types): last also a scale for each row, of mean's shape and
         type, max|result| / (448, 57344 or 127), 1 where all are 0; y holds result / that. A row with a result that is not finite has NaN.
         """
-        attrs = (eps, axes, epilogue, return_stats, return_sum, out_dtype, return_scale)
+        attrs = (eps, axes, epilogue, return_stats, return_sum, out_dtype, return_scale, zero_centered)
         return self._session.run(CALLS["layer_norm"], (x, gamma, beta, residual, scale_y), attrs, out, stream, scalars, operands)
 
-    def layer_norm_backward(self, dy: Any, x: Any, mean: Any, rstd: Any, gamma: Any = None, *, axes: Any = -1, out: Any = None,
-                            stream: Any = None) -> Any:
-        """dx; with gamma (dx, dgamma, dbeta), the same bits on every run. x: what was normalised (the forward's h), with its statistics."""
-        return self._session.run(CALLS["layer_norm_backward"], (dy, x, mean, rstd, gamma), (axes,), out, stream)
+    def layer_norm_backward(self, dy: Any, x: Any, mean: Any, rstd: Any, gamma: Any = None, beta: Any = None, *, axes: Any = -1,
+                            epilogue: Any = None, zero_centered: bool = False, out: Any = None, stream: Any = None) -> Any:
+        """dx; with gamma (dx, dgamma, dbeta), the same bits on every run. x: what was normalised (the forward's h), with its statistics.
+
+        epilogue: the forward's, if it was an activation of acc alone ("relu", "silu(acc)"); beta: the forward's, for its sake.
+        """
+        arrays, attrs = (dy, x, mean, rstd, gamma, beta), (axes, epilogue, zero_centered)
+        return self._session.run(CALLS["layer_norm_backward"], arrays, attrs, out, stream)
 
     def rms_norm(self, x: Any, gamma: Any = None, beta: Any = None, *, eps: float = 1e-5, axes: Any = -1, residual: Any = None,
                  epilogue: Any = None, return_stats: bool = False, return_sum: bool = False, out_dtype: Any = None, scale_y: Any = None,
-                 return_scale: bool = False, operands: Mapping[str, Any] | None = None, scalars: Mapping[str, float] | None = None,
-                 out: Any = None, stream: Any = None) -> Any:
+                 return_scale: bool = False, zero_centered: bool = False, operands: Mapping[str, Any] | None = None,
+                 scalars: Mapping[str, float] | None = None, out: Any = None, stream: Any = None) -> Any:
         """epilogue(h / sqrt(mean of h^2 + eps) * gamma + beta) of h = x + residual: `layer_norm` about 0; return_stats adds rstd alone."""
-        attrs = (eps, axes, epilogue, return_stats, return_sum, out_dtype, return_scale)
+        attrs = (eps, axes, epilogue, return_stats, return_sum, out_dtype, return_scale, zero_centered)
         return self._session.run(CALLS["rms_norm"], (x, gamma, beta, residual, scale_y), attrs, out, stream, scalars, operands)
 
-    def rms_norm_backward(self, dy: Any, x: Any, rstd: Any, gamma: Any = None, *, axes: Any = -1, out: Any = None,
-                          stream: Any = None) -> Any:
-        """dx; with gamma (dx, dgamma)."""
-        return self._session.run(CALLS["rms_norm_backward"], (dy, x, rstd, gamma), (axes,), out, stream)
+    def rms_norm_backward(self, dy: Any, x: Any, rstd: Any, gamma: Any = None, beta: Any = None, *, axes: Any = -1, epilogue: Any = None,
+                          zero_centered: bool = False, out: Any = None, stream: Any = None) -> Any:
+        """dx; with gamma (dx, dgamma), with beta beside it dbeta, too. The rest as of `layer_norm_backward`."""
+        return self._session.run(CALLS["rms_norm_backward"], (dy, x, rstd, gamma, beta), (axes, epilogue, zero_centered), out, stream)
 
     def batch_norm(self, x: Any, gamma: Any = None, beta: Any = None, running_mean: Any = None, running_var: Any = None, *, training: bool,
                    momentum: float = 0.1, eps: float = 1e-5, residual: Any = None, epilogue: Any = None, return_stats: bool = False,

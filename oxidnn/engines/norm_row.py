@@ -24,12 +24,21 @@ _RING_PACKS = 4  # of a row a thread has at most, whose sums are held in registe
 @dataclass(frozen=True, slots=True)
 class NormConsts:
     """is_split: of a gradient whose rows are read again, one launch leaves the rows' sums, and the one that sums columns writes dx.
-    largest: the number that a row's largest result shall become; 0: results go out as they are."""
+    largest: the number that a row's largest result shall become; 0: results go out as they are. slope: dy times the derivative of the
+    forward's epilogue, over "dy" and "acc". sums: the gradients of parameters. zero_centered: gamma + 1 is meant."""
 
     rows: RowConsts
     is_rms: bool
     is_split: bool = False
     largest: float = 0.0
+    slope: Expression | None = None
+    sums: tuple[str, ...] = ()
+    zero_centered: bool = False
+
+    def take_slope(self, g: str, before: str) -> str:
+        """PTX: g = g times the epilogue's derivative at `before`."""
+        assert self.slope is not None
+        return self.slope.lower({"dy": g, "acc": before}, [g], self.rows.compute)
 
 
 class NormEngine(RowEngine):
@@ -73,18 +82,35 @@ class NormEngine(RowEngine):
         rows = self.rows(problem)
         slots, largest = 1 if problem.is_rms else 3, problem.desc("y").dtype.max if problem.has("row_scale") else 0.0
         r = self.row_consts(rows, config, slots + (2 if largest else 0), self._epilogue(problem), ("y",))
-        consts = NormConsts(r, problem.is_rms, largest=largest)
+        consts = NormConsts(r, problem.is_rms, largest=largest, zero_centered=problem.zero_centered)
         eps = Arg("eps", consts.rows.compute, problem.eps)
         return Build((self.row_step("rowwise/norm", consts, problem.op, rows, config, device, [eps]),))
 
 
 @dataclass(frozen=True, slots=True)
 class RingConsts:
-    """stages: of the ring, at least 2."""
+    """stages: of the ring, at least 2. sums, zero_centered: see NormConsts."""
 
     rows: RowConsts
     is_rms: bool
     stages: int
+    sums: tuple[str, ...]
+    zero_centered: bool
+
+
+def _sums(problem: NormProblem) -> tuple[str, ...]:
+    return tuple(n for n in ("dgamma", "dbeta") if problem.has(n))
+
+
+def _consts(problem: NormProblem, rows: RowConsts) -> NormConsts:
+    """Of a gradient."""
+    slope = problem.epilogue.differentiate("acc") if problem.epilogue is not None else None
+    return NormConsts(rows, problem.is_rms, slope=slope, sums=_sums(problem), zero_centered=problem.zero_centered)
+
+
+def _parameters(problem: NormProblem) -> dict[str, TensorDesc]:
+    """What a row's gradient takes a value a column of."""
+    return {n: problem.desc(n) for n in ("gamma", "beta") if problem.has(n) and (n == "gamma" or problem.epilogue is not None)}
 
 
 class NormBackwardEngine(RowEngine):
@@ -97,8 +123,7 @@ class NormBackwardEngine(RowEngine):
     def rows(self, problem: Problem) -> Rows:
         assert isinstance(problem, NormProblem)
         statistics = {n: problem.desc(n) for n in ("mean", "rstd") if problem.has(n)}
-        gamma = {"gamma": problem.desc("gamma")} if problem.has("gamma") else {}
-        return Rows.of(problem.shape, problem.axes, {n: problem.desc(n) for n in ("dy", "x", "dx")}, statistics, gamma)
+        return Rows.of(problem.shape, problem.axes, {n: problem.desc(n) for n in ("dy", "x", "dx")}, statistics, _parameters(problem))
 
     def check_support(self, problem: Problem, device: DeviceInfo) -> Support:
         assert isinstance(problem, NormProblem)
@@ -115,7 +140,7 @@ class NormBackwardEngine(RowEngine):
         """dx and the sums in one pass over the rows: each thread has at most _RING_PACKS packs of a row. is_skewed: of rows that begin
         between packs."""
         rows = self.rows(problem)
-        if not problem.has("gamma") or problem.desc("dx").numel == 0:
+        if not problem.has("gamma") or problem.epilogue is not None or problem.desc("dx").numel == 0:
             return []
         vector = rows.skewed_vector() if is_skewed else rows.vector()
         held = [o for o in rows.operands if o.name in self.held_operands]
@@ -129,7 +154,8 @@ class NormBackwardEngine(RowEngine):
         home = "skewed_ring" if is_skewed else "ring"
         packs, count = -(-(rows.column_digits.size + is_skewed * (vector - 1)) // vector), rows.row_digits.size
         is_narrow = problem.desc("gamma").dtype.num_bytes <= rows.dtype.num_bytes
-        most = _RING_PACKS - (is_skewed and not problem.is_rms) if is_narrow else _RING_PACKS // 2  # by its registers
+        is_narrow = is_narrow and not (problem.has("dbeta") and (problem.is_rms or problem.zero_centered))  # what the registers of 4 hold
+        most = _RING_PACKS - (is_skewed and not problem.is_rms) if is_narrow else _RING_PACKS // 2
         found = []
         if packs <= 32 * most and not is_skewed:
             lanes = power_of_two(-(-packs // most))
@@ -163,7 +189,7 @@ class NormBackwardEngine(RowEngine):
             steps = self._ring_steps(problem, rows, config, device, scratch)
             return Build(tuple(steps), scratch.num_bytes)
         # dx last, or by the thread that read dy and x there: it may lie where they do
-        consts = NormConsts(self.row_consts(rows, config, 2), problem.is_rms)
+        consts = _consts(problem, self.row_consts(rows, config, 2))
         if not consts.rows.is_held and problem.has("gamma") and problem.desc("dx").numel:
             kind = F64 if consts.rows.compute == "f64" else F32
             row_sums = Arg("ptr_row_sums", "u64", scratch.take(2 * rows.row_digits.size * kind.num_bytes))
@@ -178,7 +204,7 @@ class NormBackwardEngine(RowEngine):
         threads, cluster, stages = config["threads"], config["cluster"], self._stages(rows, config, device)
         is_skewed = config["home"] == "skewed_ring"
         held = EngineConfig.of(**{**dict(config.knobs), "home": "skewed" if is_skewed else "shared"})
-        consts = RingConsts(self.row_consts(rows, held, 2), problem.is_rms, stages)
+        consts = RingConsts(self.row_consts(rows, held, 2), problem.is_rms, stages, _sums(problem), problem.zero_centered)
         r, digits, columns = consts.rows, rows.row_digits, rows.column_digits
         together = max(1, threads // config["lanes"])  # rows a CTA has in hand
         # One CTA of 512 threads on an SM, or two of 256; clusters of more than two do not fill every SM.
@@ -201,7 +227,7 @@ class NormBackwardEngine(RowEngine):
     def _sum_step(self, problem: NormProblem, sums: dict[str, WorkspaceArg], groups: int, device: DeviceInfo) -> Step:
         """The second stage: sums over the groups, for each column."""
         rows = Rows.of(problem.shape, problem.axes, {"dy": problem.desc("dy")}, {}, {n: problem.desc(n) for n in sums})
-        consts = NormConsts(self.row_consts(rows, EngineConfig.of(home="memory", lanes=1, vec=1), 0), problem.is_rms)
+        consts = NormConsts(self.row_consts(rows, EngineConfig.of(home="memory", lanes=1, vec=1), 0), problem.is_rms, sums=tuple(sums))
         r, columns = consts.rows, rows.column_digits
         args = [Arg(f"ptr_{name}_sums", "u64", value) for name, value in sums.items()]
         args += [Arg(f"ptr_{name}", "u64", TensorArg(name)) for name in sums]
@@ -214,9 +240,10 @@ class NormBackwardEngine(RowEngine):
         """row_sums: where the rows' sums are, if the launch shall write dx."""
         statistics = {n: problem.desc(n) for n in ("mean", "rstd") if problem.has(n)}
         full = {n: problem.desc(n) for n in (("dy", "x", "dx") if row_sums else ("dy", "x"))}
-        rows = Rows.of(problem.shape, problem.axes, full, statistics, {"gamma": problem.desc("gamma")} if row_sums else {})
-        consts = NormConsts(self.row_consts(rows, EngineConfig.of(home="memory", lanes=1, vec=config["vec"]), 0), problem.is_rms,
-                            row_sums is not None)
+        takes = row_sums is not None or problem.epilogue is not None
+        rows = Rows.of(problem.shape, problem.axes, full, statistics, _parameters(problem) if takes else {})
+        row_consts = self.row_consts(rows, EngineConfig.of(home="memory", lanes=1, vec=config["vec"]), 0)
+        consts = replace(_consts(problem, row_consts), is_split=row_sums is not None)
         r, digits, columns = consts.rows, rows.row_digits, rows.column_digits
         packs = columns.size // r.vector
         # Threads for every SM, but some rows for each to sum.
@@ -232,7 +259,7 @@ class NormBackwardEngine(RowEngine):
             ("multiplier", multiplier), ("shift", shift))]
         args += [*digits.args(r.digits.wide), *columns.args(r.digits.wide)]
         steps = [Step.of("rowwise/norm_parameters", problem.op, Target.for_arch(device.arch), _THREADS, args, consts,
-                         -(-packs * groups // _THREADS), min_ctas_per_sm=8 if row_sums else 4, suffix=f"{rows.dtype.name}_v{r.vector}")]
+                         -(-packs * groups // _THREADS), min_ctas_per_sm=8 if row_sums and problem.epilogue is None else 4, suffix=f"{rows.dtype.name}_v{r.vector}")]
         partial = TensorDesc(kind, (groups, *(problem.shape[a] for a in problem.axes)), (columns.size, *rows.column_steps))
         for name, value in sums.items():
             steps += reduction_steps(problem.op, (partial, value), (problem.desc(name), TensorArg(name)), (0,), "sum", device, scratch)

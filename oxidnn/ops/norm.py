@@ -7,13 +7,15 @@ h = x + residual (if given); y = epilogue((h - mean(h)) / sqrt(var(h) + eps) * g
 normalisation takes the mean for 0. Arithmetic is f32 (f64 for f64 tensors), h is not rounded in between, eps stands inside the root. The
 variance is that of the differences from the mean, so it is as exact for a row far from zero as for one about zero; a value whose square
 f32 cannot hold (above about 1e19) makes y 0 or NaN. return_stats: also mean and rstd = 1 / sqrt(var + eps), of x's shape without `axes`,
-in the type of the arithmetic. return_sum: also h. In an epilogue a vector lies along the last of `axes`.
+in the type of the arithmetic. return_sum: also h. In an epilogue a vector lies along the last of `axes`. zero_centered: gamma + 1 takes
+the place of gamma.
 out_dtype: y's type, of f64, f32, f16, bf16, e4m3, e5m2 and s8: to nearest even, the last three saturating (NaN is 0 in s8). scale_y (one
 element): y holds result / scale_y. return_scale (of those three): also row_scale, of the statistics' shape and type,
 = max|result| of the row / the type's largest number (448, 57344, 127), 1 where all are 0, NaN where one is no finite number; y holds
 result / row_scale. All in the one launch.
 
-The gradients take x (h, where there was a residual) and the statistics; with gamma they give dgamma and, for layer_norm, dbeta too.
+The gradients take x (h, where there was a residual) and the statistics; with gamma they give dgamma and, for layer_norm or with beta,
+dbeta too. epilogue: the forward's, of "acc" alone (an activation): what it was given is found again from x, gamma and beta.
 """
 
 from __future__ import annotations
@@ -21,45 +23,31 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from math import prod
 from typing import Any
 
-from ..codegen.pointwise import Expression
+from ..codegen.pointwise import Expression, acc
 from ..errors import expected
 from ..tensor import TensorDesc
-from .base import OpDef, Operand, Policy, Problem
-from .checks import check_bool, check_dtype, check_number, check_output, describe
+from .base import OpDef, Operand, Policy
+from .checks import check_bool, check_dtype, check_expression, check_number, check_output, describe
 from .epilogue import NARROW, accumulator_of, operands_of, resolve_scaled, result_kind, scalars_of
-from .reduce import normalize_axes
+from .rows import RowProblem, axes_attribute, row_axes, row_shape
 
 EPS = 1e-5
 _ROLES = ("x", "gamma", "beta", "residual", "y", "mean", "rstd", "sum", "row_scale")
 
 
 @dataclass(frozen=True)
-class NormProblem(Problem):
-    """axes: the normalised dimensions, ascending. epilogue: over "acc" and the operands epilogue_operands, to y."""
+class NormProblem(RowProblem):
+    """epilogue: over "acc" and the operands epilogue_operands, to y; of a gradient, of "acc" alone."""
 
-    axes: tuple[int, ...] = ()
     eps: float = EPS
     epilogue: Expression | None = None
+    zero_centered: bool = False
 
     @property
     def is_rms(self) -> bool:
         return self.op.startswith("rms_norm")
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self.desc("x").shape
-
-    @property
-    def kept(self) -> tuple[int, ...]:
-        """The dimensions that are not normalised."""
-        return tuple(i for i in range(len(self.shape)) if i not in self.axes)
-
-    @property
-    def columns(self) -> int:
-        return prod(self.shape[a] for a in self.axes)
 
     @property
     def epilogue_operands(self) -> tuple[str, ...]:
@@ -69,10 +57,6 @@ class NormProblem(Problem):
     def aliases(self) -> tuple[tuple[str, str], ...]:
         """Every element is read, for the last time, by the thread that writes it; not so once `sum` is written too."""
         return () if self.has("sum") else tuple((self.outputs[0].name, n) for n in ("x", "residual", "dy") if self.has(n))
-
-    @property
-    def flops(self) -> int:
-        return 8 * self.desc("x").numel
 
 
 def _like(desc: TensorDesc) -> TensorDesc:
@@ -104,29 +88,15 @@ def _parameter(op: str, name: str, tensors: Mapping[str, TensorDesc], x: TensorD
     return desc
 
 
-def _axes_of(op: str, x: TensorDesc, attrs: Mapping[str, Any], tensors: Mapping[str, TensorDesc]) -> tuple[int, ...]:
-    check_dtype(op, "x", x, tensors)
-    axes = normalize_axes(op, attrs.get("axes", -1), x.rank)
-    if not axes:
-        raise expected(op, "axes", attrs.get("axes", -1), f"at least one of {x.rank} dimensions", describe(tensors))
-    rows = prod(n for i, n in enumerate(x.shape) if i not in axes)
-    if rows and prod(x.shape[a] for a in axes) == 0:
-        raise expected(op, "shape of x", list(x.shape), "at least one element to normalise over", describe(tensors))
-    return axes
-
-
-def _normal_axes(axes: tuple[int, ...], x: TensorDesc) -> list[tuple[str, Any]]:
-    return [("axes", axes)] if axes != (x.rank - 1,) else []
-
-
 def _make(op: str, tensors: Mapping[str, TensorDesc], attrs: Mapping[str, Any], policy: Policy) -> NormProblem:
     x = tensors["x"]
-    axes = _axes_of(op, x, attrs, tensors)
+    check_dtype(op, "x", x, tensors)
+    axes = row_axes(op, x, attrs, tensors)
     accumulator = accumulator_of(x.dtype)
     eps = check_number(op, "eps", attrs.get("eps", EPS), accumulator)
     if not eps >= 0:
         raise expected(op, "eps", repr(eps), "a number that is not negative")
-    flags = {name: check_bool(op, name, attrs.get(name, False)) for name in ("return_stats", "return_sum", "return_scale")}
+    flags = {name: check_bool(op, name, attrs.get(name, False)) for name in ("return_stats", "return_sum", "return_scale", "zero_centered")}
     operands = [Operand("x", x)]
     operands += [Operand(n, _parameter(op, n, tensors, x, axes)) for n in ("gamma", "beta") if n in tensors]
     if "residual" in tensors:
@@ -135,7 +105,7 @@ def _make(op: str, tensors: Mapping[str, TensorDesc], attrs: Mapping[str, Any], 
     operands += operands_of(op, epilogue, tensors, x.shape, axes[-1])
     kind, model = result_kind(op, tensors, attrs, x), _like(x)
     operands.append(_output(op, "y", tensors, TensorDesc(kind, model.shape, model.strides, model.align)))
-    stats = TensorDesc.packed(accumulator, tuple(n for i, n in enumerate(x.shape) if i not in axes))
+    stats = TensorDesc.packed(accumulator, row_shape(x.shape, axes))
     if flags["return_stats"]:
         operands += [_output(op, n, tensors, stats) for n in (("rstd",) if op == "rms_norm" else ("mean", "rstd"))]
     if flags["return_sum"]:
@@ -144,40 +114,71 @@ def _make(op: str, tensors: Mapping[str, TensorDesc], attrs: Mapping[str, Any], 
         if kind not in NARROW:
             raise expected(op, "return_scale", True, f"False for y of {kind} (it is for {', '.join(t.name for t in NARROW)})")
         operands.append(_output(op, "row_scale", tensors, stats))
-    normal = _normal_axes(axes, x) + ([("out_dtype", kind.name)] if kind is not x.dtype else [])
+    normal = axes_attribute(axes, x) + ([("out_dtype", kind.name)] if kind is not x.dtype else [])
     if eps != EPS:
         normal.append(("eps", eps))
     if written is not None:
         normal.append(("epilogue", written))
     normal += [(name, True) for name, value in flags.items() if value]
     return NormProblem(op, tuple(operands), tuple(normal), scalars_of(epilogue, accumulator), policy=policy, axes=axes, eps=eps,
-                       epilogue=epilogue)
+                       epilogue=epilogue, zero_centered=_is_zero_centered(op, flags["zero_centered"], tensors))
+
+
+def _is_zero_centered(op: str, flag: bool, tensors: Mapping[str, TensorDesc]) -> bool:
+    if flag and "gamma" not in tensors:
+        raise expected(op, "zero_centered", True, "False without gamma", describe(tensors))
+    return flag
+
+
+def _activation(op: str, attrs: Mapping[str, Any], tensors: Mapping[str, TensorDesc]) -> tuple[Expression | None, Expression | None]:
+    """(what the forward's epilogue was, if it was more than acc; as a case names it)."""
+    given = attrs.get("epilogue")
+    written = None if given is None else check_expression(op, "epilogue", given)
+    if written is None or written == acc:
+        return None, None
+    if written.args != ("acc",) or written.scalars or written.num_outputs != 1:
+        raise expected(op, "epilogue", str(written), "an activation of acc alone, such as 'silu(acc)'", describe(tensors))
+    return written, written
 
 
 def _make_backward(op: str, tensors: Mapping[str, TensorDesc], attrs: Mapping[str, Any], policy: Policy) -> NormProblem:
-    statistics = ("rstd",) if op == "rms_norm_backward" else ("mean", "rstd")
+    is_rms = op == "rms_norm_backward"
+    statistics = ("rstd",) if is_rms else ("mean", "rstd")
     x = tensors["x"]
-    axes = _axes_of(op, x, attrs, tensors)
-    stats = TensorDesc.packed(accumulator_of(x.dtype), tuple(n for i, n in enumerate(x.shape) if i not in axes))
+    check_dtype(op, "x", x, tensors)
+    axes = row_axes(op, x, attrs, tensors)
+    stats = TensorDesc.packed(accumulator_of(x.dtype), row_shape(x.shape, axes))
+    zero_centered = _is_zero_centered(op, check_bool(op, "zero_centered", attrs.get("zero_centered", False)), tensors)
+    epilogue, written = _activation(op, attrs, tensors)
     operands = [Operand("dy", _same(op, "dy", tensors, x)), Operand("x", x)]
     operands += [Operand(n, _same(op, n, tensors, stats)) for n in statistics]
     outputs = [_output(op, "dx", tensors, x)]
+    if "beta" in tensors and not ("gamma" in tensors and (is_rms or epilogue is not None)):
+        raise expected(op, "beta", "given", "gamma beside it, and an epilogue" if not is_rms else "gamma beside it", describe(tensors))
     if "gamma" in tensors:
         gamma = _parameter(op, "gamma", tensors, x, axes)
         operands.append(Operand("gamma", gamma))
-        outputs += [_output(op, n, tensors, gamma) for n in (("dgamma",) if op == "rms_norm_backward" else ("dgamma", "dbeta"))]
-    return NormProblem(op, (*operands, *outputs), tuple(_normal_axes(axes, x)), policy=policy, axes=axes)
+        outputs.append(_output(op, "dgamma", tensors, gamma))
+        beta = _parameter(op, "beta", tensors, x, axes) if "beta" in tensors else None
+        if beta is not None:
+            operands.append(Operand("beta", beta))
+        if beta is not None or not is_rms:
+            outputs.append(_output(op, "dbeta", tensors, beta or gamma))
+    normal = axes_attribute(axes, x) + ([("epilogue", written)] if written is not None else [])
+    normal += [("zero_centered", True)] if zero_centered else []
+    return NormProblem(op, (*operands, *outputs), tuple(normal), policy=policy, axes=axes, epilogue=epilogue, zero_centered=zero_centered)
 
 
 _INPUTS = ("x", "gamma", "beta", "residual", "scale_y")
 _OPTIONAL = _INPUTS[1:]
 _ATTRS = (("eps", EPS), ("axes", -1), ("epilogue", None), ("return_stats", False), ("return_sum", False), ("out_dtype", None),
-          ("return_scale", False))
+          ("return_scale", False), ("zero_centered", False))
+_BACKWARD = (("axes", -1), ("epilogue", None), ("zero_centered", False))
 DEFINITIONS: tuple[OpDef, ...] = (
     OpDef("layer_norm", _INPUTS, ("y", "mean", "rstd", "sum", "row_scale"), partial(_make, "layer_norm"), _OPTIONAL, _ATTRS),
     OpDef("rms_norm", _INPUTS, ("y", "rstd", "sum", "row_scale"), partial(_make, "rms_norm"), _OPTIONAL, _ATTRS),
-    OpDef("layer_norm_backward", ("dy", "x", "mean", "rstd", "gamma"), ("dx", "dgamma", "dbeta"),
-          partial(_make_backward, "layer_norm_backward"), ("gamma",), (("axes", -1),)),
-    OpDef("rms_norm_backward", ("dy", "x", "rstd", "gamma"), ("dx", "dgamma"), partial(_make_backward, "rms_norm_backward"), ("gamma",),
-          (("axes", -1),)),
+    OpDef("layer_norm_backward", ("dy", "x", "mean", "rstd", "gamma", "beta"), ("dx", "dgamma", "dbeta"),
+          partial(_make_backward, "layer_norm_backward"), ("gamma", "beta"), _BACKWARD),
+    OpDef("rms_norm_backward", ("dy", "x", "rstd", "gamma", "beta"), ("dx", "dgamma", "dbeta"),
+          partial(_make_backward, "rms_norm_backward"), ("gamma", "beta"), _BACKWARD),
 )

@@ -29,40 +29,26 @@ from ..codegen.pointwise import Expression, parse
 from ..dtypes import F32
 from ..errors import expected
 from ..tensor import TensorDesc
-from .base import OpDef, Operand, Policy, Problem
+from .base import OpDef, Operand, Policy
 from .checks import FLOATS, check_bool, check_number, describe, is_integer, operand, output
 from .epilogue import accumulator_of
-from .reduce import normalize_axes
+from .rows import RowProblem, axes_attribute, row_axes, row_shape
 
 NORMALIZE_EPS, POWER_EPS = 1e-12, 1e-5
 Attrs = list[tuple[str, Any]]
 
 
 @dataclass(frozen=True)
-class RowMapProblem(Problem):
-    """axes: the dimensions of a row, ascending. terms: what is summed along a row; finish: the row's numbers r0, r1, ... from the sums s0,
-    s1, ...; elements: the outputs. All are over operands too, finish over those with a value a row alone, and over `numbers`; `n` is the
-    count of columns. row_outputs: operands that r0, r1, ... go to."""
+class RowMapProblem(RowProblem):
+    """terms: what is summed along a row; finish: the row's numbers r0, r1, ... from the sums s0, s1, ...; elements: the outputs. All are
+    over operands too, finish over those with a value a row alone, and over `numbers`; `n` is the count of columns. row_outputs: operands
+    that r0, r1, ... go to."""
 
-    axes: tuple[int, ...] = ()
     terms: Expression = None  # type: ignore[assignment]
     finish: Expression = None  # type: ignore[assignment]
     elements: Expression = None  # type: ignore[assignment]
     numbers: Mapping[str, float] = field(default_factory=dict, hash=False)
     row_outputs: tuple[str, ...] = ()
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self.inputs[0].desc.shape
-
-    @property
-    def kept(self) -> tuple[int, ...]:
-        """The dimensions that count rows."""
-        return tuple(i for i in range(len(self.shape)) if i not in self.axes)
-
-    @property
-    def columns(self) -> int:
-        return prod(self.shape[a] for a in self.axes)
 
     @property
     def full(self) -> tuple[Operand, ...]:
@@ -74,19 +60,11 @@ class RowMapProblem(Problem):
         """Every element is read, for the last time, by the thread that writes it."""
         return tuple((self.outputs[0].name, o.name) for o in self.full if not o.is_output)
 
-    @property
-    def flops(self) -> int:
-        return 8 * self.inputs[0].desc.numel
-
 
 def _rows(op: str, x: TensorDesc, attrs: Mapping[str, Any], tensors: Mapping[str, TensorDesc]) -> tuple[tuple[int, ...], Attrs]:
     """(axes, the attribute as a case has it)."""
-    axes = normalize_axes(op, attrs.get("axes", -1), x.rank)
-    if not axes:
-        raise expected(op, "axes", attrs.get("axes", -1), f"at least one of {x.rank} dimensions", describe(tensors))
-    if prod(n for i, n in enumerate(x.shape) if i not in axes) and prod(x.shape[a] for a in axes) == 0:
-        raise expected(op, "shape of x", list(x.shape), "at least one element of a row", describe(tensors))
-    return axes, [("axes", axes)] if axes != (x.rank - 1,) else []
+    axes = row_axes(op, x, attrs, tensors)
+    return axes, axes_attribute(axes, x)
 
 
 def _positive(op: str, name: str, attrs: Mapping[str, Any], default: float, or_zero: bool = False) -> tuple[float, Attrs]:
@@ -108,10 +86,6 @@ def _root(p: float, x: str) -> str:
 def _slope(p: float) -> str:
     """The derivative of |x|^p / p."""
     return {1.0: "sign(x)", 2.0: "x"}.get(p, f"where(x == 0, 0, copysign(pow(abs(x), {p - 1!r}), x))")
-
-
-def row_shape(shape: tuple[int, ...], axes: tuple[int, ...]) -> tuple[int, ...]:
-    return tuple(n for i, n in enumerate(shape) if i not in axes)
 
 
 def _gain(op: str, tensors: Mapping[str, TensorDesc], shape: tuple[int, ...], axes: tuple[int, ...]) -> list[Operand]:

@@ -26,6 +26,11 @@ def _spread(problem: NormProblem, values: np.ndarray) -> np.ndarray:
     return values.reshape([problem.shape[i] if i in problem.axes else 1 for i in range(len(problem.shape))])
 
 
+def _parameters(problem: NormProblem, inputs: Mapping[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    gamma, beta = (_spread(problem, inputs[n]) if n in inputs else np.asarray(v) for n, v in (("gamma", 1.0), ("beta", 0.0)))
+    return gamma + problem.zero_centered, beta
+
+
 def forward(problem: Problem, inputs: Mapping[str, np.ndarray], scalars: Mapping[str, float]) -> dict[str, Expected]:
     assert isinstance(problem, NormProblem)
     h = inputs["x"] + inputs.get("residual", 0.0)
@@ -38,7 +43,7 @@ def forward(problem: Problem, inputs: Mapping[str, np.ndarray], scalars: Mapping
     mean, variance = _moments(problem, h)
     with np.errstate(all="ignore"):
         rstd = 1 / np.sqrt(variance + problem.eps)
-        gamma, beta = (_spread(problem, inputs[n]) if n in inputs else np.float64(v) for n, v in (("gamma", 1.0), ("beta", 0.0)))
+        gamma, beta = _parameters(problem, inputs)
         acc = (h - mean) * rstd * gamma + beta
         # h - mean errs by eps * size; the root of the mean of its squares by at most eps * spread, in relation
         size = np.abs(h) + np.abs(h).mean(axes, keepdims=True)
@@ -77,20 +82,31 @@ def backward(problem: Problem, inputs: Mapping[str, np.ndarray], scalars: Mappin
     kept = [1 if i in axes else n for i, n in enumerate(x.shape)]
     rstd = inputs["rstd"].reshape(kept)
     mean = inputs["mean"].reshape(kept) if "mean" in inputs else np.zeros(kept)
-    gamma = _spread(problem, inputs["gamma"]) if "gamma" in inputs else np.float64(1.0)
+    gamma, beta = _parameters(problem, inputs)
     z, z_size = (x - mean) * rstd, (np.abs(x) + np.abs(mean)) * np.abs(rstd)
+    off = np.zeros(x.shape)  # what rounding before the epilogue may add to dy times its slope
+    if problem.epilogue is not None:
+        slope = problem.epilogue.differentiate("acc")
+        before, reach = z * gamma + beta, 4 * accumulator.epsilon * (z_size * np.abs(gamma) + np.abs(beta))
+        ends = [np.broadcast_to(slope.evaluate({"acc": at, "dy": dy})[0], x.shape) for at in (before, before - reach, before + reach)]
+        dy, off = ends[0], np.maximum(np.abs(ends[1] - ends[0]), np.abs(ends[2] - ends[0])) + 8 * accumulator.epsilon * np.abs(ends[0])
     g = dy * gamma
     terms, n = problem.columns, max(1, problem.columns)
-    total = g.sum(axes, keepdims=True) * (0.0 if problem.is_rms else 1.0)
-    dx = rstd * (g - (total + z * (g * z).sum(axes, keepdims=True)) / n)
-    size = np.abs(g) + (np.abs(g).sum(axes, keepdims=True) + z_size * (np.abs(g) * z_size).sum(axes, keepdims=True)) / n
-    results = {"dx": Expected(dx, np.abs(rstd) * size, terms, accumulator)}
+
+    def gradient(g: np.ndarray, z: np.ndarray, sign: float) -> np.ndarray:
+        """Of dx by the formula; with sign 1 and absolute values, its magnitude."""
+        total = g.sum(axes, keepdims=True) * (0.0 if problem.is_rms else 1.0)
+        return rstd * (g + sign * (total + z * (g * z).sum(axes, keepdims=True)) / n)
+
+    off_g = off * np.abs(gamma)
+    results = {"dx": Expected(gradient(g, z, -1.0), np.abs(gradient(np.abs(g), z_size, 1.0)), terms, accumulator,
+                              slack=np.abs(gradient(off_g, z_size, 1.0)))}
     rows = problem.kept
     count = int(np.prod([x.shape[i] for i in rows]))
-    for name, values, sizes in (("dgamma", dy * z, np.abs(dy) * z_size), ("dbeta", dy, np.abs(dy))):
+    for name, values, sizes, slack in (("dgamma", dy * z, np.abs(dy) * z_size, off * z_size), ("dbeta", dy, np.abs(dy), off)):
         if problem.has(name):
-            shape = problem.desc(name).shape
-            results[name] = Expected(values.sum(rows).reshape(shape), sizes.sum(rows).reshape(shape), count, accumulator)
+            want, size, more = (a.sum(rows).reshape(problem.desc(name).shape) for a in (values, sizes, slack))
+            results[name] = Expected(want, size, count, accumulator, slack=more)
     return results
 
 

@@ -7,15 +7,14 @@ from typing import Any
 
 import numpy as np
 
-from ...dtypes import BF16, E4M3, E5M2, F16, F32, F64, S8, dtype
+from ...dtypes import BF16, E4M3, E5M2, F32, S8, dtype
 from ...ops import OPS
 from ...ops.base import Policy, Problem
 from ...ops.epilogue import accumulator_of
 from ...ops.norm import NormProblem
 from . import Fill, Sampler
-from .tensors import random_desc
+from .rows import draw_rows
 
-_FLOATS = (F32, F32, F16, BF16, F64)
 # Epilogues and their tensors: "c" a vector along the last axis, "y" of y's shape, "1" one element.
 _EPILOGUES: tuple[tuple[str, dict[str, str]], ...] = (
     ("relu(acc)", {}), ("gelu(acc * gate)", {"gate": "y"}), ("relu(acc * scale + bias)", {"scale": "c", "bias": "c"}),
@@ -23,56 +22,47 @@ _EPILOGUES: tuple[tuple[str, dict[str, str]], ...] = (
 )
 
 
+# Activations whose gradients are drawn: smooth ones and one with a kink.
+_ACTIVATIONS = ("silu(acc)", "relu(acc)", "gelu_tanh(acc * 2)")
+
+
 def _draw(name: str, rng: np.random.Generator, size: str) -> Problem:
-    is_tiny = size == "tiny"
-    rank = int(rng.integers(1, 5))
-    shape = [int(v) for v in rng.integers(1, 4 if is_tiny else 9, rank)]
-    axes = sorted(int(a) for a in rng.permutation(rank)[: int(rng.choice([1, 1, 2, 3]))])
-    if rng.random() < 0.5:
-        axes = list(range(rank - len(axes), rank))
-    widths = [1, 2, 3, 8, 10, 31, 32, 33, 64, 100, 257, 512] if is_tiny else [1, 5, 70, 513, 777, 1000, 1025, 5003]
-    shape[axes[-1]] = int(rng.choice(widths)) if len(axes) == 1 else int(rng.choice([1, 2, 5, 8, 16, 33]))
-    kept = [i for i in range(rank) if i not in axes]
-    if kept and rng.random() < 0.04:
-        shape[kept[0]] = 0
-    elif kept and rng.random() < 0.15:
-        shape[kept[0]] = 40
-    kind = _FLOATS[int(rng.integers(len(_FLOATS)))]
-
-    def draw(extents: Any, dtype: Any = kind, is_output: bool = False) -> Any:
-        return random_desc(rng, dtype, extents, is_output=is_output)
-
-    own, stats = [shape[a] for a in axes], [shape[i] for i in kept]
-    kind_of_parameters = kind if rng.random() < 0.5 else F32
-    attrs: dict[str, Any] = {"axes": tuple(axes) if len(axes) > 1 or rng.random() < 0.5 else axes[0] - rank}
+    rows = draw_rows(rng, size)
+    attrs: dict[str, Any] = {"axes": rows.axes_attribute}
     is_rms = name.startswith("rms_norm")
     if name.endswith("_backward"):
-        tensors = {n: draw(shape) for n in ("dy", "x")}
-        tensors |= {n: draw(stats, accumulator_of(kind)) for n in (("rstd",) if is_rms else ("mean", "rstd"))}
+        tensors = {n: rows.tensor() for n in ("dy", "x")}
+        tensors |= {n: rows.tensor(rows.rows_shape, accumulator_of(rows.kind)) for n in (("rstd",) if is_rms else ("mean", "rstd"))}
+        if rng.random() < 0.3:
+            attrs["epilogue"] = _ACTIVATIONS[int(rng.integers(len(_ACTIVATIONS)))]
         if rng.random() < 0.7:
-            tensors["gamma"] = draw(own, kind_of_parameters)
+            tensors["gamma"] = rows.tensor(rows.columns_shape, rows.parameter_kind)
+            attrs["zero_centered"] = bool(rng.random() < 0.2)
+            if (is_rms or "epilogue" in attrs) and rng.random() < 0.5:
+                tensors["beta"] = rows.tensor(rows.columns_shape, rows.parameter_kind)
         if rng.random() < 0.5:
-            tensors["dx"] = draw(shape, is_output=True)
+            tensors["dx"] = rows.tensor(is_output=True)
         return OPS[name].make(tensors, attrs, Policy())
-    tensors = {"x": draw(shape)}
-    tensors |= {n: draw(own, kind_of_parameters) for n in ("gamma", "beta") if rng.random() < 0.5}
+    tensors = {"x": rows.tensor()}
+    tensors |= {n: rows.tensor(rows.columns_shape, rows.parameter_kind) for n in ("gamma", "beta") if rng.random() < 0.5}
     if rng.random() < 0.3:
-        tensors["residual"] = draw(shape)
+        tensors["residual"] = rows.tensor()
     if rng.random() < 0.5:
-        tensors["y"] = draw(shape, is_output=True)
+        tensors["y"] = rows.tensor(is_output=True)
     if rng.random() < 0.3:
         attrs["epilogue"], operands = _EPILOGUES[int(rng.integers(len(_EPILOGUES)))]
-        extents = {"c": own[-1:], "y": shape, "1": [1] * rank}
-        tensors |= {n: draw(extents[e], F32 if rng.random() < 0.5 else kind) for n, e in operands.items()}
+        extents = {"c": rows.columns_shape[-1:], "y": rows.shape, "1": [1] * len(rows.shape)}
+        tensors |= {n: rows.tensor(extents[e], F32 if rng.random() < 0.5 else rows.kind) for n, e in operands.items()}
     if rng.random() < 0.15:
-        tensors["scale_y"] = draw([1], F32)
+        tensors["scale_y"] = rows.tensor([1], F32)
     attrs |= {"eps": float(rng.choice([1e-5, 1e-5, 1e-3, 0.1])), "return_stats": bool(rng.random() < 0.4)}
     attrs["return_sum"] = bool(rng.random() < 0.2)
+    attrs["zero_centered"] = "gamma" in tensors and bool(rng.random() < 0.2)
     if rng.random() < 0.3:
         kinds = (E4M3, E5M2, S8, BF16, F32)
         attrs["out_dtype"] = kinds[int(rng.integers(5))].name
         if "y" in tensors:
-            tensors["y"] = draw(shape, dtype(attrs["out_dtype"]), True)
+            tensors["y"] = rows.tensor(dtype=dtype(attrs["out_dtype"]), is_output=True)
         attrs["return_scale"] = bool(attrs["out_dtype"] in ("e4m3", "e5m2", "s8") and rng.random() < 0.6)
     return OPS[name].make(tensors, attrs, Policy())
 
@@ -117,6 +107,8 @@ _FORWARD = tuple(_both(line) for line in (
     "x=bf16[5,1024]nchw gamma=f32[1024]nchw out_dtype=e4m3 return_scale=True", "x=f32[3,70]nchw out_dtype=s8 return_scale=True",
     "x=f16[2,9000]nchw residual=f16[2,9000]nchw out_dtype=e5m2 return_scale=True", "x=f32[2,20000]nchw out_dtype=s8 return_scale=True",
     "x=bf16[3,2,77]nchw out_dtype=e4m3 epilogue='silu(acc)' scale_y=f32[1]nchw", "x=f64[3,40]nchw out_dtype=s8 return_scale=True",
+    "x=bf16[3,1024]nchw gamma=bf16[1024]nchw zero_centered=True epilogue='silu(acc)'",
+    "x=f32[2,20000]nchw gamma=f32[20000]nchw beta=f32[20000]nchw zero_centered=True",
     "x=bf16[1024](1)@2 gamma=f32[1024]nchw", "x=f32[4,33](-40,1)", "x=f32[4,33](1,4)", "x=f32[3,8](0,1)", f"x=f32[3,1]({2**20},{2**31})",
 ))
 CASES: dict[str, tuple[str, ...]] = {
@@ -130,9 +122,15 @@ CASES: dict[str, tuple[str, ...]] = {
         ("f16[40,8,3,5]nhwc", "f32[40]nchw", "axes=(1,2,3) gamma=f16[8,3,5]nchw"), ("f32[5,9]nchw", "f32[5]nchw", ""),
         ("f32[0,9]nchw", "f32[0]nchw", "gamma=f32[9]nchw"), (f"f32[3,1]({2**20},{2**31})", "f32[3]nchw", "gamma=f32[1]nchw"),
         ("f32[3000,3]nchw", "f32[3000]nchw", "gamma=f32[3]nchw"),
+        ("bf16[70,1024]nchw", "f32[70]nchw", "gamma=bf16[1024]nchw zero_centered=True"),
+        ("bf16[9,128]nchw", "f32[9]nchw", "gamma=f32[128]nchw beta=f32[128]nchw epilogue='relu(acc)'"),
+        ("f32[3,20000]nchw", "f32[3]nchw", "gamma=f32[20000]nchw beta=f32[20000]nchw epilogue='gelu(acc)' zero_centered=True"),
+        ("f32[5,33]nchw", "f32[5]nchw", "epilogue='relu(acc)'"),
     )),
     "rms_norm_backward": tuple(f"rms_norm_backward dy={x} x={x} rstd={s} {rest}" for x, s, rest in (
         ("f32[2,70]nchw", "f32[2]nchw", "gamma=f32[70]nchw"), ("bf16[70,128]nchw", "f32[70]nchw", "gamma=bf16[128]nchw"),
         ("f64[9,33]nchw", "f64[9]nchw", "gamma=f64[33]nchw"), ("f16[1,17000]nchw", "f32[1]nchw", ""),
+        ("bf16[40,1024]nchw", "f32[40]nchw", "gamma=bf16[1024]nchw beta=bf16[1024]nchw"),
+        ("f16[7,1000]nchw", "f32[7]nchw", "gamma=f16[1000]nchw epilogue='silu(acc)' zero_centered=True"),
     )),
 }

@@ -7,62 +7,39 @@ from typing import Any
 
 import numpy as np
 
-from ...dtypes import BF16, F16, F32, F64
 from ...ops import OPS
 from ...ops.base import Policy, Problem
 from ...ops.epilogue import accumulator_of
 from ...ops.row_map import RowMapProblem
 from . import Fill, Sampler
-from .tensors import random_desc
-
-_FLOATS = (F32, F32, F16, BF16, F64)
+from .rows import draw_rows
 
 
 def _draw(name: str, rng: np.random.Generator, size: str) -> Problem:
-    is_tiny = size == "tiny"
-    rank = int(rng.integers(1, 5))
-    shape = [int(v) for v in rng.integers(1, 4 if is_tiny else 9, rank)]
-    count = 1 if name.startswith("sparsemax") else int(rng.choice([1, 1, 2, 3]))
-    axes = sorted(int(a) for a in rng.permutation(rank)[:count])
-    if rng.random() < 0.5:
-        axes = list(range(rank - len(axes), rank))
-    widths = [1, 2, 3, 8, 10, 31, 33, 64, 100, 257, 512] if is_tiny else [1, 5, 70, 513, 777, 1000, 1025, 5003]
-    shape[axes[-1]] = int(rng.choice(widths)) if len(axes) == 1 else int(rng.choice([1, 2, 5, 8, 16, 33]))
-    kept = [i for i in range(rank) if i not in axes]
-    if kept and rng.random() < 0.04:
-        shape[kept[0]] = 0
-    elif kept and rng.random() < 0.15:
-        shape[kept[0]] = 40
-    kind = _FLOATS[int(rng.integers(len(_FLOATS)))]
-
-    def draw(extents: Any, dtype: Any = kind, is_output: bool = False) -> Any:
-        return random_desc(rng, dtype, extents, is_output=is_output)
-
-    own, rows = [shape[a] for a in axes], [shape[i] for i in kept]
-    parameter = kind if rng.random() < 0.5 else F32
-    is_backward = name.endswith("_backward")
-    if name.startswith("sparsemax"):
-        attrs: dict[str, Any] = {"axis": axes[0] if rng.random() < 0.5 else axes[0] - rank}
-        tensors = {n: draw(shape) for n in (("dy", "y") if is_backward else ("x",))}
+    is_sparsemax, is_backward = name.startswith("sparsemax"), name.endswith("_backward")
+    rows = draw_rows(rng, size, 1 if is_sparsemax else 3)
+    if is_sparsemax:
+        attrs: dict[str, Any] = {"axis": rows.axes[0] - (0 if rng.random() < 0.5 else len(rows.shape))}
+        tensors = {n: rows.tensor() for n in (("dy", "y") if is_backward else ("x",))}
     else:
-        attrs = {"axes": tuple(axes) if len(axes) > 1 or rng.random() < 0.5 else axes[0] - rank, "p": float(rng.choice([2, 2, 1, 3, 1.5]))}
-        tensors = {n: draw(shape) for n in (("dy", "x") if is_backward else ("x",))}
+        attrs = {"axes": rows.axes_attribute, "p": float(rng.choice([2, 2, 1, 3, 1.5]))}
+        tensors = {n: rows.tensor() for n in (("dy", "x") if is_backward else ("x",))}
     if name.startswith("normalize"):
         attrs["eps"] = float(rng.choice([1e-12, 0.0, 0.5]))
         if rng.random() < 0.7:
-            ones = [1 if i in axes else n for i, n in enumerate(shape)]
-            tensors["g"] = draw((rows, ones, [1], [])[int(rng.integers(4))], parameter)
+            ones = [1 if i in rows.axes else n for i, n in enumerate(rows.shape)]
+            tensors["g"] = rows.tensor((rows.rows_shape, ones, [1], [])[int(rng.integers(4))], rows.parameter_kind)
         if not is_backward:
             attrs["return_norm"] = bool(rng.random() < 0.4)
     if name == "power_norm":
         attrs |= {"eps": float(rng.choice([1e-5, 0.1])), "return_stats": bool(rng.random() < 0.4)}
-        tensors |= {n: draw(own, parameter) for n in ("gamma", "beta") if rng.random() < 0.5}
+        tensors |= {n: rows.tensor(rows.columns_shape, rows.parameter_kind) for n in ("gamma", "beta") if rng.random() < 0.5}
     if name == "power_norm_backward":
-        tensors["rstd"] = draw(rows, accumulator_of(kind))
+        tensors["rstd"] = rows.tensor(rows.rows_shape, accumulator_of(rows.kind))
         if rng.random() < 0.7:
-            tensors["gamma"] = draw(own, parameter)
+            tensors["gamma"] = rows.tensor(rows.columns_shape, rows.parameter_kind)
     if rng.random() < 0.5:
-        tensors["dx" if is_backward else "y"] = draw(shape, is_output=True)
+        tensors["dx" if is_backward else "y"] = rows.tensor(is_output=True)
     return OPS[name].make(tensors, attrs, Policy())
 
 

@@ -1,0 +1,75 @@
+"""Norms with zero-centred gamma, and the gradients of norms that an activation follows: against the forward's own differences."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import oxidnn
+from oxidnn.dispatch.registry import ENGINES
+from oxidnn.errors import InvalidArgument
+from oxidnn.ops.case import parse_case
+from oxidnn.runtime.emu_backend import EmulatedBackend
+from oxidnn.testing.harness import run_problem
+
+from .differences import central_differences
+
+
+@pytest.fixture(scope="module")
+def h() -> oxidnn.DnnHandle:
+    return oxidnn.DnnHandle("emu:sm_90a")
+
+
+def _forward(h: oxidnn.DnnHandle, norm: str, x: Any, gamma: Any, beta: Any, **attrs: Any) -> Any:
+    return getattr(h, norm)(x, gamma, beta, eps=1e-3, **attrs)
+
+
+@pytest.mark.parametrize("zero_centered", [False, True])
+@pytest.mark.parametrize("activation", ["relu", "silu(acc)", "gelu(acc)", "leaky_relu(acc, 0.2)", None])
+@pytest.mark.parametrize("norm", ["layer_norm", "rms_norm"])
+def test_gradients_by_finite_differences(h: oxidnn.DnnHandle, norm: str, activation: str | None, zero_centered: bool) -> None:
+    rng = np.random.default_rng(1)
+    x, gamma, beta, dy = (rng.standard_normal(s) for s in ((4, 9), 9, 9, (4, 9)))
+    attrs: dict[str, Any] = {"epilogue": activation, "zero_centered": zero_centered}
+    y, *stats = _forward(h, norm, x, gamma, beta, return_stats=True, **attrs)
+    pivot = x if norm == "rms_norm" else x - x.mean(-1, keepdims=True)
+    acc = pivot / np.sqrt((pivot**2).mean(-1, keepdims=True) + 1e-3) * (gamma + zero_centered) + beta
+    plain = _forward(h, norm, x, gamma, beta, zero_centered=zero_centered)
+    np.testing.assert_allclose(plain, acc, rtol=1e-12, atol=1e-13)
+    backward = getattr(h, norm + "_backward")
+    takes_beta = norm == "rms_norm" or activation is not None
+    found = backward(dy, x, *stats, gamma, beta if takes_beta else None, **attrs)
+    for got, of in zip(found, (x, gamma, beta), strict=True):
+        want = central_differences(lambda: float((dy * _forward(h, norm, x, gamma, beta, **attrs)).sum()), of, 1e-6)
+        np.testing.assert_allclose(got, want, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("line", [
+    "layer_norm_backward dy={x} x={x} mean={s} rstd={s} gamma=bf16[{c}]nchw beta=bf16[{c}]nchw epilogue='silu(acc)'",
+    "layer_norm_backward dy={x} x={x} mean={s} rstd={s} gamma=bf16[{c}]nchw zero_centered=True",
+    "rms_norm_backward dy={x} x={x} rstd={s} gamma=bf16[{c}]nchw beta=bf16[{c}]nchw",
+    "rms_norm_backward dy={x} x={x} rstd={s} gamma=bf16[{c}]nchw beta=bf16[{c}]nchw zero_centered=True epilogue='relu(acc)'",
+])  # fmt: skip
+@pytest.mark.parametrize("rows, columns", [(37, 96), (9, 1000), (5, 1001), (5, 4096)])
+def test_every_config(line: str, rows: int, columns: int) -> None:
+    problem = parse_case(line.format(x=f"bf16[{rows},{columns}]nchw", s=f"f32[{rows}]nchw", c=columns))
+    backend, engine = EmulatedBackend("sm_90a", checkers="all"), ENGINES[problem.op][0]
+    for config in engine.configs(problem, backend.info):
+        run_problem(backend, problem, engine, config)
+
+
+def test_refusals(h: oxidnn.DnnHandle) -> None:
+    x, s, c = np.ones((3, 5)), np.ones(3), np.ones(5)
+    for call, words in (
+        (lambda: h.layer_norm(x, zero_centered=True), "zero_centered"), (lambda: h.rms_norm(x, c, zero_centered=1), "zero_centered"),
+        (lambda: h.layer_norm_backward(x, x, s, s, zero_centered=True), "zero_centered"),
+        (lambda: h.layer_norm_backward(x, x, s, s, c, c), "beta"), (lambda: h.rms_norm_backward(x, x, s, None, c), "beta"),
+        (lambda: h.rms_norm_backward(x, x, s, c, epilogue="acc * scalar(a)"), "epilogue"),
+        (lambda: h.rms_norm_backward(x, x, s, c, epilogue="acc * z"), "epilogue"),
+        (lambda: h.rms_norm_backward(x, x, s, c, epilogue="relu(acc), acc"), "epilogue"),
+        (lambda: h.rms_norm_backward(x, x, s, c, epilogue=3), "epilogue"),
+    ):
+        with pytest.raises(InvalidArgument, match=words):
+            call()
