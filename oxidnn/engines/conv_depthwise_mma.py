@@ -127,7 +127,7 @@ def _unit(axis: Axis) -> Axis:
 
 
 @lru_cache(maxsize=256)
-def _lower(p: ConvProblem) -> Depthwise | str:
+def lower_to_products(p: ConvProblem) -> Depthwise | str:
     d = lower(p)
     if isinstance(d, str):
         return d
@@ -165,7 +165,7 @@ class MmaDepthwiseEngine(Engine):
         assert isinstance(problem, ConvProblem)
         if not device.at_least(8):
             return refuse(f"depthwise_mma_sm80 needs sm_80, the device is {device.arch}")
-        d = _lower(problem)
+        d = lower_to_products(problem)
         if isinstance(d, str):
             return refuse(f"depthwise_mma_sm80: {d}")
         if problem.desc(problem.result).numel == 0 or problem.desc(problem.image).numel == 0:
@@ -176,7 +176,7 @@ class MmaDepthwiseEngine(Engine):
 
     def configs(self, problem: Problem, device: DeviceInfo) -> tuple[EngineConfig, ...]:
         assert isinstance(problem, ConvProblem)
-        d = _lower(problem)
+        d = lower_to_products(problem)
         assert isinstance(d, Depthwise)
         return tuple(sorted(self._configs(problem, d), key=lambda c: self.estimate(problem, c, device)))
 
@@ -230,7 +230,7 @@ class MmaDepthwiseEngine(Engine):
     def estimate(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> float:
         """Products at 6.5 clocks of a quarter SM and what a row costs besides, over the traffic; by measurements on an H200."""
         assert isinstance(problem, ConvProblem)
-        d = _lower(problem)
+        d = lower_to_products(problem)
         assert isinstance(d, Depthwise)
         groups, tiles, strip = config["groups"], config["tiles"], config["strip"]
         items, chunks = prod(self._items(d, config)), ceil_div(d.channels // 8, groups)
@@ -256,7 +256,7 @@ class MmaDepthwiseEngine(Engine):
         assert isinstance(problem, ConvProblem)
         if problem.is_empty:
             return Build(())
-        p, d = problem, _lower(problem)
+        p, d = problem, lower_to_products(problem)
         assert isinstance(d, Depthwise)
         groups, tiles, segments, strip = (config[k] for k in ("groups", "tiles", "segments", "strip"))
         source, target, is_sum = byte_strides(d.source), byte_strides(d.target), d.kind == "wgrad"
