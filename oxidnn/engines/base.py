@@ -157,7 +157,7 @@ class Engine:
 
     id: ClassVar[str] = ""
     is_deterministic: ClassVar[bool] = True
-    sums_coarsely: ClassVar[bool] = False  # in ways a reference knows: 8-bit floats in tensor cores (13 bits of sums), Winograd
+    sums_coarsely: ClassVar[bool] = False  # in ways a reference knows: 8-bit floats in tensor cores (13 bits), Winograd, FFT
 
     def check_support(self, problem: Problem, device: DeviceInfo) -> Support:
         """SUPPORTED, or a refusal with the reason; cheap, never raises for a valid problem."""

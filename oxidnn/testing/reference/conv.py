@@ -18,6 +18,7 @@ from .epilogue import finish, narrowed, product_error
 from .gemm import tensor_core_error
 
 WINOGRAD_GROWTH = 40  # what F(4 x 4, 3 x 3) may err, in ulps of the largest sum of magnitudes
+FFT_GROWTH = 6  # what Fourier transforms may err, in ulps of the sums of products of norms
 
 
 def _windows(image: np.ndarray, p: ConvProblem, taps: tuple[int, ...], positions: tuple[int, ...]) -> np.ndarray:
@@ -65,6 +66,20 @@ def _wgrad(p: ConvProblem, image: np.ndarray, result: np.ndarray) -> np.ndarray:
     return _flip(np.einsum("ngkp,ngcpr->gkcr", grouped, windows, optimize=True).reshape(shape), p)
 
 
+def _products_of_norms(p: ConvProblem, first: np.ndarray, second: np.ndarray) -> np.ndarray:
+    """Per image and channel (of wgrad: filter and channel) of the output: the bound of Cauchy and Schwarz on its sums."""
+    norms = [np.sqrt((a * a).sum(axis=tuple(range(2, a.ndim)))) for a in (first, second)]
+    filter = p.desc(p.filter).shape
+
+    def by_groups(a: np.ndarray, is_filter: bool) -> np.ndarray:
+        return a.reshape(p.groups, filter[0] // p.groups, filter[1]) if is_filter else a.reshape(a.shape[0], p.groups, -1)
+
+    terms = {"fprop": "ngc,gkc->ngk", "dgrad": "ngk,gkc->ngc", "wgrad": "ngc,ngk->gkc"}[p.direction]
+    sums = np.einsum(terms, by_groups(norms[0], False), by_groups(norms[1], p.direction != "wgrad"))
+    shape = p.outputs[0].desc.shape
+    return sums.reshape(*shape[:2], *(1 for _ in shape[2:]))
+
+
 def reference(problem: Problem, inputs: Mapping[str, np.ndarray], scalars: Mapping[str, float]) -> dict[str, Expected]:
     p = problem
     assert isinstance(p, ConvProblem)
@@ -91,6 +106,10 @@ def reference(problem: Problem, inputs: Mapping[str, np.ndarray], scalars: Mappi
         # Winograd's transforms spread what a tile's largest sums err over the tile, here: over the image.
         largest = magnitude.max(axis=tuple(range(2, magnitude.ndim)), keepdims=True)
         found = replace(found, coarse_slack=expect(slack + WINOGRAD_GROWTH * p.inputs[0].desc.dtype.epsilon * largest).slack)
+    elif all(s == 1 for s in (*p.stride, *p.dilation)) and magnitude.size:
+        # Points of Fourier transforms err by norms of whole tiles, here: of the image.
+        norms = FFT_GROWTH * p.inputs[0].desc.dtype.epsilon * _products_of_norms(p, first, second)
+        found = replace(found, coarse_slack=expect(slack + norms).slack)
     return {p.outputs[0].name: found}
 
 

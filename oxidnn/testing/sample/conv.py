@@ -74,6 +74,13 @@ def _draw(rng: np.random.Generator, op: str, size: str) -> Problem | None:
             is_dense, channels, filters = True, *(int(rng.choice((8, 16, 64))) for _ in range(2))
         taps, stride, dilation, groups, padding = [3] * spatial, [1] * spatial, [1] * spatial, 1, [(1, 1)] * spatial
         extents = [8 * upto(1 if is_tiny else 3) - int(rng.integers(2)) * (not is_dense) for _ in range(spatial)]
+    elif spatial < 3 and not is_depthwise and not is_dense and rng.random() < 0.15:  # large filters, that overlap the border in any way
+        policy = Policy(math="fast") if rng.random() < 0.7 else policy
+        channels, filters, stride, dilation = min(channels, 3), min(filters, 3), [1] * spatial, [1] * spatial
+        taps = [int(rng.integers(1 if spatial > 1 else 4, (10 if is_tiny else 20) if spatial > 1 else (24 if is_tiny else 120)))
+                for _ in range(spatial)]
+        padding = [(int(rng.integers(0, r + 1)), int(rng.integers(0, r + 1))) for r in taps]
+        extents = [upto(2 * r + 8) for r in taps]
     attrs: dict[str, Any] = {"stride": tuple(stride), "padding": tuple(padding), "dilation": tuple(dilation), "groups": groups,
                              "flip": bool(rng.random() < 0.15)}
     if rng.random() < 0.08:
