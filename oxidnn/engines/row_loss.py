@@ -108,36 +108,40 @@ class MultilabelConsts:
 
 
 class MultilabelEngine(RowLossEngine):
-    """Losses of lists of classes: a CTA a row, which lies in shared memory with its list and the list's counts of classes."""
+    """Losses of lists of classes: a CTA a row, a thread some classes at a time, each against every entry of the list."""
 
     id = "row_loss.multilabel"
+    live_elements = 8
 
     def check_support(self, problem: Problem, device: DeviceInfo) -> Support:
         assert isinstance(problem, RowLossProblem)
         if problem.row.target != "classes":
             return refuse("no list of classes")
-        needed = self._shared_bytes(problem)
-        if needed > device.smem_per_cta - 1024:
+        needed = self._shared_bytes(problem, 512)
+        if needed > device.smem_per_cta - 2048:
             return refuse(f"rows of {problem.desc('x').shape[-1]} classes take {needed} bytes of shared memory (of {device.smem_per_cta})")
         return RowEngine.check_support(self, problem, device)
 
     @staticmethod
-    def _shared_bytes(problem: RowLossProblem) -> int:
-        """The row in the arithmetic's type, a class and a count for each of its elements."""
+    def _shared_bytes(problem: RowLossProblem, threads: int) -> int:
+        """A word for each class, and for each thread an entry of the list."""
         x = problem.desc("x")
-        return -(-x.shape[-1] * ((8 if x.dtype is F64 else 4) + 8) // 16) * 16
+        return -(-4 * x.shape[-1] // 16) * 16 + threads * (12 if x.dtype is F64 else 8)
 
     def configs(self, problem: Problem, device: DeviceInfo) -> tuple[EngineConfig, ...]:
-        columns = problem.desc("x").shape[-1]
-        most = max(64, min(512, power_of_two(columns)))
-        return tuple(EngineConfig.of(home="memory", lanes=n, vec=1, threads=n) for n in dict.fromkeys((most, 64)))
+        vector = self.rows(problem).vector()
+        each = max(vector, self.live_elements)
+        best = max(64, min(512, power_of_two(-(-problem.desc("x").shape[-1] // each))))
+        return tuple(EngineConfig.of(home="memory", lanes=n, vec=v, threads=n) for v in dict.fromkeys((vector, 1))
+                     for n in dict.fromkeys((best, max(64, best // 2))))
 
     def rows_step(self, problem: RowLossProblem, config: EngineConfig, device: DeviceInfo, extra: list[Arg], to_workspace: bool) -> Step:
         rows, is_gradient = self.rows(problem), problem.op == "row_loss_backward"
         operands = ("x", "target", *(("dx",) if is_gradient else ()))
         consts = MultilabelConsts(self.row_consts(rows, config, 0), operands, is_gradient, to_workspace)
         step = self.row_step("rowwise/multilabel_margin", consts, problem.op, rows, config, device, extra)
-        return replace(step, spec=replace(step.spec, dynamic_smem=self._shared_bytes(problem), min_ctas_per_sm=1))
+        smem = self._shared_bytes(problem, config["threads"])
+        return replace(step, spec=replace(step.spec, dynamic_smem=smem, min_ctas_per_sm=max(1, 512 // config["threads"])))
 
 
 ENGINES: dict[str, tuple[Engine, ...]] = {op: (RowLossEngine(), MultilabelEngine()) for op in ("row_loss", "row_loss_backward")}

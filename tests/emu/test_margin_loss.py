@@ -88,7 +88,7 @@ def test_a_bad_class_spoils_its_row_alone(h: oxidnn.DnnHandle, name: str) -> Non
 
 
 def test_rows_that_shared_memory_does_not_hold_are_refused(h: oxidnn.DnnHandle) -> None:
-    x = np.zeros((1, 20000), np.float32)
+    x = np.zeros((1, 60000), np.float32)
     with pytest.raises(Unsupported, match="shared memory"):
         h.row_loss(x, target=x.astype(np.int64), name="multilabel_margin")
 
