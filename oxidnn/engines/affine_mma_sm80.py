@@ -342,7 +342,9 @@ class MmaSm80Matmul:
             # channels, H100: 0.22 to 0.76).
             runs = [(am.k.extents if x.k_strides[-1:] == (1,) else rows.extents or (1,))[-1]
                     for x, rows in ((am.a, am.m), (am.b, am.n))]
-            num_bytes = size * (tiling.source_elements(am.a, am.m, am.k, am.batch) + tiling.source_elements(am.b, am.n, am.k, am.batch))
+            matrices = 2 if am.up is not None else 1
+            num_bytes = size * (tiling.source_elements(am.a, am.m, am.k, am.batch)
+                                + matrices * tiling.source_elements(am.b, am.n, am.k, am.batch))
             num_bytes += am.d.dtype.num_bytes * am.m.size * am.n.size * am.batch.size
             speed = 0.45 if any(run * size % 128 for run in runs) else 0.65
             memory_us = num_bytes / (device.bandwidth_gbs * speed * 1e3) + 4.8

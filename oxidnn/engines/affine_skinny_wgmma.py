@@ -384,6 +384,11 @@ def _estimate_us(am: AffineMatmul, plan: _Plan, ctas: int, device: DeviceInfo) -
     # cores.
     stage_us = 0.1 + (0.09 * c.tile_n / 64 if c.promotes else 0.0)
     in_turn_us = -(-ctas // (per_sm * device.num_sms)) * plan.k_tiles_per_split * max(1.1 / depth, stage_us)
+    if c.promotes:
+        # CTAs on an SM add up their sums one after the other, and each of several begins and ends.
+        in_turns = -(-ctas // device.num_sms)
+        stage_us *= (1.38 if _scales(am)[1] is not None or _scales(am)[0] is not None else 1.0) * (1 + 0.17 * (c.warpgroups - 1))
+        in_turn_us = max(in_turn_us, in_turns * plan.k_tiles_per_split * stage_us + 2.5 * (in_turns - 1))
     exchange_us = 0.94 * (c.splits.bit_length() - 1) + c.tile_m * c.tile_n * 4 / 23e3 if c.splits > 1 else 0.0
     few_us = 1.0 if c.warpgroups > 1 and c.tile_n >= 64 else 0.0  # more of a tile waits for its first and last stage
     return 4.9 + max(memory_us, l2_us, taken_us, multiply_us, in_turn_us) + exchange_us + few_us

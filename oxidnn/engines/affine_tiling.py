@@ -865,6 +865,7 @@ def estimate_us(am: AffineMatmul, grid: Grid, tile: tuple[int, int, int], sm_flo
     # Unique bytes from memory, somewhat slower than a copy; every tile's operands from L2 (measured there: about 5.5 TB/s on an H100,
     # twice memory elsewhere).
     matrices = min(am.ragged.count, am.m.size) if am.ragged is not None and am.ragged.side == "m" else 1
+    matrices *= 2 if am.up is not None else 1
     unique = size * (source_elements(am.a, am.m, am.k, am.batch) + matrices * source_elements(am.b, am.n, am.k, am.batch))
     out_bytes = am.batch.size * am.m.size * am.n.size * am.d.dtype.num_bytes * (1 + len(am.operands) * 0.5)
     partial_bytes = 2.0 * grid.partial_elements * am.acc.num_bytes

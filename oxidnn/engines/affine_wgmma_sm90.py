@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from math import ceil
+from math import ceil, prod
 from typing import Any
 
 from ..codegen.spec import Target as PtxTarget
@@ -74,6 +74,7 @@ class RingConsts:
     consumers: int
     ctas: int = 1
     is_merged: bool = False  # a thread that uses stages up fills them too
+    copied_bytes: int = 0  # of a stage, if less than all: rows that no operand has are not brought
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +133,7 @@ class WgmmaConsts:
     load_params: tuple[tuple[str, str], ...] = ()
     target_params: tuple[tuple[str, str], ...] = ()
     ragged: tiling.RaggedConsts | None = None
+    absent: tuple[tuple[int, int], ...] = ()  # (offset, bytes) of a stage's lines that no box brings
 
     @property
     def table_at(self) -> int:
@@ -220,6 +222,12 @@ def plan_operands(d: tiling.Digits, tile: tuple[int, int, int]) -> tuple[Walk, B
             return walk, a, b
         reasons.append(next(x for x in (a, b) if isinstance(x, str)))
     return "; or ".join(dict.fromkeys(reasons))
+
+
+def box_rows(x: tiling.Operand, tile_rows: int, is_alone: bool) -> int:
+    """Rows of a tile's boxes: in groups of 8 no more than there are, for a row that lies beyond costs some 7 clocks (H200, e4m3: 128x64
+    tiles take 12.2 us with 128 rows of A and 18.6 with 64). What then stands in the tile makes results that are not stored."""
+    return min(tile_rows, -(-x.rows[0] // 8) * 8) if is_alone and len(x.rows) == 1 and x.rows[0] else tile_rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -396,6 +404,7 @@ def _plan(am: AffineMatmul | MatmulGroup, config: EngineConfig) -> _Plan | str:
     size = first.a.dtype.num_bytes
     tile_m, tile_n = config["tile_m"], config["tile_n"]
     shares = shares_of(config)
+    is_alone = len(parts) == 1 and first.ragged is None and not shares
     rows_n = tile_n // (2 if shares else 1)  # that a CTA brings
     a: tuple[Boxes | Halo, ...]
     b: tuple[Boxes, ...]
@@ -413,7 +422,7 @@ def _plan(am: AffineMatmul | MatmulGroup, config: EngineConfig) -> _Plan | str:
     else:
         walks, operands = [], []
         for d in digits:
-            found = plan_operands(d, (tile_m, rows_n, tile_k))
+            found = plan_operands(d, (box_rows(d.a, tile_m, is_alone), box_rows(d.b, rows_n, is_alone), tile_k))
             if isinstance(found, str):
                 return found
             walks.append(found[0])
@@ -505,7 +514,13 @@ def _plan(am: AffineMatmul | MatmulGroup, config: EngineConfig) -> _Plan | str:
     staging_bytes = direct_panels(tile_m, tile_n, consumers) * PANEL * PANEL * 2 if stored[0] else epilogue.smem_bytes
     stages = config["stages"]
     staging_at = stages * stage_bytes + (-(-halo.slots * halo.slot_bytes // 1024) * 1024 if halo is not None else 0)
-    ring = RingConsts(stages, stage_bytes, staging_at + warpgroups * staging_bytes, consumers, 2 if shares else 1, is_merged)
+    absent = []
+    for x, loader, rows in ((a[0], a_consts, tile_m), (b[0], b_consts, tile_n)) if halo is None and not shares else ():
+        missing = rows * SPAN_BYTES - loader.chunks * prod(x.map.box) * size
+        if missing:
+            absent.append((loader.smem_offset + rows * SPAN_BYTES - missing, missing))
+    ring = RingConsts(stages, stage_bytes, staging_at + warpgroups * staging_bytes, consumers, 2 if shares else 1, is_merged,
+                      stage_bytes - sum(missing for _, missing in absent) if absent else 0)
     kind, kind_b = ("tf32" if size == 4 else x.dtype.name for x in (first.a, first.b))
     consts = WgmmaConsts(ring, kind, kind_b, "s32" if kind in INTEGERS else "f32", promotes, tile_m, tile_n, tile_k, len(walks[0].extents),
                          not walks[0].is_linear,
@@ -516,7 +531,7 @@ def _plan(am: AffineMatmul | MatmulGroup, config: EngineConfig) -> _Plan | str:
                          not (shares or is_merged) and prefetches(grids[0], walks[0], stages),
                          streamed(first, grids[0], walks[0], (a[0], b[0])) if halo is None else (), scales, halo, defers,
                          lead, streams)
-    consts = replace(consts, ragged=tiling.RaggedConsts.of(first), streamed=() if ragged is not None else consts.streamed,
+    consts = replace(consts, absent=tuple(absent), ragged=tiling.RaggedConsts.of(first), streamed=() if ragged is not None else consts.streamed,
                      prefetches=consts.prefetches and ragged is None)
     if consts.table_at + _table_bytes(first) > SMEM_BYTES:
         return f"a table of {ragged.count if ragged else 0} groups leaves too little shared memory"
@@ -748,11 +763,12 @@ class WgmmaSm90Matmul:
         rounds = 0.3 * ceil(rounds) + 0.7 * rounds if is_long else ceil(rounds)
         begin_clocks = 390.0 if c.ring.is_merged else 0.0  # filling the ring before the first product
         begin_clocks += 600 if c.ring.ctas > 1 else 0  # two CTAs wait for each other's stages
+        meet_us = 0.0
         if c.streams:
             # As many k tiles each; a part is left, those before the end of a tile are added, at 45 bytes a clock; 4 us until all have met.
             clocks = [-(-grid.ctas * grid.k_tiles // c.streams) * max(multiply_clocks, load_clocks, 280)]
             products, rounds = clocks, 1
-            begin_clocks += (1 + -(-c.streams // grid.ctas)) * area * 4 / 45 + 7000
+            meet_us = ((1 + -(-c.streams // grid.ctas)) * area * 4 / 45 + 7000) / 1620
         last_clocks = products[-1] + epilogue_clocks
         compute_us = ((rounds - 1) * clocks[-1] + last_clocks + begin_clocks) / (1400 if is_long else 1620)
         used = min(1.0, first.m.size / first.batch.size) if is_grouped else 1  # groups that may have rows
@@ -771,7 +787,9 @@ class WgmmaSm90Matmul:
             written *= 1.6
         # Reads come at less than the speed of a copy, writes partly stay in L2.
         memory_us = (read / 0.96 + written / 1.06) / (device.bandwidth_gbs * 1e3)
-        total = max(compute_us, memory_us) + 0.33 * min(compute_us, memory_us) + 4.4
+        # Of products with few rows hardly anything but the weights' way from memory shows.
+        beside = 0.0 if first.m.size <= 128 and not c.absent else 0.33
+        total = max(compute_us, memory_us) + beside * min(compute_us, memory_us) + meet_us + 4.4
         if c.tile_m == 192 and c.tile_n == 256 and num_ctas <= device.num_sms and grid.k_tiles >= 12:
             total *= 0.95  # one tile an SM, rows from L2 once: 25.5 us where this says 27.1 (1x1 1024->256 on 14x14, H200)
         if grid.splits > 1:

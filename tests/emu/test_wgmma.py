@@ -39,6 +39,10 @@ LINES = (
     "gemm a=e5m2[2,131,272] b=e4m3[2,139,272] transpose_b=True scale_a=f32[2,2,3] scale_b=f32[2,3,2] bias=f32[139] epilogue=bias_relu",
     "gemm a=e4m3[131,272] b=e4m3[139,272] transpose_b=True scale_a=f32[131,3] scale_b=f32[139]",
     "gemm a=s8[131,272] b=u8[140,272] transpose_b=True scale_a=f32[1] scale_b=f32[3,2] out_dtype=bf16",
+    "gemm a=bf16[40,136] b=bf16[27,136] transpose_b=True d=f32[40,27]",
+    "gemm a=e4m3[9,272] b=e4m3[200,272] transpose_b=True scale_a=f32[1] scale_b=f32[200]",
+    "gemm a=f32[3,1,72] b=f32[3,88,72] transpose_b=True math=tf32",
+    "conv_fprop x=bf16[2,48,9,10]nhwc w=bf16[40,48,1,1]nhwc bias=f32[40] epilogue=bias_relu",
     "conv_fprop x=bf16[3,64,9,10]nhwc w=bf16[72,64,3,3]nhwc padding=1",
     "conv_fprop x=bf16[2,64,9,10]nhwc w=bf16[72,64,3,3]nhwc padding=1 stride=2 bias=f32[72] epilogue=bias_relu",
     "conv_fprop x=f16[2,40,12,10]nhwc w=f16[72,40,3,3]nhwc padding=2 dilation=2",
@@ -117,6 +121,11 @@ FORMS = (
     ("gemm a=e4m3[140,656] b=e4m3[136,656] transpose_b=True scale_a=f32[140,6] scale_b=f32[6,2]", {"streams": 9, "promotes": True}),
     ("gemm a=f32[200,200] b=f32[72,200] transpose_b=True math=tf32", {"streams": 5, "tile_n": 64}),
     ("conv_wgrad dy=bf16[2,72,9,10]nhwc x=bf16[2,64,9,10]nhwc w_shape=(72,64,3,3) padding=1", {"streams": 4, "tile_n": 192}),
+    ("gemm a=bf16[300,200] b=bf16[80,200] transpose_b=True", {"defers": True}),  # boxes of 80 rows
+    ("gemm a=f16[40,200] b=f16[264,200] transpose_b=True", {"tile_m": 192, "tile_n": 256}),
+    ("gemm a=e4m3[40,656] b=e4m3[72,656] transpose_b=True scale_a=f32[40,6] scale_b=f32[6,1]", {"promotes": True, "tile_m": 192}),
+    ("gemm a=bf16[40,520] b=bf16[72,520] transpose_b=True", {"streams": 7}),
+    ("conv_fprop x=bf16[3,64,9,10]nhwc w=bf16[72,64,3,3]nhwc padding=1", {"loader": "halo"}),
     ("gemm a=bf16[200,136] b=bf16[136,264]", {"streams": 6, "refused": True}),  # as many tiles
 )
 
