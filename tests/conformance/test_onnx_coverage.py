@@ -35,6 +35,8 @@ FAMILIES = {
     "layout and shape":
         "CenterCropPad Concat ConstantOfShape DepthToSpace Expand EyeLike Flatten Identity Pad Range Reshape Slice SpaceToDepth "
         "Split Squeeze Tile Transpose Trilu Unsqueeze",
+    "convolution":
+        "Conv ConvInteger ConvTranspose QLinearConv",
     "losses and random":
         "Bernoulli Dropout NegativeLogLikelihoodLoss SoftmaxCrossEntropyLoss",
     "optimisers":
