@@ -252,6 +252,23 @@ class DnnHandle(ListOps):
         attrs = (_shape(w_shape), stride, padding, dilation, groups, output_padding, flip, out_dtype)
         return self._session.run(CALLS["conv_transpose_wgrad"], (x, dy, scale_x, scale_dy), attrs, out, stream)
 
+    def deform_conv(self, x: Any, offset: Any, w: Any, bias: Any = None, *, mask: Any = None, stride: Any = 1, padding: Any = 0,
+                    dilation: Any = 1, groups: int = 1, out: Any = None, stream: Any = None) -> Any:
+        """Deformable convolution of x (N, C, H, W): tap r of position p reads x at p*stride - padding + r*dilation + its own offset, linear
+        between pixels, 0 outside, and times its mask where there is one (DCNv2). torchvision's and ONNX's conventions.
+
+        offset (N, 2*D*R*S, P, Q): along H, along W, of each tap in turn; mask (N, D*R*S, P, Q); D groups of channels have offsets of their
+        own. w (K, C/groups, R, S), bias (K,). offset and mask: of x's type, or f32. Workspace: C*R*S*P*Q elements an image.
+        """
+        return self._session.run(CALLS["deform_conv"], (x, offset, w, mask, bias), (stride, padding, dilation, groups), out, stream)
+
+    def deform_conv_backward(self, dy: Any, x: Any, offset: Any, w: Any, *, mask: Any = None, stride: Any = 1, padding: Any = 0,
+                             dilation: Any = 1, groups: int = 1, bias_gradient: bool = False, out: Any = None, stream: Any = None) -> Any:
+        """(dx, doffset, dw), then dmask with a mask, then dbias under bias_gradient: the gradients of `deform_conv`, the same bits on every
+        run. Where an offset is a whole number its gradient is that of a slightly larger one."""
+        attrs = (stride, padding, dilation, groups, bias_gradient)
+        return self._session.run(CALLS["deform_conv_backward"], (dy, x, offset, w, mask), attrs, out, stream)
+
     # ---- matrix products ---------------------------------------------------------------------------------------------------------
 
     def gemm(self, a: Any, b: Any, bias: Any = None, *, transpose_a: bool = False, transpose_b: bool = False, alpha: float = 1.0,

@@ -13,7 +13,7 @@ from ..ops import OPS
 from ..ops.base import Policy
 from ..tensor import TensorDesc
 from . import matmul, reduce_tree
-from .base import Build, Step, TensorArg, TensorMapArg, WorkspaceArg, WorkspaceMapArg
+from .base import Build, Engine, Step, TensorArg, TensorMapArg, WorkspaceArg, WorkspaceMapArg
 
 Place = TensorArg | WorkspaceArg
 Product = tuple[tuple[tuple[str, TensorDesc], ...], tuple[tuple[str, Any], ...]]  # operands and attributes of a GEMM
@@ -52,11 +52,18 @@ def piece(desc: TensorDesc, axis: int, first: int, count: int) -> tuple[TensorDe
 def product(operands: tuple[tuple[str, TensorDesc], ...], attrs: tuple[tuple[str, Any], ...], policy: Policy,
             device: DeviceInfo) -> tuple[Build, float]:
     """The steps of a GEMM by the engine of the smallest estimate, and that estimate."""
-    problem = OPS["gemm"].make(dict(operands), dict(attrs), policy)
+    return cheapest("gemm", operands, attrs, policy, device, matmul.ENGINES["gemm"])
+
+
+@lru_cache(maxsize=256)
+def cheapest(op: str, operands: tuple[tuple[str, TensorDesc], ...], attrs: tuple[tuple[str, Any], ...], policy: Policy,
+             device: DeviceInfo, engines: tuple[Engine, ...]) -> tuple[Build, float]:
+    """The steps of another problem by the one of `engines` of the smallest estimate, and that estimate."""
+    problem = OPS[op].make(dict(operands), dict(attrs), policy)
     if problem.is_empty:
         return Build(()), 0.0
-    engines = [e for e in matmul.ENGINES["gemm"] if e.check_support(problem, device)]
-    choices = [(e.estimate(problem, config, device), e, config) for e in engines for config in e.configs(problem, device)[:1]]
+    takers = [e for e in engines if (e.is_deterministic or not policy.deterministic) and e.check_support(problem, device)]
+    choices = [(e.estimate(problem, config, device), e, config) for e in takers for config in e.configs(problem, device)[:1]]
     estimate, engine, config = min(choices, key=lambda choice: choice[0])
     return engine.build_steps(problem, config, device), estimate
 

@@ -1,0 +1,254 @@
+"""Deformable convolution: samples written out as columns in the workspace, and a 1 x 1 convolution over those.
+
+Everything lies channels last meanwhile: x and w are copied so where they do not, and a thread moves packs of neighbouring channels.
+
+Gradients: the 1 x 1 convolution's gives those of the columns, from which those of offsets and masks are sums over channels. The gradient of
+x gathers: every pixel has a list of the samples that weigh it, counted and placed with atomics on integers, then put in the order of the
+samples, so that sums are the same bits on every run. Lists serve all channels of an offset group, so making them takes little of the whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import gcd, prod
+from typing import Any
+
+from ..codegen.fastdiv import magic
+from ..codegen.spec import Target
+from ..device import DeviceInfo
+from ..dtypes import S32
+from ..ops.base import Problem
+from ..ops.deform import DeformProblem
+from ..tensor import TensorDesc
+from . import layout_copy, layout_tile, matmul, scan_block
+from .base import SUPPORTED, Arg, Build, Engine, EngineConfig, Scratch, Step, Support, TensorArg, refuse
+from .composition import Place, cheapest, moved
+from .digits import DigitConsts, Digits, ceil_div, power_of_two
+from .reduce_tree import reduction_steps
+
+THREADS = 256
+_LIMIT = 2**31
+_FAR = 2**28  # offsets beyond it count as that
+_COPIES = (*layout_tile.ENGINES["transform"], *layout_copy.ENGINES["transform"])
+
+Divisor = tuple[int, tuple[int, int]]  # and its magic numbers
+
+
+@dataclass(frozen=True, slots=True)
+class DeformConsts:
+    """stage: see the template. vector: channels of a pack, of pack_bytes. across: taps of a row. by_taps: the number of taps. per_group,
+    per_offset_group: packs of one. packs: of a position's columns. lanes: threads of a sample. offset, mask: types; mask "" if none."""
+
+    stage: str
+    dtype: str
+    compute: str
+    offset: str
+    mask: str
+    vector: int
+    pack_bytes: int
+    taps: int
+    across: Divisor
+    by_taps: Divisor
+    per_group: Divisor
+    per_offset_group: Divisor
+    packs: int
+    stride: tuple[int, ...]
+    before: tuple[int, ...]
+    dilation: tuple[int, ...]
+    lanes: int = 1
+    digits: DigitConsts | None = None
+
+
+def _divisor(n: int) -> Divisor:
+    return n, magic(max(n, 1))
+
+
+class _Launches:
+    """The launches of one problem, and what its stages share."""
+
+    def __init__(self, p: DeformProblem, device: DeviceInfo) -> None:
+        self.p, self.device, self.scratch = p, device, Scratch()
+        self.steps: list[Step] = []
+        x = p.desc("x")
+        self.images, self.channels, self.height, self.width = x.shape
+        self.size = x.dtype.num_bytes
+        self.per_group, self.per_offset_group = self.channels // p.groups, self.channels // p.offset_groups
+        both = gcd(self.per_group, self.per_offset_group)
+        self.vector = next(v for v in (8, 4, 2, 1) if v * self.size <= 16 and both % v == 0)
+        self.columns = TensorDesc.packed(x.dtype, (self.images, p.taps * self.channels, *p.positions), "nhwc")
+        self.filter = TensorDesc.packed(x.dtype, (p.desc("w").shape[0], p.taps * self.per_group, 1, 1))
+        self.policy = replace(p.policy, workspace_limit=None)
+
+    def run(self, op: str, operands: Mapping[str, tuple[TensorDesc, Place]], attrs: Mapping[str, Any], engines: Sequence[Engine]) -> None:
+        """Launches of another problem over tensors where they lie."""
+        descs = tuple((name, desc) for name, (desc, _) in operands.items())
+        build, _ = cheapest(op, descs, tuple(attrs.items()), self.policy, self.device, tuple(engines))
+        workspace = self.scratch.take(build.workspace_bytes) if build.workspace_bytes else self.scratch.take(0)
+        self.steps += moved(build, workspace, **{name: place for name, (_, place) in operands.items()})
+
+    def channels_last(self, name: str) -> Place:
+        """Where the input lies channels last, aligned."""
+        desc = self.p.desc(name)
+        if desc.is_packed("nhwc") and desc.align == 16:
+            return TensorArg(name)
+        place = self.scratch.take(desc.num_bytes)
+        last = TensorDesc.packed(desc.dtype, desc.shape, "nhwc")
+        self.run("transform", {"x": (desc, TensorArg(name)), "y": (last, place)}, {}, _COPIES)
+        return place
+
+    def result(self, name: str) -> tuple[Place, bool]:
+        """Where the output may be written channels last, and whether it is to be copied from there."""
+        desc = self.p.desc(name)
+        if desc.is_packed("nhwc") and desc.align == 16:
+            return TensorArg(name), False
+        return self.scratch.take(desc.num_bytes), True
+
+    def copy_out(self, name: str, place: Place) -> None:
+        desc = self.p.desc(name)
+        last = TensorDesc.packed(desc.dtype, desc.shape, "nhwc")
+        self.run("transform", {"x": (last, place), "y": (desc, TensorArg(name))}, {}, _COPIES)
+
+    def stage(self, stage: str, args: Sequence[Arg], names: str = "", extents: Sequence[int] = (), threads: int = 0,
+              lanes: int = 1) -> None:
+        """A launch of the template: a thread each of the digits `names`, or so many."""
+        p = self.p
+        digits = Digits(tuple(names.split()), tuple(extents), {}) if names else None
+        count = digits.size if digits is not None else threads
+        if not count:
+            return
+        kind = p.desc("x").dtype
+        consts = DeformConsts(
+            stage, kind.name, p.accumulator.name, p.desc("offset").dtype.name, p.desc("mask").dtype.name if p.has("mask") else "",
+            self.vector, self.vector * self.size, p.taps, _divisor(p.kernel[1]), _divisor(p.taps), _divisor(self.per_group // self.vector),
+            _divisor(self.per_offset_group // self.vector), p.taps * self.channels // self.vector, p.stride,
+            tuple(lo for lo, _ in p.padding), p.dilation, lanes, digits.consts() if digits is not None else None)
+        args = [*args, Arg("num_threads", "u32", count), *(digits.args(False) if digits is not None else ())]
+        self.steps.append(Step.of("conv/deformable", p.op, Target.for_arch(self.device.arch), THREADS, args, consts,
+                                  ceil_div(count, THREADS), suffix=f"{stage}_{kind.name}_v{self.vector}"))
+
+    def strides(self, role: str, name: str) -> list[Arg]:
+        """Byte strides of an operand as the parameters of `role`."""
+        desc = self.p.desc(name)
+        return [Arg(f"{role}_{axis}", "s64", s * desc.dtype.num_bytes) for axis, s in zip("ncpq", desc.strides, strict=True)]
+
+    @property
+    def samples(self) -> list[Arg]:
+        """What finds a sample and its weights."""
+        args = [Arg("ptr_offset", "u64", TensorArg("offset")), *self.strides("offset", "offset")]
+        if self.p.has("mask"):
+            args += [Arg("ptr_mask", "u64", TensorArg("mask")), *self.strides("mask", "mask")]
+        return [*args, Arg("height", "u32", self.height), Arg("width", "u32", self.width)]
+
+    def image(self, place: Place) -> list[Arg]:
+        return [Arg("ptr_x", "u64", place), Arg("pixel_bytes", "s64", self.channels * self.size)]
+
+    def write_columns(self, x: Place, columns: Place) -> None:
+        p = self.p
+        extents = (self.images, *p.positions, p.groups, p.taps, self.per_group // self.vector)
+        self.stage("columns", [*self.samples, *self.image(x), Arg("ptr_columns", "u64", columns)], "n p q g t c", extents)
+
+    def write_offsets(self, x: Place, columns: Place) -> None:
+        p = self.p
+        args = [*self.samples, *self.image(x), Arg("ptr_columns", "u64", columns),
+                Arg("position_bytes", "s64", p.taps * self.channels * self.size),
+                Arg("ptr_doffset", "u64", TensorArg("doffset")), *self.strides("doffset", "doffset")]
+        if p.has("mask"):
+            args += [Arg("ptr_dmask", "u64", TensorArg("dmask")), *self.strides("dmask", "dmask")]
+        lanes = min(32, power_of_two(self.per_offset_group // self.vector))
+        self.stage("offsets", args, "n o t p q lane", (self.images, p.offset_groups, p.taps, *p.positions, lanes), lanes=lanes)
+
+    def gather(self, columns: Place, dx: Place) -> None:
+        """dx, channels last, from the gradients of the columns."""
+        p, kind = self.p, self.p.accumulator
+        pixels = self.images * p.offset_groups * self.height * self.width
+        most = 4 * self.images * p.offset_groups * p.taps * prod(p.positions)
+        if not pixels or not self.channels:
+            return
+        counts, ends = (self.scratch.take(8 * ceil_div(pixels, 2)) for _ in range(2))
+        keys, of_pixels, order = (self.scratch.take(4 * most) for _ in range(3))
+        weights, in_order = (self.scratch.take(kind.num_bytes * most) for _ in range(2))
+        clear = [Arg("num_words", "u32", ceil_div(pixels, 2)), Arg("ptr_words", "u64", counts)]
+        self.steps.append(Step.of("scan/clear", p.op, Target.for_arch(self.device.arch), THREADS, clear, None,
+                                  ceil_div(ceil_div(pixels, 2), THREADS)))
+        extents = (self.images, p.offset_groups, *p.positions, p.taps)
+        self.stage("count", [*self.samples, Arg("ptr_ends", "u64", counts)], "n o p q t", extents)
+        number = TensorDesc.packed(S32, (pixels,))
+        self.run("cumsum", {"x": (number, counts), "y": (number, ends)}, {"exclusive": True, "dtype": "s32"}, scan_block.ENGINES["cumsum"])
+        lists = [Arg("ptr_ends", "u64", ends), Arg("ptr_keys", "u64", keys), Arg("ptr_pixels", "u64", of_pixels),
+                 Arg("ptr_weights", "u64", weights)]
+        self.stage("place", [*self.samples, *lists], "n o p q t", extents)
+        ordered = [Arg("ptr_sorted", "u64", order), Arg("ptr_sorted_weights", "u64", in_order)]
+        self.stage("order", [*lists, *ordered, Arg("last_pixel", "u32", pixels - 1)], threads=most)
+        args = [Arg("ptr_ends", "u64", ends), *ordered, Arg("offset_groups", "u32", p.offset_groups), Arg("ptr_columns", "u64", columns),
+                Arg("image_bytes", "s64", self.columns.strides[0] * self.size), Arg("ptr_dx", "u64", dx)]
+        self.stage("gather", args, "n y x c", (self.images, self.height, self.width, self.channels // self.vector))
+
+
+class DeformableEngine(Engine):
+    """Both directions. Workspace: the columns, in x's type, copies of what lies channels first; for gradients some 80 bytes a sample."""
+
+    id = "conv.deformable"
+
+    def check_support(self, problem: Problem, device: DeviceInfo) -> Support:
+        p = problem
+        assert isinstance(p, DeformProblem)
+        images, channels, height, width = p.desc("x").shape
+        columns = images * channels * p.taps * prod(p.positions)
+        samples = images * p.offset_groups * p.taps * prod(p.positions)
+        if max(columns, 32 * samples, images * height * width * max(channels, p.offset_groups)) >= _LIMIT:
+            return refuse(f"{columns} elements of columns, {samples} samples (fewer than 2^31 and 2^26 are supported: give fewer images)")
+        reach = [n + lo + hi + u for n, (lo, hi), u in zip((height, width), p.padding, p.stride, strict=True)]
+        if max(reach) >= _FAR:
+            return refuse(f"a padded extent of {max(reach)} (less than {_FAR} is supported)")
+        limit = p.policy.workspace_limit
+        if limit is not None and not p.is_empty:
+            needed = self.build_steps(p, EngineConfig(), device).workspace_bytes
+            if needed > limit:
+                return refuse(f"{needed} bytes of workspace (the limit is {limit})")
+        return SUPPORTED
+
+    def estimate(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> float:
+        p = problem
+        assert isinstance(p, DeformProblem)
+        columns = p.desc("x").shape[0] * p.desc("x").shape[1] * p.taps * prod(p.positions) * p.desc("x").dtype.num_bytes
+        peak = (device.tensor_tflops if p.desc("x").dtype.num_bytes == 2 and device.at_least(8) else device.fma_tflops) * 0.6e6
+        return 12.0 + p.flops / peak + columns * (12 if p.is_backward else 3) / (device.bandwidth_gbs * 1e3)
+
+    def build_steps(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> Build:
+        p = problem
+        assert isinstance(p, DeformProblem)
+        if p.is_empty:
+            return Build(())
+        on = _Launches(p, device)
+        x, w = on.channels_last("x"), on.channels_last("w")
+        columns = on.scratch.take(on.columns.num_bytes)
+        attrs = {"groups": p.groups}
+        if not p.is_backward:
+            on.write_columns(x, columns)
+            operands: dict[str, tuple[TensorDesc, Place]] = {
+                "x": (on.columns, columns), "w": (on.filter, w), "y": (p.desc("y"), TensorArg("y"))}
+            if p.has("bias"):
+                operands["bias"] = (p.desc("bias"), TensorArg("bias"))
+            on.run("conv_fprop", operands, attrs, matmul.ENGINES["conv_fprop"])
+            return Build(tuple(on.steps), on.scratch.num_bytes)
+        dy: tuple[TensorDesc, Place] = (p.desc("dy"), TensorArg("dy"))
+        if on.columns.numel:
+            on.run("conv_dgrad", {"dy": dy, "w": (on.filter, w), "dx": (on.columns, columns)}, attrs, matmul.ENGINES["conv_dgrad"])
+        on.write_offsets(x, columns)
+        dx, is_elsewhere = on.result("dx")
+        on.gather(columns, dx)
+        if is_elsewhere:
+            on.copy_out("dx", dx)
+        on.write_columns(x, columns)
+        dw, is_elsewhere = on.result("dw")
+        if on.filter.numel:
+            on.run("conv_wgrad", {"x": (on.columns, columns), "dy": dy, "dw": (on.filter, dw)}, attrs, matmul.ENGINES["conv_wgrad"])
+        if is_elsewhere:
+            on.copy_out("dw", dw)
+        if p.has("dbias"):
+            on.steps += reduction_steps(p.op, dy, (p.desc("dbias"), TensorArg("dbias")), (0, 2, 3), "sum", device, on.scratch)
+        return Build(tuple(on.steps), on.scratch.num_bytes)
+
+
+ENGINES: dict[str, tuple[Engine, ...]] = {op: (DeformableEngine(),) for op in ("deform_conv", "deform_conv_backward")}
