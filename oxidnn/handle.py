@@ -184,14 +184,19 @@ class DnnHandle(ListOps):
     def conv(self, x: Any, w: Any, bias: Any = None, *, stride: Any = 1, padding: Any = 0, dilation: Any = 1, groups: int = 1,
              epilogue: Any = None, residual: Any = None, flip: bool = False, scale_x: Any = None, scale_w: Any = None, scale_y: Any = None,
              zero_x: Any = None, zero_w: Any = None, zero_y: Any = None, out_dtype: Any = None, saturate: bool = True,
-             operands: Mapping[str, Any] | None = None, scalars: Mapping[str, float] | None = None, out: Any = None,
+             prologue: Any = None, return_stats: bool = False, operands: Mapping[str, Any] | None = None, scalars: Mapping[str, float] | None = None, out: Any = None,
              stream: Any = None) -> Any:
         """y[n,k,p] = epilogue(sum over c, r of x[n,c,p*stride - padding + r*dilation] * w[k,c,r]): cross-correlation.
 
         x (N, C, spatial), w (K, C/groups, spatial), bias (K,), residual of y's shape. padding: int, one per dimension, (low, high)
         pairs, "same_upper", "same_lower" or "valid". epilogue: an expression over acc, bias, residual and `operands` ("relu",
         "bias_relu", "relu(acc * scale + bias)"); bias alone is added. scalars: values of its scalar(name)s. flip: true convolution
-        (taps reversed). out_dtype: of y, by default x's type.
+        (taps reversed). out_dtype: of y, by default x's type; of floats also e4m3, e5m2 and s8, which saturate ("acc * scale").
+
+        An epilogue of two outputs, e.g. "relu(t := acc + bias), t", gives both. return_stats: then also the count (1,), mean and sum of
+        squares about it (C,), f32 or of f64 f64, of each channel of y as it is stored, the same bits on every run: what `batch_norm_stats`
+        gives of y and `batch_norm_gather` takes. prologue: an expression over x and `operands`, vectors (C,), that is summed in the place
+        of x, rounded to its type or not: "relu(x * scale + shift)"; padding stays zero.
 
         Of 8-bit types x and w are e4m3 and e5m2 (y in bf16 by default, also in floats and in these types), or s8 and u8, in any mix: sums
         are exact (modulo 2^32) and y is s32 where nothing is done to them, else f32 by default. scale_x (one element), scale_w (one, or
@@ -200,10 +205,11 @@ class DnnHandle(ListOps):
         round(result / scale_y) + zero_y, saturated, or of integers modulo 256 with saturate=False (results below 2^24).
         """
         attrs = (stride, padding, dilation, groups, epilogue, flip)
-        if scale_x is scale_w is scale_y is zero_x is zero_w is zero_y is out_dtype is None and saturate is True:
+        if scale_x is scale_w is scale_y is zero_x is zero_w is zero_y is out_dtype is prologue is None and saturate and not return_stats:
             return self._session.run(_CONV, (x, w, bias, residual), attrs, out, stream, scalars, operands)
         arrays = (x, w, bias, residual, scale_x, scale_w, scale_y, zero_x, zero_w, zero_y)
-        return self._session.run(CALLS["conv_fprop"], arrays, (*attrs, out_dtype, saturate), out, stream, scalars, operands)
+        attrs = (*attrs, out_dtype, saturate, prologue, return_stats)
+        return self._session.run(CALLS["conv_fprop"], arrays, attrs, out, stream, scalars, operands)
 
     def conv_dgrad(self, dy: Any, w: Any, x_shape: Sequence[int], *, stride: Any = 1, padding: Any = 0, dilation: Any = 1, groups: int = 1,
                    epilogue: Any = None, flip: bool = False, scale_dy: Any = None, scale_w: Any = None, scale_dx: Any = None,
@@ -215,11 +221,12 @@ class DnnHandle(ListOps):
         return self._session.run(CALLS["conv_dgrad"], (dy, w, scale_dy, scale_w, scale_dx), attrs, out, stream, scalars, operands)
 
     def conv_wgrad(self, x: Any, dy: Any, w_shape: Sequence[int], *, stride: Any = 1, padding: Any = 0, dilation: Any = 1, groups: int = 1,
-                   flip: bool = False, scale_x: Any = None, scale_dy: Any = None, out_dtype: Any = None, out: Any = None,
-                   stream: Any = None) -> Any:
-        """dw of shape w_shape: the gradient of `conv` with respect to w. Of 8-bit types as `conv`, scales being single elements."""
-        attrs = (_shape(w_shape), stride, padding, dilation, groups, flip, out_dtype)
-        return self._session.run(CALLS["conv_wgrad"], (x, dy, scale_x, scale_dy), attrs, out, stream)
+                   flip: bool = False, scale_x: Any = None, scale_dy: Any = None, out_dtype: Any = None, prologue: Any = None,
+                   return_bias_grad: bool = False, operands: Mapping[str, Any] | None = None, out: Any = None, stream: Any = None) -> Any:
+        """dw of shape w_shape: the gradient of `conv` with respect to w; with return_bias_grad also db (K,), of dw's type, as
+        `conv_bgrad`. prologue: the forward's. Of 8-bit types as `conv`, scales being single elements."""
+        attrs = (_shape(w_shape), stride, padding, dilation, groups, flip, out_dtype, prologue, return_bias_grad)
+        return self._session.run(CALLS["conv_wgrad"], (x, dy, scale_x, scale_dy), attrs, out, stream, None, operands)
 
     def conv_bgrad(self, dy: Any, *, out: Any = None, stream: Any = None) -> Any:
         """db (K,): dy summed over everything but channels."""
@@ -228,11 +235,11 @@ class DnnHandle(ListOps):
     def conv_transpose(self, x: Any, w: Any, bias: Any = None, *, stride: Any = 1, padding: Any = 0, output_padding: Any = 0,
                        dilation: Any = 1, groups: int = 1, epilogue: Any = None, flip: bool = False, scale_x: Any = None,
                        scale_w: Any = None, scale_y: Any = None, zero_y: Any = None, out_dtype: Any = None, saturate: bool = True,
-                       operands: Mapping[str, Any] | None = None, scalars: Mapping[str, float] | None = None, out: Any = None,
+                       return_stats: bool = False, operands: Mapping[str, Any] | None = None, scalars: Mapping[str, float] | None = None, out: Any = None,
                        stream: Any = None) -> Any:
         """Transposed convolution: x (N, C, spatial), w (C, K/groups, spatial), y of extent (L-1)*stride - 2*padding + dilation*(r-1) + 1 +
         output_padding; PyTorch's conventions. The rest as of `conv`."""
-        attrs = (stride, padding, dilation, groups, output_padding, epilogue, flip, out_dtype, saturate)
+        attrs = (stride, padding, dilation, groups, output_padding, epilogue, flip, out_dtype, saturate, return_stats)
         arrays = (x, w, bias, scale_x, scale_w, scale_y, zero_y)
         return self._session.run(CALLS["conv_transpose"], arrays, attrs, out, stream, scalars, operands)
 

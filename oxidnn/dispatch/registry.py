@@ -7,6 +7,7 @@ from importlib import import_module
 
 from .. import switches
 from ..engines.base import Engine
+from ..engines.by_products import completed
 from ..errors import InvalidArgument, Unsupported
 
 # Engine modules; each has ENGINES: dict op name -> tuple of engines, most specialised first.
@@ -21,7 +22,7 @@ ENGINE_MODULES = ("conv_depthwise_tma",
 ENGINES: dict[str, tuple[Engine, ...]] = {}
 for _module in ENGINE_MODULES:
     for _op, _engines in import_module(f"oxidnn.engines.{_module}").ENGINES.items():
-        ENGINES[_op] = ENGINES.get(_op, ()) + tuple(_engines)
+        ENGINES[_op] = ENGINES.get(_op, ()) + tuple(completed(_op, engine) for engine in _engines)
 
 
 def engines_for(op: str) -> tuple[Engine, ...]:

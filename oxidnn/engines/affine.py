@@ -96,6 +96,16 @@ class Ragged:
 
 
 @dataclass(frozen=True, slots=True)
+class Prologue:
+    """What is multiplied in the place of A's (side "a") or B's elements: an expression over "x", the element, and the names of operands,
+    whose strides are over the digits of that side. Elements outside the bounds stay zero. Algorithms that stage it round it to x's type."""
+
+    side: str
+    expression: Expression
+    operands: tuple[Source, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class AffineMatmul:
     """One matmul over index spaces. `acc` is the accumulator's type; `epilogue` an Expression over "acc" and the operands' names,
     None for a plain conversion. `math` is the policy's word for f32 inputs ("ieee", "tf32", "tf32x3", ...).
@@ -103,7 +113,11 @@ class AffineMatmul:
     What not every algorithm takes: scale_a and scale_b (f32, strides over the digits of A and B), with which each product is multiplied;
     up, a second operand B, whose sum the epilogue knows as "up"; aux, where the epilogue's second output goes; ragged, groups of rows or
     terms; zero_a and zero_b (strides over the digits of A and B), which are taken from the integers that exist; addend, the one of
-    `operands` (s32) that is added to the sum of integers. Integers are summed in s32, and turned into f32 for an epilogue or a D of floats.
+    `operands` (s32) that is added to the sum of integers; prologue, what becomes of elements before they are multiplied. Integers are
+    summed in s32, and turned into f32 for an epilogue or a D of floats.
+
+    moments: the means of D's columns over blocks of rows, and the squares about these (f32), go to the workspace as [mean,
+    squares][batch][column][block], with blocks of as many rows as the algorithm says (moments_block).
     """
 
     m: IndexSpace
@@ -125,6 +139,8 @@ class AffineMatmul:
     zero_a: Source | None = None
     zero_b: Source | None = None
     addend: str = ""
+    prologue: Prologue | None = None
+    moments: bool = False
 
     @property
     def flops(self) -> int:
@@ -142,7 +158,8 @@ class AffineMatmul:
         found = {"takes_scales": ("block scales", self.scale_a or self.scale_b), "takes_gates": ("gates", self.up),
                  "takes_aux": ("second outputs", self.aux), "takes_ragged": ("groups of unknown sizes", self.ragged),
                  "takes_zeros": ("zero points", self.zero_a or self.zero_b),
-                 "takes_addend": ("integers on top of sums", self.addend or None)}
+                 "takes_addend": ("integers on top of sums", self.addend or None),
+                 "takes_prologue": ("expressions over its input", self.prologue)}
         return {attribute: words for attribute, (words, value) in found.items() if value is not None}
 
 

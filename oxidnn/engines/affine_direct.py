@@ -11,7 +11,7 @@ from ..device import DeviceInfo
 from ..dtypes import S32
 from ..ops.epilogue import TYPES
 from ..ops.gemm import FP8, INT8
-from .affine import AffineMatmul, Bound, IndexSpace, Source, Target
+from .affine import AffineMatmul, Bound, IndexSpace, Prologue, Source, Target
 from .affine_tiling import RaggedConsts, epilogue_type, ragged_arguments, source_elements
 from .base import SUPPORTED, Arg, Build, EngineConfig, ScalarArg, Step, Support, TensorArg, refuse
 
@@ -80,6 +80,8 @@ class DirectConsts:
     aux: Walk | None = None  # the epilogue's second output
     zeros: tuple[Walk | None, Walk | None] = (None, None)  # of A and of B, taken from each of their elements
     addend: str = ""  # the operand, of integers, that is added to the sum before it is converted
+    prologue: Prologue | None = None
+    prologue_walks: tuple[Walk, ...] = ()
     ragged: RaggedConsts | None = None
     group_digit: int = -1  # that is a row (ragged.side "m") or a group ("k"); -1: there is only one
     group_bytes: int = 0  # from a group's B to the next
@@ -88,7 +90,15 @@ class DirectConsts:
     def walks(self) -> tuple[tuple[str, Walk], ...]:
         """(name, walk) of what is read in the loops."""
         named = (("a", self.a), ("b", self.b), ("up", self.up), ("scale_a", self.scales[0]), ("scale_b", self.scales[1]))
-        return tuple((name, walk) for name, walk in named if walk is not None)
+        more = tuple((f"term{i}", walk) for i, walk in enumerate(self.prologue_walks))
+        return tuple((name, walk) for name, walk in named if walk is not None) + more
+
+    def transformed(self, step: int) -> str:
+        """PTX: the prologue applied to the element of unrolled step `step`."""
+        assert self.prologue is not None
+        element = f"%{self.prologue.side}_value{step}"
+        terms = {s.name: f"%term{i}_value{step}" for i, s in enumerate(self.prologue.operands)}
+        return self.prologue.expression.lower({"x": element} | terms, [element], self.acc)
 
     @property
     def sums(self) -> tuple[tuple[str, str], ...]:
@@ -147,6 +157,9 @@ def _deal(am: AffineMatmul, digit: int) -> AffineMatmul:
         for name, s in (("a", am.a), ("b", am.b), ("up", am.up), ("scale_a", am.scale_a), ("scale_b", am.scale_b),
                         ("zero_a", am.zero_a), ("zero_b", am.zero_b)) if s is not None}
     sources["a"] = replace(sources["a"], bounds=sources["a"].bounds + rest)
+    if am.prologue is not None:
+        operands = tuple(replace(s, k_strides=scaled(s.k_strides)) for s in am.prologue.operands)
+        sources["prologue"] = replace(am.prologue, operands=operands)
     return replace(am, k=IndexSpace(extents), **sources)
 
 
@@ -220,7 +233,9 @@ def _consts(am: AffineMatmul, lanes: int) -> DirectConsts:
         up=walk_rows(am.up, False), scales=(walk_rows(am.scale_a, True), walk_rows(am.scale_b, False)),
         aux=walk_target(am.aux) if am.aux is not None else None,
         zeros=(None, None) if is_empty else (walk_rows(am.zero_a, True), walk_rows(am.zero_b, False)), addend=am.addend,
-        ragged=None if is_empty else RaggedConsts.of(am),
+        ragged=None if is_empty else RaggedConsts.of(am), prologue=am.prologue,
+        prologue_walks=tuple(walk_source(s, s.batch_strides, *((s.row_strides, ()) if am.prologue.side == "a" else ((), s.row_strides)))
+                             for s in am.prologue.operands) if am.prologue is not None else (),
         group_digit=next((i for i, (space, *_) in enumerate(spaces) if space == group_space), -1),
         group_bytes=am.ragged.b_stride * size_b if am.ragged is not None else 0)
 
@@ -243,6 +258,7 @@ class DirectAlgorithm:
     takes_ragged = True
     takes_zeros = True
     takes_addend = True
+    takes_prologue = True
 
     def check(self, am: AffineMatmul, device: DeviceInfo) -> Support:
         tensors: tuple[Source | Target, ...] = (am.a, am.b, am.d, *am.operands)
@@ -297,6 +313,7 @@ class DirectAlgorithm:
         args += [pointer(name, s, consts.unroll > 0) for name, s in (("up", am.up), ("scale_a", am.scale_a), ("scale_b", am.scale_b))
                  if s is not None]
         args += [pointer(name, s) for name, s in (("zero_a", am.zero_a), ("zero_b", am.zero_b)) if s is not None and consts.unroll]
+        args += [pointer(f"term{i}", s, consts.unroll > 0) for i, s in enumerate(am.prologue.operands if am.prologue is not None else ())]
         args += ragged_arguments(am, "s64") if consts.ragged is not None else []
         args += [pointer(f"operand{i}", t) for i, t in enumerate(am.operands)]
         args += [pointer("aux", am.aux)] if am.aux is not None else []

@@ -814,8 +814,8 @@ def check_common(am: AffineMatmul, device: DeviceInfo) -> Support:
     for target in (am.d, *am.operands, *((am.aux,) if am.aux is not None else ())):
         if target.dtype not in (F64, F32, F16, BF16, S32, *INT8) and not (target.dtype in FP8 and target is am.d):
             return refuse(f"{target.name} is {target.dtype}; f64, f32, f16, bf16, s32, s8 and u8 are supported, for results fp8 too")
-        if target is am.d and not target.dtype.is_float and am.acc is not S32:
-            return refuse(f"{target.name} is {target.dtype} of sums in {am.acc}; floats are supported")
+        if target is am.d and target.dtype is S32 and am.acc is not S32:
+            return refuse(f"{target.name} is {target.dtype} of sums in {am.acc}; floats and types of 8 bits are supported")
     for name, space in (("m", am.m), ("n", am.n), ("k", am.k), ("batch", am.batch)):
         if space.size >= 2**31 - 4096:
             return refuse(f"{name} has {space.size} points; a linear index must stay below 2^31 - 4096")

@@ -136,6 +136,8 @@ def _chosen(am: AffineMatmul, device: DeviceInfo) -> tuple[Algorithm, EngineConf
 class Im2colEngine(Engine):
     """Workspace: the matrix, in the image's type, and what the product takes."""
 
+    takes_aux = True
+
     def __init__(self, op: str) -> None:
         self.id = f"{op}.im2col"  # type: ignore[misc]
         self.op = op

@@ -13,12 +13,13 @@ from ..codegen.pointwise import Expression
 from ..device import DeviceInfo
 from ..dtypes import F32, F64, S32, DType
 from ..ops.base import Problem
-from ..ops.conv import ConvProblem
+from ..ops.conv import IMAGE, ConvProblem
 from ..ops.conv import value_of as conv_value
 from ..ops.epilogue import align_shape, align_strides
 from ..ops.gemm import BLOCK, INT8, GemmProblem, accumulator, scale_shape, scale_strides, value_of
 from ..ops.grouped_gemm import GroupedGemmProblem
-from .affine import AffineMatmul, Bound, IndexSpace, MatmulGroup, Ragged, Source, Target
+from . import by_products
+from .affine import AffineMatmul, Bound, IndexSpace, MatmulGroup, Prologue, Ragged, Source, Target
 from .affine_direct import DIRECT
 from .affine_halo_gradient import HALO_GRADIENT_SM90
 from .affine_mma_sm80 import MMA_SM80
@@ -27,7 +28,7 @@ from .affine_skinny import SKINNY_MMA
 from .affine_skinny_wgmma import SKINNY_WGMMA
 from .affine_turned import WGMMA_SM90_TURNED
 from .affine_wgmma_sm90 import WGMMA_SM90
-from .base import SUPPORTED, Build, Engine, EngineConfig, Support, refuse
+from .base import Build, Engine, EngineConfig, Support, WorkspaceArg, refuse
 from .collapse import collapse as collapse_digits
 
 # --- Collapsing: fewer digits, the same matmul ---------------------------------------------------------------------------------
@@ -59,6 +60,8 @@ def collapse(am: AffineMatmul) -> AffineMatmul:
     sources = {"a": ("m", a), "b": ("n", b)} | {name: (side, x) for name, side, x in (
         ("scale_a", "m", am.scale_a), ("scale_b", "n", am.scale_b), ("up", "n", am.up), ("zero_a", "m", am.zero_a),
         ("zero_b", "n", am.zero_b)) if x is not None}
+    if am.prologue is not None:
+        sources |= {f"prologue{i}": ("m" if am.prologue.side == "a" else "n", x) for i, x in enumerate(am.prologue.operands)}
 
     def rows_of(side: str) -> list[tuple[int, ...]]:
         return [column for s, x in sources.values() if s == side for column in (x.row_strides, *(y.row_coefs for y in x.bounds))]
@@ -77,6 +80,8 @@ def collapse(am: AffineMatmul) -> AffineMatmul:
         made[name] = replace(old, row_strides=row_strides, k_strides=k_strides, batch_strides=next(batches), bounds=bounds)
     new = [replace(t, m_strides=ms, n_strides=ns, batch_strides=bs) for t, ms, ns, bs in
            zip(targets, m_columns, n_columns, batch_columns, strict=False)]
+    if am.prologue is not None:
+        made["prologue"] = replace(am.prologue, operands=tuple(made.pop(f"prologue{i}") for i in range(len(am.prologue.operands))))
     count = 1 + len(am.operands)
     return replace(am, m=IndexSpace(m), n=IndexSpace(n), k=IndexSpace(k), batch=IndexSpace(batch), **made, d=new[0],
                    operands=tuple(new[1:count]), aux=new[count] if am.aux is not None else None)
@@ -121,7 +126,8 @@ def _axes(p: ConvProblem) -> tuple[_Axis, ...]:
 
 
 def _targets(p: ConvProblem, value: Expression | None) -> list[tuple[str, Any, tuple[int, ...]]]:
-    """(name, description, element strides over the output's axes) of the output, the addend and then the operands of what is written."""
+    """(name, description, element strides over the output's axes) of the output, the addend and then the operands of what is written, last
+    of a second output."""
     output = p.outputs[0]
     rows = [(output.name, output.desc, output.desc.strides)]
     named = [(n, value.axis(n)) for n in value.args if n != "acc"] if value is not None else []
@@ -129,7 +135,22 @@ def _targets(p: ConvProblem, value: Expression | None) -> list[tuple[str, Any, t
         desc = p.desc(name)
         aligned = align_shape(p.op, name, desc.shape, output.desc.shape, 1, axis)
         rows.append((name, desc, align_strides(desc, aligned, 1)))
+    if p.has("aux"):
+        rows.append(("aux", p.desc("aux"), p.desc("aux").strides))
     return rows
+
+
+def _prologue(p: ConvProblem, side: str, row: Sequence[int], k: Sequence[int], channels: int) -> Prologue | None:
+    """The prologue, vectors over channels that the digits of `row` and `k` count, of groups of so many."""
+    if p.prologue is None:
+        return None
+    operands = []
+    for name in (n for n in p.prologue.args if n != IMAGE):
+        desc = p.desc(name)
+        step = desc.strides[0] if desc.numel > 1 else 0
+        over = [tuple(step * digit for digit in digits) for digits in (row, k, (channels,))]
+        operands.append(Source(name, desc.dtype, *over, align=desc.align))
+    return Prologue(side, p.prologue, tuple(operands))
 
 
 def _zero(p: ConvProblem, name: str, row: Sequence[int], k: int, batch: int) -> Source | None:
@@ -160,10 +181,12 @@ def _lower_fprop(p: ConvProblem) -> tuple[AffineMatmul, ...]:
                sum(ax.tap_base for ax in axes), (), w.align)
     value = conv_value(p)
     targets = [Target(name, desc.dtype, (s[0], *s[2:]), (s[1],), (filters * s[1],), 0, desc.align) for name, desc, s in _targets(p, value)]
+    aux = targets.pop() if p.has("aux") else None
     return (AffineMatmul(IndexSpace((y.shape[0], *y.shape[2:])), IndexSpace((filters,)), IndexSpace(k([ax.taps for ax in axes], channels)),
                          a, b, targets[0], _accumulator(x.dtype), IndexSpace((groups,)), value, tuple(targets[1:]), p.policy.math,
                          zero_a=_zero(p, "zero_x", (0,) * (1 + p.spatial), 1 + p.spatial, 0),
-                         zero_b=_zero(p, "zero_w", (1,), 1 + p.spatial, filters), addend=p.addend),)
+                         zero_b=_zero(p, "zero_w", (1,), 1 + p.spatial, filters), addend=p.addend, aux=aux,
+                         prologue=_prologue(p, "a", (0,) * (1 + p.spatial), k((0,) * p.spatial, 1), channels)),)
 
 
 def _unit(i: int, length: int, value: int) -> tuple[int, ...]:
@@ -192,7 +215,8 @@ def _lower_wgrad(p: ConvProblem) -> tuple[AffineMatmul, ...]:
     value = conv_value(p)  # of single elements
     scales = [Target(name, desc.dtype, (0,), (0,) * (1 + p.spatial), (0,), 0, desc.align) for name, desc, _ in _targets(p, value)[1:]]
     return (AffineMatmul(IndexSpace((filters,)), IndexSpace(n([ax.taps for ax in axes], channels)), IndexSpace((y.shape[0], *y.shape[2:])),
-                         a, b, d, _accumulator(x.dtype), IndexSpace((groups,)), value, tuple(scales), p.policy.math),)
+                         a, b, d, _accumulator(x.dtype), IndexSpace((groups,)), value, tuple(scales), p.policy.math,
+                         prologue=_prologue(p, "b", n((0,) * p.spatial, 1), (0,) * (1 + p.spatial), channels)),)
 
 
 @dataclass(frozen=True, slots=True)
@@ -300,9 +324,10 @@ def _dgrad_matmul(p: ConvProblem, axes: tuple[_Axis, ...], parts: tuple[_Part, .
         n_taps = [s[i + 2] for i, (_, q) in enumerate(pairs) if q.is_disjoint]
         base = sum(q.first * s[i + 2] for i, (_, q) in enumerate(pairs))
         targets.append(Target(name, desc.dtype, m_strides, n(n_taps, s[1]), (channels * s[1],), base, desc.align))
+    aux = targets.pop() if p.has("aux") else None
     m_extent = (y.shape[0], *(extent for _, q in pairs for extent, _ in q.m))
     return AffineMatmul(IndexSpace(m_extent), IndexSpace(n([ax.taps for ax, _ in in_n], channels)), IndexSpace(k_extent), a, b, targets[0],
-                        _accumulator(y.dtype), IndexSpace((groups,)), value, tuple(targets[1:]), p.policy.math, addend=p.addend)
+                        _accumulator(y.dtype), IndexSpace((groups,)), value, tuple(targets[1:]), p.policy.math, addend=p.addend, aux=aux)
 
 
 # --- GEMM ----------------------------------------------------------------------------------------------------------------------
@@ -493,7 +518,7 @@ def _configs(algorithm: Algorithm, am: Any, device: DeviceInfo) -> tuple[EngineC
 def _split(algorithm: Algorithm, problem: Problem, device: DeviceInfo) -> tuple[tuple[Any, Algorithm], ...]:
     """The problem's matmuls, the largest first. Those with an empty k (they write the epilogue of 0) are for the direct algorithm."""
     single = sorted(lower(problem), key=lambda am: -am.flops)
-    group = lower_group(problem) if getattr(algorithm, "takes_groups", False) and len(single) > 1 else None
+    group = lower_group(problem) if getattr(algorithm, "takes_groups", False) and len(single) > 1 and single[0].aux is None else None
     if group is not None and algorithm.check(group, device):  # type: ignore[arg-type]
         return ((group, algorithm),)
     return tuple((am, algorithm if am.k.size else DIRECT) for am in single)
@@ -507,6 +532,8 @@ def _jobs(algorithm: Algorithm, problem: Problem, device: DeviceInfo) -> tuple[_
 class MatmulEngine(Engine):
     """An op through one algorithm."""
 
+    makes_by_products = True
+
     def __init__(self, op: str, algorithm: Algorithm) -> None:
         is_implicit = op.startswith("conv") and algorithm is not DIRECT
         self.id = f"{op}.{'igemm_' if is_implicit else ''}{algorithm.name}"  # type: ignore[misc]
@@ -516,7 +543,7 @@ class MatmulEngine(Engine):
 
     def check_support(self, problem: Problem, device: DeviceInfo) -> Support:
         split = _split(self.algorithm, problem, device)
-        if not problem.is_empty and all(algorithm is not self.algorithm for _, algorithm in split):
+        if self.algorithm is not DIRECT and not problem.is_empty and all(algorithm is not self.algorithm for _, algorithm in split):
             return refuse("there are no products to sum: the direct engine writes the epilogue of 0")
         for am, algorithm in split:
             if algorithm is not DIRECT and isinstance(am, AffineMatmul):
@@ -526,7 +553,15 @@ class MatmulEngine(Engine):
             support = algorithm.check(am, device)
             if not support:
                 return support
-        return SUPPORTED
+        return by_products.check(problem, device)
+
+    def _block(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> int:
+        """Rows of D whose moments the algorithm writes beside it; 0 where it writes none, or none are asked for."""
+        if not by_products.has_moments(problem) or not hasattr(self.algorithm, "moments_block"):
+            return 0
+        jobs = _jobs(self.algorithm, problem, device)
+        is_one = len(jobs) == 1 and jobs[0].algorithm is self.algorithm and isinstance(jobs[0].am, AffineMatmul)
+        return int(self.algorithm.moments_block(jobs[0].am, config, device)) if is_one else 0
 
     def configs(self, problem: Problem, device: DeviceInfo) -> tuple[EngineConfig, ...]:
         """Those of the largest matmul; the others use the same one where it is legal for them, else their first."""
@@ -534,15 +569,24 @@ class MatmulEngine(Engine):
         return jobs[0].configs if jobs else (EngineConfig(),)
 
     def estimate(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> float:
-        return sum(job.algorithm.estimate(job.am, job.choose(config), device) for job in _jobs(self.algorithm, problem, device))
+        total = sum(job.algorithm.estimate(job.am, job.choose(config), device) for job in _jobs(self.algorithm, problem, device))
+        return total + (COMBINE_US if self._block(problem, config, device) else by_products.estimate(problem, device))
 
     def build_steps(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> Build:
         """Steps run in order on one stream, so all matmuls share the workspace from its start."""
-        builds = [job.algorithm.build(problem.op, job.am, job.choose(config), device, 0)
-                  for job in _jobs(self.algorithm, problem, device)]
-        return Build(tuple(step for b in builds for step in b.steps), max((b.workspace_bytes for b in builds), default=0))
+        jobs, block = _jobs(self.algorithm, problem, device), self._block(problem, config, device)
+        if block:
+            assert isinstance(problem, ConvProblem)
+            am, rows = jobs[0].am, jobs[0].am.m.size
+            build = self.algorithm.build(problem.op, replace(am, moments=True), config, device, 0)
+            combine = by_products.combine_step(problem, rows, block, WorkspaceArg(0), device)
+            return Build((*build.steps, combine), 2 * 4 * am.batch.size * am.n.size * -(-rows // block))
+        builds = [job.algorithm.build(problem.op, job.am, job.choose(config), device, 0) for job in jobs]
+        build = Build(tuple(step for b in builds for step in b.steps), max((b.workspace_bytes for b in builds), default=0))
+        return by_products.with_by_products(problem, build, device)
 
 
+COMBINE_US = 5.0  # of the launch that combines moments of tiles, beside what tiles take longer
 ALGORITHMS: tuple[Algorithm, ...] = (WGMMA_SM90, MMA_SM80, SIMT, DIRECT)
 _OF_GEMM: tuple[Algorithm, ...] = (SKINNY_MMA, SKINNY_WGMMA, WGMMA_SM90_TURNED)  # for few rows of a
 _OF_WGRAD: tuple[Algorithm, ...] = (HALO_GRADIENT_SM90,)

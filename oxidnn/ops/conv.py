@@ -5,32 +5,51 @@ All six relate an image (N, C, spatial), a filter (K, C/groups, spatial) and a r
     result[n, k, p] = sum over c, r of image[n, c, p * stride - pad_lo + r * dilation] * filter[k, c, r]
 
 and differ in which of the three is computed ("fprop": the result, "dgrad": the image, "wgrad": the filter) and in their names.
+
+What may go with it: an expression over the image before the sum ("prologue"), whose padding stays zero; one over the sum ("epilogue"), of
+one or two outputs; moments of the output's channels as it is stored, or the sums of dy's channels beside a filter's gradient.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from math import prod
 from typing import Any
 
 from ..codegen import pointwise as expr
 from ..codegen.pointwise import Expression
-from ..dtypes import F32, S32, U8
+from ..dtypes import F32, S32, U8, DType
 from ..errors import expected
 from ..tensor import TensorDesc
 from .base import OpDef, Operand, Policy, Problem
-from .checks import FLOATS, check_bool, check_dtype, check_extents, check_integers, check_output, check_reach, check_shape, describe
-from .epilogue import accumulator_of, default_epilogue, operands_of, resolve, scalars_of
+from .checks import (
+    FLOATS,
+    check_bool,
+    check_dtype,
+    check_expression,
+    check_extents,
+    check_integers,
+    check_output,
+    check_reach,
+    check_shape,
+    describe,
+)
+from .epilogue import NARROW, accumulator_of, default_epilogue, operands_of, resolve, scalars_of
 from .gemm import FP8, INT8, made_output, out_types
+
+STATS = ("stats_count", "stats_mean", "stats_m2")  # of the output's channels: as batch_norm_stats gives and batch_norm_gather takes them
+IMAGE = "x"  # the image's element in a prologue
 
 
 @dataclass(frozen=True, kw_only=True)
 class ConvProblem(Problem):
     """`image`, `filter`, `result` are the operands' names; padding is (before, after) per spatial dimension.
 
-    flip: taps are read backwards (a convolution in the mathematical sense instead of a correlation).
+    flip: taps are read backwards (a convolution in the mathematical sense instead of a correlation). epilogue: over "acc" and operand
+    names; its second output, if it has one, is "aux". prologue: what is summed in the image's place, over "x" and the names of operands,
+    vectors over the image's channels; padding is zero all the same.
 
     Of 8-bit inputs: what is written is rounded, and saturated (or, of integers, taken modulo 256), from
 
@@ -48,12 +67,22 @@ class ConvProblem(Problem):
     dilation: tuple[int, ...]
     groups: int
     flip: bool
-    epilogue: Expression | None = None  # over "acc" and operand names
+    epilogue: Expression | None = None
+    prologue: Expression | None = None
     scales: tuple[str, ...] = ()  # the operands, of those with which the inputs are multiplied
     scale_out: str = ""
     zero_out: str = ""
     addend: str = ""  # the operand of integers, along the output's channels, that is added to the sum
     saturate: bool = True
+
+    @property
+    def alone(self) -> ConvProblem:
+        """Without its by-products: moments, sums of dy's channels."""
+        others = (*STATS, *(("db",) if self.direction == "wgrad" else ()))
+        operands = tuple(o for o in self.operands if not (o.is_output and o.name in others))
+        if len(operands) == len(self.operands):
+            return self
+        return replace(self, operands=operands, attrs=tuple((n, v) for n, v in self.attrs if n not in ("return_stats", "return_bias_grad")))
 
     @property
     def aliases(self) -> tuple[tuple[str, str], ...]:
@@ -77,6 +106,8 @@ def value_of(p: ConvProblem, is_rounded: bool = True) -> Expression | None:
         value = value * expr.arg(name)
     if p.epilogue is not None:
         value = p.epilogue.substitute({"acc": value})
+    if value.num_outputs > 1:
+        return value
     if p.scale_out:
         value = value / expr.arg(p.scale_out)
     if is_rounded and (p.zero_out or not p.saturate):
@@ -114,7 +145,17 @@ class _Kind:
         pairs += _WINDOW
         pairs += (("output_padding", 0),) if self.is_transposed else ()
         pairs += () if self.direction == "wgrad" else (("epilogue", None),)
-        return (*pairs, ("flip", False), ("out_dtype", None), *(() if self.direction == "wgrad" else (("saturate", True),)))
+        pairs = (*pairs, ("flip", False), ("out_dtype", None), *(() if self.direction == "wgrad" else (("saturate", True),)))
+        pairs += (("prologue", None),) if self.op in ("conv_fprop", "conv_wgrad") else ()
+        pairs += (("return_stats", False),) if self.op in ("conv_fprop", "conv_transpose") else ()
+        return pairs + ((("return_bias_grad", False),) if self.op == "conv_wgrad" else ())
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """All that there may be."""
+        names = (self.output,) if self.direction == "wgrad" else (self.output, "aux")
+        names += STATS if self.op in ("conv_fprop", "conv_transpose") else ()
+        return names + (("db",) if self.op == "conv_wgrad" else ())
 
     @property
     def scales(self) -> tuple[str, str]:
@@ -149,6 +190,9 @@ _KINDS = (
 )
 
 
+CONVOLUTIONS = tuple(kind.op for kind in _KINDS)
+
+
 def read_padding(op: str, value: Any, same_total: Sequence[int] | None, spatial: int, context: str) -> tuple[tuple[int, int], ...]:
     if isinstance(value, str) and value == "valid":
         return ((0, 0),) * spatial
@@ -180,7 +224,7 @@ def preferred_layout(*inputs: TensorDesc) -> str:
 def _make(kind: _Kind, tensors: Mapping[str, TensorDesc], attrs: Mapping[str, Any], policy: Policy) -> ConvProblem:
     op = kind.op
     context = describe(tensors)
-    roles = (*kind.inputs, kind.output)
+    roles = (*kind.inputs, *kind.outputs)
     first, second = (tensors[name] for name in kind.inputs)
     rank, spatial = first.rank, first.rank - 2
     for name in kind.inputs:
@@ -253,11 +297,16 @@ def _make(kind: _Kind, tensors: Mapping[str, TensorDesc], attrs: Mapping[str, An
 
     quantisers = {name: tensors[name] for name in kind.quantisers if name in tensors}
     addend = "bias" if first.dtype in INT8 and "bias" in tensors and tensors["bias"].dtype is S32 else ""
-    others = {name: desc for name, desc in tensors.items() if name not in quantisers and name != addend}
+    prologue = check_expression(op, "prologue", attrs["prologue"]) if attrs.get("prologue") is not None else None
+    over_image = _prologue_operands(kind, prologue, tensors, image[1])
+    apart = {*quantisers, addend, *(o.name for o in over_image)}
+    others = {name: desc for name, desc in tensors.items() if name not in apart}
     if kind.direction == "wgrad":
+        resolve(op, None, others, roles)
         epilogue, extra = None, []
     else:
-        epilogue = resolve(op, attrs.get("epilogue"), others, (*roles, *quantisers, *((addend,) if addend else ())))
+        epilogue = resolve(op, attrs.get("epilogue"), others, (*roles, *quantisers, *((addend,) if addend else ())),
+                           1 if quantisers or addend else 2)
         extra = operands_of(op, epilogue, others, shapes[kind.output], 1, (*FLOATS, S32, *INT8) if first.dtype in INT8 else FLOATS)
     if addend:
         check_shape(op, addend, tensors[addend], (shapes[kind.output][1],), tensors)
@@ -266,6 +315,8 @@ def _make(kind: _Kind, tensors: Mapping[str, TensorDesc], attrs: Mapping[str, An
     allowed_out = out_types(first.dtype, not is_plain)
     if mates != (first.dtype,):
         allowed_out = (first.dtype, *mates) if kind.scale_out in quantisers else (*allowed_out, *mates)
+    elif kind.direction != "wgrad":
+        allowed_out = (*allowed_out, *NARROW)
     output = made_output(op, kind.output, "out_dtype", tensors, attrs.get("out_dtype"), allowed_out, shapes[kind.output])
     if kind.output not in tensors:
         output = TensorDesc.packed(output.dtype, shapes[kind.output], preferred_layout(first, second))
@@ -275,20 +326,74 @@ def _make(kind: _Kind, tensors: Mapping[str, TensorDesc], attrs: Mapping[str, An
         raise expected(op, "saturate", False, f"True, but for results in s8 or u8 with {kind.scale_out}", context)
     _check_quantisers(kind, quantisers, output, shapes[kind.output][1], tensors)
 
+    by_products = _by_products(kind, epilogue, output, shapes, tensors, attrs, preferred_layout(first, second))
     kept: list[tuple[str, Any]] = [("stride", short(stride)), ("padding", short(padding)), ("dilation", short(dilation)),
                                    ("groups", groups), ("flip", flip), ("output_padding", short(output_padding)), ("saturate", saturate)]
     defaults = dict((*_WINDOW, ("flip", False), ("output_padding", 0), ("saturate", True)))
     kept = [(name, value) for name, value in kept if value != defaults[name]]
     if epilogue is not None and epilogue != default_epilogue(others):
         kept.append(("epilogue", epilogue))
+    if prologue is not None:
+        kept.append(("prologue", prologue))
+    kept += [(name, True) for name in ("return_stats", "return_bias_grad") if attrs.get(name)]
     operands = (*(Operand(name, tensors[name]) for name in kind.inputs), *extra, *(Operand(n, d) for n, d in quantisers.items()),
-                Operand(kind.output, output, True))
+                *over_image, Operand(kind.output, output, True), *by_products)
     return ConvProblem(op, operands, tuple(kept), scalars_of(epilogue, accumulator_of(first.dtype)), policy=policy,
                        direction=kind.direction, image=kind.image, filter=kind.filter, result=kind.result, stride=stride,
-                       padding=padding, dilation=dilation, groups=groups, flip=flip, epilogue=epilogue,
+                       padding=padding, dilation=dilation, groups=groups, flip=flip, epilogue=epilogue, prologue=prologue,
                        scales=tuple(n for n in kind.scales if n in quantisers),
                        scale_out=kind.scale_out if kind.scale_out in quantisers else "",
                        zero_out="zero_y" if "zero_y" in quantisers else "", addend=addend, saturate=saturate)
+
+
+def _prologue_operands(kind: _Kind, prologue: Expression | None, tensors: Mapping[str, TensorDesc], channels: int) -> list[Operand]:
+    """The tensors of a prologue, vectors over the image's channels or of one element."""
+    if prologue is None:
+        return []
+    op, context = kind.op, describe(tensors)
+    if prologue.num_outputs > 1 or prologue.scalars or IMAGE not in prologue.args:
+        allowed = f"an expression of one output over {IMAGE} and vectors over its channels"
+        raise expected(op, "prologue", str(prologue), allowed, context)
+    check_dtype(op, kind.image, tensors[kind.image], tensors)
+    names = [n for n in prologue.args if n != IMAGE]
+    for name in names:
+        if name in (*kind.inputs, *kind.outputs, *kind.quantisers, "bias", "residual"):
+            raise expected(op, "prologue", f"{prologue}, which names {name}", "names of its own", context)
+        if name not in tensors:
+            raise expected(op, "prologue", f"{prologue}, whose {name} is missing", f"{name}=a tensor", context)
+        check_dtype(op, name, tensors[name], tensors)
+        if tensors[name].shape not in ((channels,), (1,)):
+            allowed = f"{[channels]}, the channels of {kind.image}, or [1]"
+            raise expected(op, f"shape of {name}", list(tensors[name].shape), allowed, context)
+    return [Operand(n, tensors[n]) for n in names]
+
+
+def _by_products(kind: _Kind, epilogue: Expression | None, output: TensorDesc, shapes: Mapping[str, tuple[int, ...]],
+                 tensors: Mapping[str, TensorDesc], attrs: Mapping[str, Any], layout: str) -> list[Operand]:
+    """The outputs beside the first."""
+    op, context = kind.op, describe(tensors)
+    shape, accumulator = shapes[kind.output], accumulator_of(output.dtype)
+
+    def made(name: str, of: DType, shape: tuple[int, ...], allowed: Sequence[DType], layout: str = "nchw") -> Operand:
+        desc = tensors.get(name, TensorDesc.packed(of, shape, layout))
+        check_output(op, name, desc, shape, tensors, allowed)
+        return Operand(name, desc, True)
+
+    found = []
+    if epilogue is not None and epilogue.num_outputs == 2:
+        found.append(made("aux", output.dtype if output.dtype in FLOATS else F32, shape, FLOATS, layout))
+    if check_bool(op, "return_stats", attrs.get("return_stats", False), context):
+        if output.dtype not in FLOATS:
+            raise expected(op, "return_stats", True, f"False of {kind.output} in {output.dtype}", context)
+        found += [made(name, accumulator, (1,) if name == STATS[0] else shape[1:2], (accumulator,)) for name in STATS]
+    if check_bool(op, "return_bias_grad", attrs.get("return_bias_grad", False), context):
+        check_dtype(op, kind.result, tensors[kind.result], tensors)
+        found.append(made("db", output.dtype if output.dtype in FLOATS else F32, shapes[kind.result][1:2], FLOATS))
+    for name in kind.outputs[1:]:
+        if name in tensors and all(o.name != name for o in found):
+            need = "an epilogue of two outputs" if name == "aux" else "return_bias_grad" if name == "db" else "return_stats"
+            raise expected(op, name, "given", f"{need}, for it", context)
+    return found
 
 
 def _check_quantisers(kind: _Kind, given: Mapping[str, TensorDesc], output: TensorDesc, channels: int,
@@ -316,7 +421,7 @@ def _check_quantisers(kind: _Kind, given: Mapping[str, TensorDesc], output: Tens
 def _definition(kind: _Kind) -> OpDef:
     optional = {"conv_fprop": ("bias", "residual"), "conv_transpose": ("bias",)}.get(kind.op, ())
     optional = (*optional, *kind.quantisers)
-    return OpDef(kind.op, (*kind.inputs, *optional), (kind.output,), partial(_make, kind), optional, kind.attrs)
+    return OpDef(kind.op, (*kind.inputs, *optional), kind.outputs, partial(_make, kind), optional, kind.attrs)
 
 
 def _make_bgrad(tensors: Mapping[str, TensorDesc], attrs: Mapping[str, Any], policy: Policy) -> Problem:

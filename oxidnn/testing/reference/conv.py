@@ -11,11 +11,14 @@ import numpy as np
 
 from ...dtypes import F32, F64
 from ...ops.base import Problem
-from ...ops.conv import ConvProblem, value_of
+from ...ops.conv import IMAGE, STATS, ConvProblem, value_of
+from ...ops.epilogue import accumulator_of
 from ...ops.gemm import FP8, INT8
+from ..compare import accumulated_error
 from . import Expected
 from .epilogue import finish, narrowed, product_error
 from .gemm import tensor_core_error
+from .pointwise import error_bound
 
 WINOGRAD_GROWTH = 40  # what F(4 x 4, 3 x 3) may err, in ulps of the largest sum of magnitudes
 FFT_GROWTH = 6  # what Fourier transforms may err, in ulps of the sums of products of norms
@@ -92,25 +95,69 @@ def reference(problem: Problem, inputs: Mapping[str, np.ndarray], scalars: Mappi
     first, second = (inputs[name] for name in operands)
     if p.inputs[0].desc.dtype in INT8:
         return {p.outputs[0].name: _of_integers(p, inputs, scalars, compute(p, *(_centred(p, inputs, name) for name in operands)))}
+    first, moved = _through_prologue(p, first, inputs)
     acc, magnitude = compute(p, first, second), compute(p, np.abs(first), np.abs(second))
-    slack = product_error(p) * magnitude
+    slack = product_error(p) * magnitude + (compute(p, moved, np.abs(second)) if p.prologue is not None else 0.0)
 
-    def expect(slack: np.ndarray) -> Expected:
-        found = finish(p, value_of(p), acc, magnitude, slack, terms, inputs, scalars, 1)
-        return narrowed(p, found, p.outputs[0].name)
+    def expect(slack: np.ndarray, name: str = p.outputs[0].name) -> Expected:
+        found = finish(p, value_of(p), acc, magnitude, slack, terms, inputs, scalars, 1, int(name == "aux"))
+        return narrowed(p, found, name)
 
     found = expect(slack)
+    beside = {"aux": expect(slack, "aux")} if p.has("aux") else {}
+    if p.has(STATS[0]):
+        beside |= _moments(p, found)
+    if p.direction == "wgrad" and p.has("db"):
+        beside |= bgrad(p, {"dy": inputs[p.result]}, scalars)
+
+    def coarse(slack: np.ndarray) -> tuple[Expected, dict[str, Expected]]:
+        wide = expect(slack)
+        moments = _moments(p, wide) if p.has(STATS[0]) else {}
+        return replace(found, coarse_slack=wide.slack), {n: replace(e, coarse_slack=moments[n].slack if n in moments else None)
+                                                         for n, e in beside.items()}
+
     if p.inputs[0].desc.dtype in FP8:
         return {p.outputs[0].name: replace(found, coarse_slack=expect(slack + tensor_core_error(terms, p.policy.math) * magnitude).slack)}
     if all(r == 3 for r in filter[2:]) and magnitude.size:
         # Winograd's transforms spread what a tile's largest sums err over the tile, here: over the image.
         largest = magnitude.max(axis=tuple(range(2, magnitude.ndim)), keepdims=True)
-        found = replace(found, coarse_slack=expect(slack + WINOGRAD_GROWTH * p.inputs[0].desc.dtype.epsilon * largest).slack)
+        found, beside = coarse(slack + WINOGRAD_GROWTH * p.inputs[0].desc.dtype.epsilon * largest)
     elif all(s == 1 for s in (*p.stride, *p.dilation)) and magnitude.size:
         # Points of Fourier transforms err by norms of whole tiles, here: of the image.
-        norms = FFT_GROWTH * p.inputs[0].desc.dtype.epsilon * _products_of_norms(p, first, second)
-        found = replace(found, coarse_slack=expect(slack + norms).slack)
-    return {p.outputs[0].name: found}
+        found, beside = coarse(slack + FFT_GROWTH * p.inputs[0].desc.dtype.epsilon * _products_of_norms(p, first, second))
+    return {p.outputs[0].name: found} | beside
+
+
+def _through_prologue(p: ConvProblem, image: np.ndarray, inputs: Mapping[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    """What is summed in the image's place, and how far off it may be: rounded to the image's type, or not."""
+    if p.prologue is None:
+        return image, np.zeros(())
+    arrays = {n: inputs[n].reshape(-1, *(1,) * (image.ndim - 2)) for n in p.prologue.args if n != IMAGE} | {IMAGE: image}
+    kind = p.desc(p.image).dtype
+    with np.errstate(all="ignore"):
+        made = np.broadcast_to(p.prologue.evaluate(arrays)[0], image.shape)
+        off = 2 * error_bound(p.prologue, arrays, {}, accumulator_of(kind).name)[0] + kind.epsilon * np.abs(made) + kind.smallest
+    return made, np.broadcast_to(off, image.shape)
+
+
+def _moments(p: ConvProblem, result: Expected) -> dict[str, Expected]:
+    """Count, mean and squares about it of each channel, of elements that err as they may."""
+    out = p.outputs[0].desc.dtype
+    want = np.asarray(result.want, np.float64)
+    kind, axes = accumulator_of(out), (0, *range(2, want.ndim))
+    with np.errstate(all="ignore"):
+        off = accumulated_error(result.accumulate or kind, result.terms) * (np.abs(want) if result.magnitude is None else result.magnitude)
+        off = off + (0.0 if result.slack is None else result.slack) + out.epsilon * np.abs(want) + out.smallest
+        n = want.size // max(1, want.shape[1])
+        mean = want.sum(axes) / max(n, 1)
+        d = want - mean.reshape(1, -1, *(1,) * (want.ndim - 2))
+        mean_off = off.sum(axes) / max(n, 1)
+        each = off + mean_off.reshape(1, -1, *(1,) * (want.ndim - 2))
+        widest = np.abs(d).max(axes, initial=0.0) if n else np.zeros_like(mean)
+        m2_off = (2 * np.abs(d) * each + each**2).sum(axes) + accumulated_error(kind, max(n, 1)) * 4 * n * widest**2
+    return {STATS[0]: Expected(np.array([float(n)])),
+            STATS[1]: Expected(mean, np.abs(want).sum(axes) / max(n, 1), max(n, 1), kind, slack=mean_off),
+            STATS[2]: Expected((d**2).sum(axes), None, max(n, 1), kind, slack=m2_off)}
 
 
 def _centred(p: ConvProblem, inputs: Mapping[str, np.ndarray], name: str) -> np.ndarray:

@@ -117,7 +117,28 @@ def _draw(rng: np.random.Generator, op: str, size: str) -> Problem | None:
     tensors[output] = random_desc(rng, out_kind, shapes[output], is_output=True, is_dense=is_dense)
     if not op.endswith("wgrad"):
         draw_epilogue(rng, tensors, attrs, shapes[output], 1, tensors[output])
+    _draw_fusions(rng, op, tensors, attrs, image_shape[1])
     return definition.make(tensors, attrs, policy)
+
+
+PROLOGUES = ("relu(x * gain + shift)", "x * gain", "silu(x) + shift", "relu(x)", "x - 0.5")
+
+
+def _draw_fusions(rng: np.random.Generator, op: str, tensors: dict[str, TensorDesc], attrs: dict[str, Any], channels: int) -> None:
+    """What goes with some convolutions: results in 8 bits, second outputs, moments, sums of dy's channels, expressions over the image."""
+    output, allowed = OPS[op].outputs[0], dict(OPS[op].attrs)
+    if "epilogue" in allowed and "epilogue" not in attrs and not {"bias", "residual"} & set(tensors) and rng.random() < 0.15:
+        attrs["epilogue"] = ("relu(acc), acc", "relu(t := acc * 2), t + 1", "acc * 4")[int(rng.integers(3))]
+        if attrs["epilogue"] == "acc * 4":
+            desc = tensors[output]
+            tensors[output] = TensorDesc((E4M3, E5M2, S8)[int(rng.integers(3))], desc.shape, desc.strides, desc.align)
+    if tensors[output].dtype.num_bytes > 1 and rng.random() < 0.15:
+        attrs |= {name: True for name in ("return_stats", "return_bias_grad") if name in allowed}
+    if "prologue" in allowed and rng.random() < 0.15:
+        attrs["prologue"] = PROLOGUES[int(rng.integers(len(PROLOGUES)))]
+        for name in ("gain", "shift"):
+            if name in attrs["prologue"]:
+                tensors[name] = random_desc(rng, (F32, F16, BF16, F64)[int(rng.integers(4))], (channels,) if rng.random() < 0.8 else (1,))
 
 
 def _draw_quantised(rng: np.random.Generator, op: str, kinds: tuple[DType, ...], tensors: dict[str, TensorDesc], shape: tuple[int, ...],
@@ -226,6 +247,17 @@ _ALL = (
     "conv_dgrad dy=e5m2[1,16,5,5]nhwc w=e4m3[16,8,3,3] x_shape=(1,8,10,10) padding=1 stride=2 scale_dy=f32[1] scale_w=f32[8]",
     "conv_wgrad x=e4m3[2,8,5,5]nhwc dy=e5m2[2,16,5,5]nhwc w_shape=(16,8,3,3) padding=1 scale_x=f32[1] scale_dy=f32[1] out_dtype=f32",
     "conv_transpose x=s8[1,8,3,3]nhwc w=s8[8,4,3,3] stride=2 scale_x=f32[1] scale_w=f32[4] scale_y=f32[1] zero_y=s8[1] bias=s32[4]",
+    # What goes with a convolution: second outputs, results in 8 bits, moments, sums of dy's channels, expressions over the image.
+    'conv_fprop x=f16[2,8,6,7]nhwc w=f16[16,8,3,3]nhwc padding=1 bias=f32[16] epilogue="relu(t := acc + bias[c]), t" return_stats=True',
+    'conv_fprop x=f32[3,5,7] w=f32[4,5,3] y=s8[3,4,5] gain=f32[1] epilogue="acc * gain"',
+    'conv_fprop x=bf16[2,8,5,6]nhwc w=bf16[8,8,3,3]nhwc padding=2 gain=f32[8] shift=bf16[8] prologue="relu(x * gain + shift)"',
+    'conv_fprop x=f32[0,3,4,4] w=f32[2,3,3,3] return_stats=True',
+    'conv_dgrad dy=bf16[1,8,3,4]nhwc w=bf16[8,16,3,3]nhwc x_shape=(1,16,6,7) stride=2 padding=1 saved=bf16[1,16,6,7]nhwc '
+    'epilogue="where(saved > 0, acc, 0), acc"',
+    'conv_transpose x=f32[2,3,4,4] w=f32[3,2,3,3] stride=2 epilogue="silu(acc), acc" return_stats=True',
+    'conv_transpose_dgrad dy=f16[1,4,5] w=f16[3,4,2] x_shape=(1,3,4) epilogue="acc * 2, relu(acc)"',
+    'conv_wgrad x=f32[2,6,5,5] dy=f32[2,4,5,5] w_shape=(4,3,3,3) padding=1 groups=2 gain=f32[6] prologue="silu(x * gain)" '
+    'return_bias_grad=True',
     # Addresses that no vector load likes.
     "conv_fprop x=bf16[1,8,5,5]nhwc@2 w=bf16[8,8,3,3]nhwc@4 y=bf16[1,8,5,5]nhwc@2 padding=1",
     "conv_fprop x=f16[1,8,5,5](225,1,45,9) w=f16[8,8,1,1] y=f16[1,8,5,5](225,1,45,9)@2",
