@@ -11,7 +11,8 @@ over tiles before they are transformed back.
 With one axis of more than one tap ("line") a run of T = rows * columns elements is dealt out to columns, a column transformed, its points
 turned by exp(-2 pi i k column / T), and lines of columns transformed: the same two halves as of two axes.
 
-Errors are relative to the norms of whole tiles, not to the products of a single output: see `_loses_digits`.
+Errors are relative to the norms of whole tiles, not to the products of a single output: see `_loses_digits`. An infinity or NaN makes
+NaN of all outputs of its tiles.
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ _LIMIT = 2**31
 _MOST_BYTES = 1 << 31  # of workspace
 _LEAST_TAPS = 4  # along one axis at least: below, Winograd's tiles take fewer products
 _SIDES = (8, 12, 16, 24, 32, 48, 64)  # of tiles of two axes
-_LINES = {32: (8, 4), 64: (8, 8), 128: (16, 8), 256: (16, 16), 512: (32, 16), 1024: (32, 32), 2048: (64, 32)}  # T: (rows, columns)
+_LINES = {32: (8, 4), 64: (8, 8), 128: (16, 8), 256: (16, 16), 512: (32, 16), 1024: (32, 32), 2048: (64, 32),
+          4096: (64, 64)}  # T: (rows, columns)
 _GROWTH = 0.3  # root mean square of errors, in epsilons of sqrt(terms * tile size) for elements of variance 1: 0.03 to 0.11 are measured
 
 
