@@ -103,6 +103,20 @@ class FusedConsts(PointLayout, ElementEpilogue):
     filters: int = _WIDE
 
     @property
+    def is_idle(self) -> bool:
+        """A round has fewer tiles and channels than there are threads."""
+        return self.depth * self.tiles < _THREADS
+
+    @property
+    def idle_at(self) -> int:
+        """How much further on those store that have none: behind the stages."""
+        return self.stage_bytes + _POINTS * (self.narrow_plane + self.wide_plane) - self.depth * self.narrow_line
+
+    @property
+    def smem_bytes(self) -> int:
+        return self.stage_bytes + _POINTS * (self.narrow_plane * (2 if self.is_idle else 1) + self.wide_plane)
+
+    @property
     def filter_blocks(self) -> int:
         return ceil_div(self.num_filters, _WIDE)
 
@@ -153,6 +167,16 @@ class GradientConsts(PointLayout):
         return ceil_div(self.num_filters, _WIDE) * self.channel_blocks
 
 
+def check_kind(p: ConvProblem) -> Support:
+    """f32 images of two dimensions."""
+    if p.spatial != 2:
+        return refuse(f"winograd_fused_f2x3: {p.spatial} spatial dimensions (2 are supported; winograd_f2x3 takes 1)")
+    kinds = [o.desc.dtype for o in p.inputs if o.name in (p.image, p.filter, p.result)]
+    if any(k is not F32 for k in kinds):
+        return refuse(f"winograd_fused_f2x3 reads f32, not {' and '.join(map(str, kinds))} (winograd_f2x3 takes halves)")
+    return SUPPORTED
+
+
 def check_extent(p: ConvProblem) -> Support:
     """Refuses images whose offsets do not fit an instruction."""
     for desc in (p.desc(p.image), p.desc(p.result)):
@@ -171,8 +195,9 @@ class WinogradFusedEngine(WinogradEngine):
     def check_support(self, problem: Problem, device: DeviceInfo) -> Support:
         assert isinstance(problem, ConvProblem)
         p = problem
-        if p.spatial != 2:
-            return refuse("winograd_fused_f2x3: one spatial dimension (two are supported; winograd_f2x3 takes one)")
+        refusal = check_kind(p)
+        if not refusal:
+            return refusal
         if device.capability < (8, 0):
             return refuse(f"winograd_fused_f2x3: {device.arch} has no asynchronous copies (sm_80 and later are supported)")
         support = super().check_support(problem, device)
@@ -269,8 +294,9 @@ class WinogradFusedGradientEngine(WinogradEngine):
 
     def check_support(self, problem: Problem, device: DeviceInfo) -> Support:
         assert isinstance(problem, ConvProblem)
-        if problem.spatial != 2:
-            return refuse("winograd_fused_f2x3: one spatial dimension (two are supported; winograd_f2x3 takes one)")
+        refusal = check_kind(problem)
+        if not refusal:
+            return refusal
         support = super().check_support(problem, device)
         if support and self._consts(problem, 1).smem_bytes > device.smem_per_cta:
             return refuse(f"winograd_fused_f2x3: {device.smem_per_cta} bytes of shared memory "

@@ -33,7 +33,9 @@ def test_half_types_are_lossy_by_request_only(kind: str, direction: str) -> None
     for math, allowed in (("ieee", False), ("tf32", False), ("fast", True)):
         problem = parse_case(f"conv_{direction} {tensors} padding=1 math={math}")
         for engine in ENGINES[problem.op]:
-            if "winograd" in engine.id:
+            if "winograd_fused" in engine.id:  # of f32 alone
+                assert "reads f32" in engine.check_support(problem, INFO).reason
+            elif "winograd" in engine.id:
                 support = engine.check_support(problem, INFO)
                 assert bool(support) == (allowed and (kind == "f16" or "f2x3" in engine.id)), (engine.id, math, support.reason)
                 assert support or "digits" in support.reason or "coarse" in support.reason
@@ -42,7 +44,8 @@ def test_half_types_are_lossy_by_request_only(kind: str, direction: str) -> None
 def test_what_winograd_does_not_take_is_refused_in_words() -> None:
     for math, allowed in (("ieee", False), ("tf32x3", False), ("fast", True)):
         problem = parse_case(f"conv_fprop x=f32[2,8,12,12] w=f32[8,8,3,3] math={math}")
-        found = {e.id.split("_")[-1]: bool(e.check_support(problem, INFO)) for e in ENGINES["conv_fprop"] if "winograd" in e.id}
+        engines = [e for e in ENGINES["conv_fprop"] if "winograd_f" in e.id and "fused" not in e.id]
+        found = {e.id.split("_")[-1]: bool(e.check_support(problem, INFO)) for e in engines}
         assert found == {"f4x3": allowed, "f2x3": True}
     refused = {"w=f32[8,8,5,5]": "5 x 5 taps", "w=f32[8,8,3,3] stride=2": "stride (2, 2)", "w=f32[8,4,3,3] groups=2": "2 groups",
                "w=f32[8,8,3,3] math=tf32": "loses digits", "w=f32[8,8,3,3] workspace_limit=1000": "exceed 1000 bytes"}
