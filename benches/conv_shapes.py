@@ -1,7 +1,8 @@
 """Every convolution of the benchmark shapes in three directions against cuDNN: the untuned choice and the best of a few candidates.
 
-    python benches/conv_shapes.py [--networks resnet50,efficientnet_b0,vgg16,convnext_tiny,further] [--match ""] [--directions fprop,dgrad,wgrad]
-                                  [--batch 128] [--candidates 3] [--repeats 5] [--workers 16] [--seconds 150] [--json conv_shapes.json]
+    python benches/conv_shapes.py [--networks resnet50,efficientnet_b0,vgg16,convnext_tiny,further] [--match ""]
+                                  [--directions fprop,dgrad,wgrad] [--batch 128] [--candidates 3] [--repeats 5] [--workers 16]
+                                  [--seconds 150] [--json conv_shapes.json]
 
 Needs a CUDA device and torch with cuDNN, whose search is on. bf16, channels last. `further`: convolutions in one and three dimensions and
 transposed ones. Candidates are the untuned choice, then the first config of each engine estimated within 1.6 of it, then the next by
@@ -129,7 +130,7 @@ def library_call(problem: Problem, tensors: dict[str, torch.Tensor]) -> Callable
 
 
 def disagreement(got: torch.Tensor, want: torch.Tensor) -> float:
-    """Difference over what two roundings to bf16 and sums in another order allow, the largest; infinite where a poisoned element was left."""
+    """Difference over what two roundings to bf16 and another order allow, the largest; infinite where a poisoned element was left."""
     want = want.float().reshape(got.shape)
     allowed = 2.1 * 2.0**-8 * want.abs() + 2.0**-10 * want.square().mean().sqrt()
     ratio = (got.float() - want).abs_() / allowed
@@ -174,7 +175,8 @@ def show(results: list[dict[str, Any]], directions: list[str]) -> None:
                          and (r["case"].partition("/")[0] if "/" in r["case"] else "further") == network
                          and (r["groups"] > 1) == (kind == "depthwise")]
                 if timed:
-                    means = [math.exp(statistics.fmean(math.log(r["library_us"] / r[which]["us"]) for r in timed)) for which in ("first", "best")]
+                    means = [math.exp(statistics.fmean(math.log(r["library_us"] / r[which]["us"]) for r in timed))
+                             for which in ("first", "best")]
                     parts.append(f"{d} {means[0]:.2f} (best {means[1]:.2f}, {len(timed)} layers)")
             if parts:
                 print(f"{network} {kind}, of cuDNN: " + ", ".join(parts))

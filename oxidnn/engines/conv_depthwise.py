@@ -105,7 +105,7 @@ class Axis:
         return tuple(found)
 
 
-_POINT = Axis(1, 1, 1, 0, 1, 1, False)
+POINT = Axis(1, 1, 1, 0, 1, 1, False)  # a dimension that is not there
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +203,7 @@ def lower(p: ConvProblem) -> Depthwise | str:
             for i, r in enumerate(filter.shape[2:])]
     if any(a.low + a.source + a.target * a.stride + a.taps * a.dilation >= _LIMIT for a in axes):
         return "a coordinate exceeds 31 bits"
-    columns = axes[1] if len(axes) > 1 else _POINT
+    columns = axes[1] if len(axes) > 1 else POINT
     return Depthwise(p.direction, image.shape[1], image.shape[0], axes[0], columns, source, target, filter, names)
 
 

@@ -24,7 +24,7 @@ from ..ops.base import Problem
 from ..ops.conv import ConvProblem
 from ..tensor import TensorDesc, packed_strides
 from .base import SUPPORTED, Arg, Build, Engine, EngineConfig, ScalarArg, Scratch, Step, Support, TensorArg, TensorMapArg, refuse
-from .conv_depthwise import Axis, Depthwise, Meeting, byte_strides
+from .conv_depthwise import POINT, Axis, Depthwise, Meeting
 from .conv_depthwise_mma import lower_to_products
 from .digits import DigitConsts, Digits, ceil_div
 from .element_epilogue import ElementEpilogue, OperandConsts, operand_over
@@ -238,6 +238,8 @@ def _lower(p: ConvProblem) -> Depthwise | str:
     d = lower_to_products(p)
     if isinstance(d, str):
         return d
+    if p.spatial == 1:  # tiles lie along the one dimension, and a row is all there is
+        d = replace(d, rows=POINT, columns=d.rows)
     for x in (d.source, d.target):
         extents = [n for i, n in enumerate(x.shape) if i != 1]
         strides = [s * x.dtype.num_bytes for i, s in enumerate(x.strides) if i != 1]
@@ -341,12 +343,12 @@ class TmaDepthwiseEngine(Engine):
     @staticmethod
     def _map(x: TensorDesc, c: TmaDepthwiseConsts, box: tuple[int, ...], halves: bool) -> TensorMapSpec:
         """By (channel, column, row, image), of halves by (channel, parity, column // 2, row, image)."""
-        n, _, h, w = byte_strides(x)
-        shape = (*x.shape, 1)[:4] if x.rank < 4 else x.shape
-        n, h, w = (s if extent > 1 else 16 for s, extent in zip((n, h, w), (shape[0], *shape[2:]), strict=True))
-        dims, strides = (shape[1], shape[3], shape[2], shape[0]), (w, h, n)
+        images, channels, *down, across = x.shape
+        n, _, *row, w = (s * x.dtype.num_bytes if extent > 1 else 16 for s, extent in zip(x.strides, x.shape, strict=True))
+        rows, h = (*down, 1)[0], (*row, 16)[0]
+        dims, strides = (channels, across, rows, images), (w, h, n)
         if halves:
-            dims, strides = (shape[1], 2, shape[3] // 2, shape[2], shape[0]), (w, 2 * w, h, n)  # type: ignore[assignment]
+            dims, strides = (channels, 2, across // 2, rows, images), (w, 2 * w, h, n)  # type: ignore[assignment]
         return TensorMapSpec(x.dtype.name, dims, strides, box, swizzle=c.pitch)
 
     def build_steps(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> Build:
@@ -365,15 +367,17 @@ class TmaDepthwiseEngine(Engine):
         args: list[Arg] = []
         operands, rows, strides = [], [], {}
         for name in (n for n in (p.epilogue.args if p.epilogue is not None else ()) if n != "acc"):
-            operand, row = operand_over(p, p.epilogue, name, d.target.shape, 2)
-            operands.append((operand, row[0]))
-            strides[name] = (segments * row[0], row[2] * strip, row[3] * 8 * shape.blocks)
+            operand, (image, _, down, across) = operand_over(p, p.epilogue, name, d.target.shape, 2)
+            if p.spatial == 1:
+                operand, down, across = replace(operand, column_bytes=down), 0, down
+            operands.append((operand, image))
+            strides[name] = (segments * image, down * strip, across * 8 * shape.blocks)
             args.append(Arg(f"ptr_{name}", "u64", TensorArg(name)))
-            rows.append(Arg(f"row_{name}", "s64", row[2]))
+            rows.append(Arg(f"row_{name}", "s64", down))
         digits = Digits(("n", "strip", "tile"), self._items(d, config), strides)
         size, desc = d.filter.dtype.num_bytes, d.filter
-        taps_bytes = tuple(s * size for s in (desc.strides[0], *desc.strides[2:], 0))
-        consts = replace(shape, digits=digits.consts(), taps_bytes=(taps_bytes[0], taps_bytes[1], taps_bytes[2]),
+        channel, *down_across = (s * size for s in (desc.strides[0], *desc.strides[2:]))
+        consts = replace(shape, digits=digits.consts(), taps_bytes=(channel, down_across[0], down_across[-1]),
                          flip=p.flip != (d.kind == "dgrad"), operands=tuple(o for o, _ in operands),
                          operand_images=tuple(n for _, n in operands), epilogue=p.epilogue)
         chunks = ceil_div(d.channels // 8, groups)
