@@ -14,6 +14,7 @@ from ..codegen.spec import Target
 from ..device import DeviceInfo
 from ..ops.base import Problem
 from ..ops.conv import ConvProblem
+from ..ops.gemm import FP8
 from ..tensor import packed_strides
 from .affine import AffineMatmul, Source
 from .affine_direct import DIRECT
@@ -124,11 +125,12 @@ def _windows(p: ConvProblem) -> tuple[Windows, ...]:
 
 @lru_cache(maxsize=256)
 def _chosen(am: AffineMatmul, device: DeviceInfo) -> tuple[Algorithm, EngineConfig, float]:
-    """Who executes the product over the dense operand."""
+    """Who executes the product over the dense operand; sums of 8-bit floats are those of other engines that do not sum coarsely."""
     if not am.k.size:
         return DIRECT, DIRECT.configs(am, device)[0], 0.0
     found = [(algorithm, config, algorithm.estimate(am, config, device)) for algorithm in ALGORITHMS
              if algorithm.check(am, device) and all(getattr(algorithm, extra, False) for extra in am.extras)
+             and not (am.a.dtype in FP8 and getattr(algorithm, "sums_coarsely", False))
              for config in algorithm.configs(am, device)[:1]]
     return min(found, key=lambda choice: choice[2])
 

@@ -75,7 +75,8 @@ def _products_of_norms(p: ConvProblem, first: np.ndarray, second: np.ndarray) ->
     filter = p.desc(p.filter).shape
 
     def by_groups(a: np.ndarray, is_filter: bool) -> np.ndarray:
-        return a.reshape(p.groups, filter[0] // p.groups, filter[1]) if is_filter else a.reshape(a.shape[0], p.groups, -1)
+        shape = (p.groups, filter[0] // p.groups, filter[1]) if is_filter else (a.shape[0], p.groups, a.shape[1] // p.groups)
+        return a.reshape(shape)
 
     terms = {"fprop": "ngc,gkc->ngk", "dgrad": "ngk,gkc->ngc", "wgrad": "ngc,ngk->gkc"}[p.direction]
     sums = np.einsum(terms, by_groups(norms[0], False), by_groups(norms[1], p.direction != "wgrad"))
