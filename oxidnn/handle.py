@@ -989,6 +989,16 @@ class DnnHandle(ListOps):
         else NaN (e4m3) or an infinity."""
         return self._session.run(CALLS["cast"], (x,), (dtype, saturate), out, stream)
 
+    def pack4(self, x: Any, kind: str = "s4", *, saturate: bool = True, out: Any = None, stream: Any = None) -> Any:
+        """x, of any float or integer type, as numbers of four bits, two to a byte along the last dimension, the first in the low half (uint8;
+        an odd row ends with a half byte of 0). kind: "s4", "u4", which round as `cast` does, and "e2m1" (FP4, to nearest even, NaN as 6).
+        saturate: else numbers beyond keep their lowest four bits (not of e2m1)."""
+        return self._session.run(CALLS["pack4"], (x,), (kind, saturate), out, stream)
+
+    def unpack4(self, x: Any, kind: str = "s4", *, size: int | None = None, dtype: Any = None, out: Any = None, stream: Any = None) -> Any:
+        """The numbers that `pack4` left in uint8, as `dtype` (default f32). size: how many a row has (default: two a byte)."""
+        return self._session.run(CALLS["unpack4"], (x,), (kind, size, dtype), out, stream)
+
     def broadcast_to(self, x: Any, shape: Sequence[int], *, out: Any = None, stream: Any = None) -> Any:
         """x repeated along dimensions of size 1 and new leading ones; gradient: `reduce` over them."""
         return self._session.run(CALLS["broadcast_to"], (x,), (_shape(shape),), out, stream)

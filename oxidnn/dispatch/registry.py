@@ -17,7 +17,7 @@ ENGINE_MODULES = ("conv_depthwise_tma",
                   "pool_window", "resize_band", "layout_tile", "layout_copy", "layout_shuffle", "layout_sum", "unfold_walk",
                   "scan_block", "loss_row", "loss_map", "row_loss", "ctc_lattice", "linear_loss", "norm_row",
                   "channel_stats", "channel_resident", "foreach", "lrn_channels", "row_map", "sinkhorn_matrix",
-                  "spectral_norm")
+                  "spectral_norm", "nibbles")
 
 ENGINES: dict[str, tuple[Engine, ...]] = {}
 for _module in ENGINE_MODULES:

@@ -89,13 +89,14 @@ class NormEngine(RowEngine):
 
 @dataclass(frozen=True, slots=True)
 class RingConsts:
-    """stages: of the ring, at least 2. sums, zero_centered: see NormConsts."""
+    """stages: of the ring, at least 2. sums, zero_centered: see NormConsts. shares_gamma: gamma lies in shared memory."""
 
     rows: RowConsts
     is_rms: bool
     stages: int
     sums: tuple[str, ...]
     zero_centered: bool
+    shares_gamma: bool
 
 
 def _sums(problem: NormProblem) -> tuple[str, ...]:
@@ -163,22 +164,28 @@ class NormBackwardEngine(RowEngine):
                      for n in dict.fromkeys((min(32, 2 * lanes), lanes))]
         if packs > 32:
             wide = []
-            for threads in (256, 512):
+            for threads in (256, 512) if device.at_least(9, 0) or problem.is_rms or not is_skewed else (256,):  # on sm_80 they would spill
                 for cluster in (1, 2, 4, 8) if device.at_least(9, 0) and count * 8 < LIMIT else (1,):
                     if -(-packs // (threads * cluster)) <= most and packs >= threads * cluster // (4 if is_skewed else 2):
                         wide.append(EngineConfig.of(home=home, lanes=threads, vec=vector, threads=threads, cluster=cluster))
                         break
             # Measured on an H100: one CTA, then two, then eight, and four last; of one CTA the 512 threads, if each has several packs.
             found += sorted(wide, key=lambda c: ((1, 2, 8, 4).index(c["cluster"]), packs >= 1024 and c["threads"] == 256))
-        return [c for c in found if self._stages(rows, c, device) >= 2]
+        return [c for c in found if self._stages(problem, rows, c, device) >= 2]
 
     @staticmethod
-    def _stages(rows: Rows, config: EngineConfig, device: DeviceInfo) -> int:
+    def _shares_gamma(problem: NormProblem, config: EngineConfig) -> bool:
+        """Whether gamma lies in shared memory behind the ring: the registers of two columns' sums leave no room."""
+        return config["home"] == "skewed_ring" and not problem.is_rms
+
+    @classmethod
+    def _stages(cls, problem: NormProblem, rows: Rows, config: EngineConfig, device: DeviceInfo) -> int:
         """Of a ring that leaves room for 512 threads on an SM."""
         lanes, threads, vector = config["lanes"] * config["cluster"], config["threads"], config["vec"]
-        beyond = vector - 1 if config["home"] == "skewed_ring" else 0
-        stage = -(-(rows.column_digits.size + beyond) // (lanes * vector)) * threads * vector * rows.dtype.num_bytes * 2
-        return min(3, (device.smem_per_cta - 8192) * threads // 512 // stage)
+        is_skewed = config["home"] == "skewed_ring"
+        packs = -(-(rows.column_digits.size + is_skewed * (vector - 1)) // (lanes * vector)) * threads  # of a row and a CTA
+        stage, gamma = packs * vector * rows.dtype.num_bytes * 2, cls._shares_gamma(problem, config) * 16 * packs
+        return min(3, ((device.smem_per_cta - 8192) * threads // 512 - gamma) // stage)
 
     def build_steps(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> Build:
         assert isinstance(problem, NormProblem)
@@ -201,28 +208,37 @@ class NormBackwardEngine(RowEngine):
         return Build(tuple(steps), scratch.num_bytes)
 
     def _ring_steps(self, problem: NormProblem, rows: Rows, config: EngineConfig, device: DeviceInfo, scratch: Scratch) -> list[Step]:
-        threads, cluster, stages = config["threads"], config["cluster"], self._stages(rows, config, device)
+        threads, cluster, stages = config["threads"], config["cluster"], self._stages(problem, rows, config, device)
         is_skewed = config["home"] == "skewed_ring"
         held = EngineConfig.of(**{**dict(config.knobs), "home": "skewed" if is_skewed else "shared"})
-        consts = RingConsts(self.row_consts(rows, held, 2), problem.is_rms, stages, _sums(problem), problem.zero_centered)
+        consts = RingConsts(self.row_consts(rows, held, 2), problem.is_rms, stages, _sums(problem), problem.zero_centered,
+                            self._shares_gamma(problem, config))
         r, digits, columns = consts.rows, rows.row_digits, rows.column_digits
         together = max(1, threads // config["lanes"])  # rows a CTA has in hand
         # One CTA of 512 threads on an SM, or two of 256; clusters of more than two do not fill every SM.
         sms = device.num_sms if cluster <= 2 else device.num_sms * 10 // 11
         groups = max(1, min(sms * (512 // threads) // cluster, -(-digits.size // (4 * together))))  # few rows each would make the sums dear
-        if is_skewed:  # all rows of a CTA alike
-            groups = min(digits.size, max(rows.period, groups - groups % rows.period))
+        ctas, segments, row_step = groups, groups, groups * together
+        if is_skewed:  # the rows in the order of their classes, in segments of rows that are skewed alike
+            row_step = rows.period
+            class_rows = -(-digits.size // row_step)
+            cta_rows = -(-class_rows * row_step // groups)
+            ctas = -(-class_rows * row_step // cta_rows)
+            segments = ctas + row_step - 1
         kind = F64 if r.compute == "f64" else F32
-        sums = {o.name: scratch.take(groups * columns.size * kind.num_bytes) for o in problem.outputs if o.name != "dx"}
+        sums = {o.name: scratch.take(segments * columns.size * kind.num_bytes) for o in problem.outputs if o.name != "dx"}
         args = [Arg(f"ptr_{o.name}", "u64", o.value) for o in rows.operands]
         args += [Arg(f"ptr_{name}", "u64", value) for name, value in sums.items()]
-        args += [Arg("num_rows", "u32", digits.size), Arg("num_columns", "u32", columns.size), Arg("row_step", "u32", groups * together)]
+        args += [Arg("num_rows", "u32", digits.size), Arg("num_columns", "u32", columns.size), Arg("row_step", "u32", row_step)]
+        args += [Arg("class_rows", "u32", class_rows), Arg("cta_rows", "u32", cta_rows)] if is_skewed else []
         args += [*digits.args(r.digits.wide), *columns.args(r.digits.wide)]
-        smem = stages * r.shared * 2 * threads * r.pack_bytes
-        first = Step.of("rowwise/norm_backward_ring", problem.op, r.target(device), threads, args, consts, groups * cluster,
-                        min_ctas_per_sm=512 // threads, dynamic_smem=smem, cluster=cluster,
+        shares = self._shares_gamma(problem, config)
+        smem = (2 * stages + shares) * r.shared * threads * r.pack_bytes  # the ring, and gamma
+        resident = 512 if device.at_least(9, 0) or not shares else 256
+        first = Step.of("rowwise/norm_backward_ring", problem.op, r.target(device), threads, args, consts, ctas * cluster,
+                        min_ctas_per_sm=max(1, resident // threads), dynamic_smem=smem, cluster=cluster,
                         suffix=f"{rows.dtype.name}_l{r.lanes}_v{r.vector}_s{r.shared}")
-        return [first, self._sum_step(problem, sums, groups, device)]
+        return [first, self._sum_step(problem, sums, segments, device)]
 
     def _sum_step(self, problem: NormProblem, sums: dict[str, WorkspaceArg], groups: int, device: DeviceInfo) -> Step:
         """The second stage: sums over the groups, for each column."""
@@ -259,7 +275,8 @@ class NormBackwardEngine(RowEngine):
             ("multiplier", multiplier), ("shift", shift))]
         args += [*digits.args(r.digits.wide), *columns.args(r.digits.wide)]
         steps = [Step.of("rowwise/norm_parameters", problem.op, Target.for_arch(device.arch), _THREADS, args, consts,
-                         -(-packs * groups // _THREADS), min_ctas_per_sm=8 if row_sums and problem.epilogue is None else 4, suffix=f"{rows.dtype.name}_v{r.vector}")]
+                         -(-packs * groups // _THREADS), min_ctas_per_sm=8 if row_sums and problem.epilogue is None else 4,
+                         suffix=f"{rows.dtype.name}_v{r.vector}")]
         partial = TensorDesc(kind, (groups, *(problem.shape[a] for a in problem.axes)), (columns.size, *rows.column_steps))
         for name, value in sums.items():
             steps += reduction_steps(problem.op, (partial, value), (problem.desc(name), TensorArg(name)), (0,), "sum", device, scratch)

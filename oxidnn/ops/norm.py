@@ -153,6 +153,9 @@ def _make_backward(op: str, tensors: Mapping[str, TensorDesc], attrs: Mapping[st
     operands = [Operand("dy", _same(op, "dy", tensors, x)), Operand("x", x)]
     operands += [Operand(n, _same(op, n, tensors, stats)) for n in statistics]
     outputs = [_output(op, "dx", tensors, x)]
+    for name in tensors:
+        if name not in (*_ROLES, "dy", "dx", "dgamma", "dbeta"):
+            raise expected(op, name, "given", "no operand of the epilogue, which is of acc alone", describe(tensors))
     if "beta" in tensors and not ("gamma" in tensors and (is_rms or epilogue is not None)):
         raise expected(op, "beta", "given", "gamma beside it, and an epilogue" if not is_rms else "gamma beside it", describe(tensors))
     if "gamma" in tensors:

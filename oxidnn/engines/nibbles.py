@@ -1,0 +1,82 @@
+"""Numbers of four bits: a thread has up to eight neighbours of the last dimension, four bytes packed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+
+from ..codegen.spec import Target
+from ..device import DeviceInfo
+from ..dtypes import DType
+from ..ops.base import Problem
+from ..ops.nibbles import NibbleProblem
+from .base import SUPPORTED, Arg, Build, Engine, EngineConfig, Step, Support, TensorArg, refuse
+from .digits import DigitConsts, Digits, ceil_div
+
+THREADS = 256
+PACK = 8
+_LIMIT = 2**31
+
+
+@dataclass(frozen=True, slots=True)
+class NibbleConsts:
+    """wide: the type of the unpacked numbers; compute: of the arithmetic on them. moves_wide, moves_bytes: a thread's numbers, its bytes,
+    lie side by side, aligned, and are all there. Else wide_step and byte_step are bytes from one to the next, as parameters."""
+
+    kind: str
+    saturate: bool
+    wide: str
+    compute: str
+    packs: bool
+    moves_wide: bool
+    moves_bytes: bool
+    digits: DigitConsts
+
+
+class NibbleEngine(Engine):
+    id = "nibbles.map"
+
+    def check_support(self, problem: Problem, device: DeviceInfo) -> Support:
+        assert isinstance(problem, NibbleProblem)
+        shape = problem.desc(problem.wide).shape
+        threads = prod(shape[:-1]) * ceil_div(shape[-1], PACK)
+        return SUPPORTED if threads < _LIMIT else refuse(f"{threads} groups of {PACK} numbers (at most {_LIMIT - 1})")
+
+    def estimate(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> float:
+        return 3.0 + problem.num_bytes / (device.bandwidth_gbs * 1e3 * 0.8)
+
+    def build_steps(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> Build:
+        assert isinstance(problem, NibbleProblem)
+        if problem.is_empty:
+            return Build(())
+        wide, packed = problem.desc(problem.wide), problem.desc(problem.packed)
+        columns, rank = wide.shape[-1], wide.rank
+        size = wide.dtype.num_bytes
+        rows = {problem.wide: (*(s * size for s in wide.strides[:-1]), wide.strides[-1] * size * PACK),
+                problem.packed: (*packed.strides[:-1], packed.strides[-1] * PACK // 2)}
+        digits = Digits((*(f"d{i}" for i in range(rank - 1)), "pack"), (*wide.shape[:-1], ceil_div(columns, PACK)), rows)
+        whole = columns % PACK == 0
+        if whole:
+            digits = digits.collapsed("d")
+        moves_wide = whole and wide.strides[-1] == 1 and _aligned(wide.align, rows[problem.wide], wide.shape, min(16, PACK * size))
+        moves_bytes = whole and packed.strides[-1] == 1 and _aligned(packed.align, rows[problem.packed], wide.shape, PACK // 2)
+        consts = NibbleConsts(problem.kind, problem.saturate, wide.dtype.name, _compute(wide.dtype), problem.op == "pack4", moves_wide,
+                              moves_bytes, digits.consts())
+        args = [Arg(f"ptr_{n}", "u64", TensorArg(n)) for n in ("x", "y")]
+        args += [Arg("num_threads", "u32", digits.size), *digits.args(consts.digits.wide), Arg("num_columns", "u32", columns),
+                 Arg("wide_step", "s64", wide.strides[-1] * size), Arg("byte_step", "s64", packed.strides[-1])]
+        return Build((Step.of("pointwise/nibbles", problem.op, Target.for_arch(device.arch), THREADS, args, consts,
+                              ceil_div(digits.size, THREADS), suffix=f"{problem.kind}_{consts.wide}"),))
+
+
+def _compute(kind: DType) -> str:
+    if kind.is_float:
+        return "f64" if kind.name == "f64" else "f32"
+    return "s64" if kind.name in ("s64", "u32") else "s32"
+
+
+def _aligned(align: int, strides: tuple[int, ...], shape: tuple[int, ...], piece: int) -> bool:
+    return align % piece == 0 and all(s % piece == 0 for s, n in zip(strides, shape, strict=True) if n > 1)
+
+
+ENGINES: dict[str, tuple[Engine, ...]] = {"pack4": (NibbleEngine(),), "unpack4": (NibbleEngine(),)}
