@@ -284,6 +284,7 @@ class MmaSm80Matmul:
     takes_ragged = True
     takes_gates = True
     takes_aux = True
+    takes_prologue = True
     takes_addend = True
 
     def check(self, am: AffineMatmul, device: DeviceInfo) -> Support:

@@ -127,6 +127,7 @@ class SimtMatmul:
     takes_ragged = True
     takes_gates = True
     takes_aux = True
+    takes_prologue = True
 
     def check(self, am: AffineMatmul, device: DeviceInfo) -> Support:
         """f32 or f64 operands with an accumulator of their type; D and epilogue operands of any float type."""

@@ -16,7 +16,7 @@ from ..codegen.spec import Target as PtxTarget
 from ..device import DeviceInfo
 from ..dtypes import BF16, F16, F32, F64, S32
 from ..ops.gemm import FP8, INT8
-from .affine import AffineMatmul, Bound, IndexSpace, Ragged, Source, Target
+from .affine import AffineMatmul, Bound, IndexSpace, Prologue, Ragged, Source, Target
 from .base import Arg, ArgValue, Build, ScalarArg, Step, Support, TensorArg, WorkspaceArg, refuse
 
 INT32_MAX = 2**31 - 1
@@ -57,7 +57,8 @@ def merge(extents: Sequence[int], weights: Sequence[Sequence[int]]) -> tuple[tup
 @dataclass(frozen=True, slots=True)
 class Operand:
     """A or B on merged digits: `rows` is m for A and n for B; k and batch digits are common to both. ragged: "row" | "k", along which
-    tiles begin anywhere; group_stride: from the elements of a group to those of the next, of `groups`; is_gated: gated_columns."""
+    tiles begin anywhere; group_stride: from the elements of a group to those of the next, of `groups`; is_gated: gated_columns. prologue:
+    what becomes of its elements, with operands on merged digits."""
 
     source: Source
     rows: tuple[int, ...]
@@ -69,6 +70,7 @@ class Operand:
     group_stride: int = 0
     groups: int = 0
     is_gated: bool = False
+    prologue: Prologue | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,26 +93,35 @@ def merged_digits(am: AffineMatmul) -> Digits:
     # A bound no coordinate can leave costs nothing.
     a_bounds = tuple(b for b in am.a.bounds if not _always_inside(b, am.m.extents, am.k.extents))
     b_bounds = tuple(b for b in am.b.bounds if not _always_inside(b, am.n.extents, am.k.extents))
-    k, k_weights = merge(am.k.extents, [am.a.k_strides, am.b.k_strides, *(b.k_coefs for b in a_bounds + b_bounds)])
-    batched = (am.a.batch_strides, am.b.batch_strides, *(t.batch_strides for t in all_targets))
+    terms = am.prologue.operands if am.prologue is not None else ()
+    k, k_weights = merge(am.k.extents, [am.a.k_strides, am.b.k_strides, *(b.k_coefs for b in a_bounds + b_bounds),
+                                        *(t.k_strides for t in terms)])
+    batched = (am.a.batch_strides, am.b.batch_strides, *(t.batch_strides for t in all_targets), *(t.batch_strides for t in terms))
     batch, batch_weights = merge(am.batch.extents, [_padded(strides, am.batch) for strides in batched])
 
     def operand(source: Source, rows: IndexSpace, bounds: tuple[Bound, ...], index: int) -> Operand:
-        extents, weights = merge(rows.extents, [source.row_strides, *(b.row_coefs for b in bounds)])
+        is_through = am.prologue is not None and am.prologue.side == "ab"[index]
+        extents, weights = merge(rows.extents, [source.row_strides, *(b.row_coefs for b in bounds),
+                                                *(t.row_strides for t in terms if is_through)])
         k_coefs = k_weights[2 + (len(a_bounds) if index else 0):]
         merged = tuple(Bound(w, kc, b.offset, b.extent) for b, w, kc in zip(bounds, weights[1:], k_coefs, strict=False))
         side = am.ragged.side if am.ragged is not None else ""
         ragged = "k" if side == "k" else "row" if side == "m" and not index else ""
         groups = (am.ragged.b_stride, am.ragged.count) if am.ragged is not None and index else (0, 0)
+        prologue = None
+        if is_through:
+            over = zip(terms, weights[1 + len(bounds):], k_weights[len(k_weights) - len(terms):],
+                       batch_weights[len(batch_weights) - len(terms):], strict=True)
+            prologue = replace(am.prologue, operands=tuple(replace(t, row_strides=r, k_strides=kc, batch_strides=b) for t, r, kc, b in over))
         return Operand(source, extents, weights[0], k_weights[index], batch_weights[index], merged, ragged, *groups,
-                       am.up is not None and index == 1)
+                       am.up is not None and index == 1, prologue)
 
     b, columns = (am.b, am.n) if am.up is None else gated_columns(am)
     operand_a, operand_b = operand(am.a, am.m, a_bounds, 0), operand(b, columns, b_bounds, 1)
     out_m, m_weights = merge(am.m.extents, [t.m_strides for t in all_targets])
     out_n, n_weights = merge(am.n.extents, [t.n_strides for t in all_targets])
     targets = tuple(replace(t, m_strides=m, n_strides=n, batch_strides=b)
-                    for t, m, n, b in zip(all_targets, m_weights, n_weights, batch_weights[2:], strict=True))
+                    for t, m, n, b in zip(all_targets, m_weights, n_weights, batch_weights[2:2 + len(all_targets)], strict=True))
     return Digits(k, batch, operand_a, operand_b, out_m, out_n, targets, am.ragged is not None and am.ragged.side == "m")
 
 
@@ -148,6 +159,8 @@ def needs_wide(d: Digits) -> bool:
     """True if an element offset leaves 32 bits."""
     sources = [reach((*x.rows, *d.k, *d.batch, x.groups), (*x.row_strides, *x.k_strides, *x.batch_strides, x.group_stride))
                + abs(x.source.base) for x in (d.a, d.b)]
+    sources += [reach((*x.rows, *d.k, *d.batch), (*t.row_strides, *t.k_strides, *t.batch_strides))
+                for x in (d.a, d.b) if x.prologue is not None for t in x.prologue.operands]
     targets = [reach((*d.out_m, *d.out_n, *d.batch), (*t.m_strides, *t.n_strides, *t.batch_strides)) + abs(t.base) for t in d.targets]
     return max(sources + targets) > INT32_MAX
 
@@ -216,6 +229,52 @@ class BoundConsts:
 
 
 @dataclass(frozen=True, slots=True)
+class TermConsts:
+    """An operand of a prologue. by: along which it changes, "k", "row", or "" where it is one element; values: those of a vector, one for all
+    elements or one each; moves_packs: whether these are loaded at once."""
+
+    name: str
+    dtype: str
+    size: int
+    by: str
+    values: int
+    moves_packs: bool
+
+
+@dataclass(frozen=True, slots=True)
+class PrologueConsts:
+    """What becomes of a loader's elements on their way through registers. by: along which any operand changes ("k" where none does)."""
+
+    terms: tuple[TermConsts, ...]
+    expression: Any
+    compute: str
+    by: str
+
+    def apply(self, element: int) -> str:
+        """PTX: register %element<element> through the expression, with %term<i>_value<...>."""
+        register = f"%element{element}"
+        terms = {t.name: f"%term{i}_value{element if t.values > 1 else 0}" for i, t in enumerate(self.terms)}
+        return str(self.expression.lower({"x": register} | terms, [register], self.compute))
+
+
+def plan_prologue(x: Operand, d: Digits, major: str, vec: int) -> PrologueConsts | None:
+    if x.prologue is None:
+        return None
+    terms = []
+    for t in x.prologue.operands:
+        by = "k" if any(t.k_strides) else "row" if any(t.row_strides) else ""
+        assert by != "k" or not any(t.row_strides), "an operand of a prologue changes along rows or along k"
+        strides = t.k_strides if by == "k" else t.row_strides
+        is_each = by == major and strides[-1] != 0
+        unit, size = min(16, vec * t.dtype.num_bytes), t.dtype.num_bytes
+        others = [s * size % unit for s in (*strides[:-1], *t.batch_strides)]
+        packs = is_each and vec > 1 and strides[-1] == 1 and t.align % unit == 0 and not any(others)
+        terms.append(TermConsts(t.name, t.dtype.name, size, by, vec if is_each else 1, packs))
+    return PrologueConsts(tuple(terms), x.prologue.expression, "f64" if x.source.dtype is F64 else "f32",
+                          next((t.by for t in terms if t.by), "k"))
+
+
+@dataclass(frozen=True, slots=True)
 class LoaderConsts:
     """How the threads of a CTA bring one operand's tile into shared memory.
 
@@ -255,6 +314,7 @@ class LoaderConsts:
     # (bound, its number, k digit, its extent, step between the digit's bits), where a bit for each tap tells whether it is inside.
     taps: tuple[tuple[BoundConsts, int, int, int, int], ...]
     stored: str  # the direction of lines in shared memory: not `major` where elements are transposed one by one
+    prologue: PrologueConsts | None = None
 
     @property
     def has_pointers(self) -> bool:
@@ -267,6 +327,9 @@ class LoaderConsts:
         bounds, offset = 1 if self.taps else len(self.bounds), 2 if self.wide or self.has_pointers else 1
         per_row, per_k = offset + bounds, offset + bounds + (self.k_digits if self.k_name == self.name else 0)
         staged = 0 if self.is_async else self.row_positions * self.k_positions * self.words
+        if self.prologue is not None:
+            positions = self.k_positions if self.prologue.by == "k" else self.row_positions
+            staged += len(self.prologue.terms) * (2 * positions + sum(t.values for t in self.prologue.terms)) + self.vec + 4
         return self.row_positions * per_row + self.k_positions * per_k + 2 * len(self.smem_registers) + staged
 
     def place(self, row_position: int, k_position: int) -> tuple[int, int]:
@@ -314,10 +377,12 @@ def plan_loader(name: str, x: Operand, d: Digits, vector: Vector, rows: int, til
             if key not in address_registers:
                 address_registers.append(key)
             places.append((address_registers.index(key), constant))
-    return LoaderConsts(name, x.source.dtype.name, size, vector.major, vec, has_cp_async and vec * size >= 4, rows, len(x.rows), len(d.k),
+    is_async = has_cp_async and vec * size >= 4 and x.prologue is None
+    return LoaderConsts(name, x.source.dtype.name, size, vector.major, vec, is_async, rows, len(x.rows), len(d.k),
                         len(d.batch), bounds, inner_threads, row_positions, row_step, k_positions, k_step, smem_offset, pitch, swizzle,
                         tuple(places), tuple(address_registers), max(1, vec * size // 4), wide,
-                        "ca" if vec * size < 16 else "cg", name, plan_taps(bounds, d.k), stored or vector.major)
+                        "ca" if vec * size < 16 else "cg", name, plan_taps(bounds, d.k), stored or vector.major,
+                        plan_prologue(x, d, vector.major, vec))
 
 
 MAX_TAPS = 32
@@ -581,6 +646,12 @@ def tile_arguments(am: AffineMatmul, d: Digits, loaders: Sequence[LoaderConsts],
                 t.add(f"{n}_bound{i}_row_coef{j}", "s32", bound.row_coefs[j])
             for j in shape.k_digits:
                 t.add(f"{n}_bound{i}_k_coef{j}", "s32", bound.k_coefs[j])
+        if x.prologue is not None and loader.prologue is not None:
+            for i, (term, shape_of) in enumerate(zip(x.prologue.operands, loader.prologue.terms, strict=True)):
+                t.add(f"ptr_{n}_term{i}", "u64", TensorArg(term.name, term.base * term.dtype.num_bytes))
+                t.weights(f"{n}_term{i}_batch_stride", term.batch_strides)
+                if shape_of.by:
+                    t.weights(f"{n}_term{i}_stride", term.k_strides if shape_of.by == "k" else term.row_strides)
     if grid.splits > 1:
         _partial_arguments(t, grid, am, epilogue, workspace_offset)
     else:
