@@ -164,7 +164,7 @@ class NormBackwardEngine(RowEngine):
                      for n in dict.fromkeys((min(32, 2 * lanes), lanes))]
         if packs > 32:
             wide = []
-            for threads in (256, 512) if device.at_least(9, 0) or problem.is_rms or not is_skewed else (256,):  # on sm_80 they would spill
+            for threads in (256, 512) if device.at_least(9, 0) or not is_skewed else (256,):  # for sm_80 they would spill
                 for cluster in (1, 2, 4, 8) if device.at_least(9, 0) and count * 8 < LIMIT else (1,):
                     if -(-packs // (threads * cluster)) <= most and packs >= threads * cluster // (4 if is_skewed else 2):
                         wide.append(EngineConfig.of(home=home, lanes=threads, vec=vector, threads=threads, cluster=cluster))
@@ -234,7 +234,7 @@ class NormBackwardEngine(RowEngine):
         args += [*digits.args(r.digits.wide), *columns.args(r.digits.wide)]
         shares = self._shares_gamma(problem, config)
         smem = (2 * stages + shares) * r.shared * threads * r.pack_bytes  # the ring, and gamma
-        resident = 512 if device.at_least(9, 0) or not shares else 256
+        resident = 512 if device.at_least(9, 0) or not is_skewed else 256
         first = Step.of("rowwise/norm_backward_ring", problem.op, r.target(device), threads, args, consts, ctas * cluster,
                         min_ctas_per_sm=max(1, resident // threads), dynamic_smem=smem, cluster=cluster,
                         suffix=f"{rows.dtype.name}_l{r.lanes}_v{r.vector}_s{r.shared}")
