@@ -634,6 +634,20 @@ class DnnHandle(ListOps):
         """dx of `lrn`."""
         return self._session.run(CALLS["lrn_backward"], (dy, x), (size, alpha, beta, k, within), out, stream)
 
+    def divisive_norm(self, x: Any, means: Any = None, size: int = 5, *, alpha: float = 1.0, beta: float = 0.5, k: float = 1.0,
+                      out: Any = None, stream: Any = None) -> Any:
+        """x / (k + alpha / size^dimensions * sum of (x - means)^2 over the window around each element of a channel)^beta.
+
+        x (N, C, 1 to 3 spatial dimensions); means, of x's shape and type: what stands for the mean around each element (an average pool or
+        a blur of x), or None for 0. The form of cuDNN's DivisiveNormalization.
+        """
+        return self._session.run(CALLS["divisive_norm"], (x, means), (size, alpha, beta, k), out, stream)
+
+    def divisive_norm_backward(self, dy: Any, x: Any, means: Any = None, size: int = 5, *, alpha: float = 1.0, beta: float = 0.5,
+                               k: float = 1.0, out: Any = None, stream: Any = None) -> Any:
+        """dx; with means (dx, dmeans)."""
+        return self._session.run(CALLS["divisive_norm_backward"], (dy, x, means), (size, alpha, beta, k), out, stream)
+
     # ---- softmax and losses ------------------------------------------------------------------------------------------------------
 
     def softmax(self, x: Any, axis: int = -1, *, mask: Any = None, scale: float = 1.0, diagonal: int | None = None, log: bool = False,

@@ -62,7 +62,7 @@ class LrnConsts:
 
 @dataclass(frozen=True, slots=True)
 class WithinConsts:
-    """stage: "y", "shares" or "dx": see the template. walked: type of what the windows run over."""
+    """stage: "y", "shares" or "dx": see the template. walked: type of what the windows run over. means: windows are of x - means."""
 
     dtype: str
     compute: str
@@ -72,6 +72,7 @@ class WithinConsts:
     after: int
     rank: int
     digits: DigitConsts
+    means: bool
 
     def power(self, result: str, base: str, exponent: str) -> str:
         return _power(self.compute, result, base, exponent)
@@ -175,8 +176,9 @@ class WithinEngine(Engine):
         places: dict[str, tuple[TensorDesc, TensorArg | WorkspaceArg]] = {o.name: (o.desc, TensorArg(o.name)) for o in problem.operands}
         before, after = problem.before, problem.size - 1 - problem.before
         powers = {"k": problem.k, "exponent": -problem.beta}
+        means, dmeans = (("means",), ("dmeans",)) if problem.has("means") else ((), ())
         if not problem.is_backward:
-            steps = self._steps(problem, device, "y", ("x", "y"), places, (before, after), {"factor": problem.factor} | powers)
+            steps = self._steps(problem, device, "y", ("x", *means, "y"), places, (before, after), {"factor": problem.factor} | powers)
             return Build(tuple(steps))
         scratch, dx = Scratch(), problem.desc("dx")
         kind = dtype(_compute(problem))
@@ -184,9 +186,9 @@ class WithinEngine(Engine):
         dense = TensorDesc(kind, dx.shape, packed_strides(dx.shape, order))
         for name in ("share", "own"):
             places[name] = dense, scratch.take(dense.num_bytes)
-        steps = self._steps(problem, device, "shares", ("x", "dy", "own", "share"), places, (before, after),
+        steps = self._steps(problem, device, "shares", ("x", *means, "dy", "own", "share"), places, (before, after),
                             {"factor": problem.factor, "steeper": -problem.beta - 1} | powers)
-        steps += self._steps(problem, device, "dx", ("share", "x", "own", "dx"), places, (after, before),
+        steps += self._steps(problem, device, "dx", ("share", "x", *means, *dmeans, "own", "dx"), places, (after, before),
                              {"factor": -2 * problem.factor * problem.beta})
         return Build(tuple(steps), scratch.num_bytes)
 
@@ -203,7 +205,8 @@ class WithinEngine(Engine):
         for begin in range(0, x.shape[0], images):
             digits = Digits(("n", "c", *(f"i{a}" for a in range(x.rank - 2))), (min(images, x.shape[0] - begin), *x.shape[1:]), rows)
             digits = digits.ordered_for(names[-1])
-            consts = WithinConsts(x.dtype.name, compute, places[names[0]][0].dtype.name, stage, *window, x.rank - 2, digits.consts(wide))
+            consts = WithinConsts(x.dtype.name, compute, places[names[0]][0].dtype.name, stage, *window, x.rank - 2, digits.consts(wide),
+                                  problem.has("means"))
             args = []
             for name in names:
                 place = places[name][1]
@@ -232,3 +235,4 @@ def _packs(problem: LrnProblem, run: int) -> bool:
 
 
 ENGINES: dict[str, tuple[Engine, ...]] = {op: (LrnEngine(), WithinEngine()) for op in ("lrn", "lrn_backward")}
+ENGINES |= {op: (WithinEngine(),) for op in ("divisive_norm", "divisive_norm_backward")}

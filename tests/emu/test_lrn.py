@@ -8,6 +8,8 @@ import pytest
 import oxidnn
 from oxidnn.errors import InvalidArgument, Unsupported
 
+from .differences import central_differences
+
 
 @pytest.fixture
 def h() -> oxidnn.DnnHandle:
@@ -118,3 +120,42 @@ def test_local_contrast_normalisation_is_of_poolings(h: oxidnn.DnnHandle) -> Non
 
     want = x - mean(x)
     np.testing.assert_allclose(y, want / np.maximum(c, np.sqrt(mean(want**2))), rtol=1e-10, atol=1e-13)
+
+
+@pytest.mark.parametrize(("shape", "size"), [((2, 2, 7), 3), ((1, 2, 4, 5), 4), ((1, 1, 3, 3, 3), 2)])
+@pytest.mark.parametrize("has_means", [False, True])
+def test_divisive_normalisation_and_its_gradients(h: oxidnn.DnnHandle, shape: tuple[int, ...], size: int, has_means: bool) -> None:
+    rng, attrs = np.random.default_rng(3), {"alpha": 1.5, "beta": 0.7, "k": 0.6}
+    x, means, dy = rng.standard_normal(shape), rng.standard_normal(shape) if has_means else None, rng.standard_normal(shape)
+    before, spatial = (size - 1) // 2, tuple(range(2, len(shape)))
+    squares = (x - (means if means is not None else 0)) ** 2
+    padded = np.pad(squares, [(0, 0)] * 2 + [(before, size - 1 - before)] * len(spatial))
+    total = np.lib.stride_tricks.sliding_window_view(padded, (size,) * len(spatial), spatial).sum(tuple(range(-len(spatial), 0)))
+    want = x / (0.6 + 1.5 / size ** len(spatial) * total) ** 0.7
+    np.testing.assert_allclose(h.divisive_norm(x, means, size, **attrs), want, rtol=1e-12)
+    found = h.divisive_norm_backward(dy, x, means, size, **attrs)
+    for got, of in zip(found if has_means else (found,), (x, means) if has_means else (x,), strict=True):
+        assert of is not None
+        differences = central_differences(lambda: float((np.asarray(h.divisive_norm(x, means, size, **attrs)) * dy).sum()), of)
+        np.testing.assert_allclose(got, differences, rtol=1e-6, atol=1e-8)
+
+
+def test_local_contrast_is_divisive_normalisation_of_what_the_mean_leaves(h: oxidnn.DnnHandle) -> None:
+    """cuDNN's recipe in two steps, beside the one of poolings above; without a floor under the deviation k takes the part of c^2."""
+    x, size = np.random.default_rng(0).standard_normal((2, 3, 9, 8)), 5
+    around = {"stride": 1, "padding": size // 2}
+    d = h.pointwise("x - m", x, h.avg_pool(x, size, **around))
+    variance = h.avg_pool(h.pointwise("d * d", d), size, **around)
+    want = h.pointwise("d / sqrt(0.3 + v)", d, variance)
+    np.testing.assert_allclose(h.divisive_norm(d, size=size, k=0.3), want, rtol=1e-11, atol=1e-14)
+
+
+def test_refusals_of_divisive_normalisation(h: oxidnn.DnnHandle) -> None:
+    x = np.ones((2, 3, 5), np.float32)
+    for call, words in (
+        (lambda: h.divisive_norm(np.ones((2, 3), np.float32)), "rank of x"), (lambda: h.divisive_norm(x, x[:, :2]), "shape of means"),
+        (lambda: h.divisive_norm(x, x.astype(np.float64)), "type of means"), (lambda: h.divisive_norm(x, size=0), "size"),
+        (lambda: h.divisive_norm_backward(x[:1], x), "shape of dy"), (lambda: h.divisive_norm(x, beta=np.inf), "beta"),
+    ):
+        with pytest.raises(InvalidArgument, match=words):
+            call()

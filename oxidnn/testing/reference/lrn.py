@@ -30,15 +30,24 @@ def reference(problem: Problem, inputs: Mapping[str, np.ndarray], scalars: Mappi
     kind = np.float64 if is_double else np.float32
     alpha, beta, k = (float(kind(v)) for v in (problem.factor, problem.beta, problem.k))
     taps = problem.size ** (x.ndim - 2) if problem.within else problem.size
+    means = inputs.get("means", np.float64(0.0))
+    u = x - means
     with np.errstate(all="ignore"):
-        s = k + alpha * _windows(problem, x * x, before, after)
+        s = k + alpha * _windows(problem, u * u, before, after)
+        # u errs by what x and means lost in the difference
+        reach = kind(accumulate.epsilon) * alpha * _windows(problem, 2 * np.abs(u) * (np.abs(x) + np.abs(means)), before, after) / s
         if not problem.is_backward:
-            return {"y": Expected(x * s**-beta, None, taps + 2, accumulate, error)}
+            return {"y": Expected(x * s**-beta, None, taps + 2, accumulate, error, slack=np.abs(x) * s**-beta * beta * reach)}
         dy = inputs["dy"]
         share = dy * x * s ** (-beta - 1)
-        own, others = dy * s**-beta, -2 * alpha * beta * x
-        magnitude = np.abs(own) + np.abs(others) * _windows(problem, np.abs(share), after, before)
-        return {"dx": Expected(own + others * _windows(problem, share, after, before), magnitude, taps + 4, accumulate, error)}
+        own, others = dy * s**-beta, -2 * alpha * beta * u * _windows(problem, share, after, before)
+        size = 2 * alpha * beta * np.abs(u) * _windows(problem, np.abs(share), after, before)
+        lost = 2 * alpha * beta * np.abs(u) * _windows(problem, np.abs(share) * (beta + 1) * reach, after, before)
+        lost = lost + accumulate.epsilon * 2 * alpha * beta * (np.abs(x) + np.abs(means)) * _windows(problem, np.abs(share), after, before)
+        results = {"dx": Expected(own + others, np.abs(own) + size, taps + 4, accumulate, error, slack=lost + np.abs(own) * beta * reach)}
+        if problem.has("dmeans"):
+            results["dmeans"] = Expected(-others, size, taps + 4, accumulate, error, slack=lost)
+        return results
 
 
-REFERENCES = {"lrn": reference, "lrn_backward": reference}
+REFERENCES = {op: reference for op in ("lrn", "lrn_backward", "divisive_norm", "divisive_norm_backward")}
