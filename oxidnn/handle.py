@@ -276,6 +276,27 @@ class DnnHandle(ListOps):
         attrs = (stride, padding, dilation, groups, bias_gradient)
         return self._session.run(CALLS["deform_conv_backward"], (dy, x, offset, w, mask), attrs, out, stream)
 
+    def causal_conv1d(self, x: Any, w: Any, bias: Any = None, *, state: Any = None, activation: str | None = None,
+                      return_state: bool = False, out: Any = None, stream: Any = None) -> Any:
+        """y[b, d, l] = activation(bias[d] + sum over k of w[d, k] * x[b, d, l - (W - 1) + k]): every channel by taps of its own past.
+
+        x (B, D, L), either dimension innermost; w (D, W), W from 2 to 16; bias (D,); state (B, D, W-1): the elements before the first, the
+        oldest first (default zeros). activation: None or "silu". return_state: (y, final_state), the state that the next part begins with.
+        w, bias and states: of x's type, or f32.
+        """
+        return self._session.run(CALLS["causal_conv1d"], (x, w, bias, state), (activation, return_state), out, stream)
+
+    def causal_conv1d_update(self, x: Any, state: Any, w: Any, bias: Any = None, *, activation: str | None = None, out: Any = None,
+                             stream: Any = None) -> Any:
+        """(y, new_state): `causal_conv1d` of the next element x (B, D), or the next few (B, D, L), L up to 16. out=(y, state) updates the
+        state in place."""
+        return self._session.run(CALLS["causal_conv1d_update"], (x, state, w, bias), (activation,), out, stream)
+
+    def causal_conv1d_backward(self, dy: Any, x: Any, w: Any, bias: Any = None, *, state: Any = None, d_final_state: Any = None,
+                               activation: str | None = None, out: Any = None, stream: Any = None) -> Any:
+        """(dx, dw), then dbias with a bias, then dstate with a state: the gradients of `causal_conv1d`, the same bits on every run."""
+        return self._session.run(CALLS["causal_conv1d_backward"], (dy, x, w, bias, state, d_final_state), (activation,), out, stream)
+
     # ---- matrix products ---------------------------------------------------------------------------------------------------------
 
     def gemm(self, a: Any, b: Any, bias: Any = None, *, transpose_a: bool = False, transpose_b: bool = False, alpha: float = 1.0,

@@ -1,0 +1,195 @@
+"""Causal depthwise convolution: a thread has a pack of channels and a segment of neighbouring positions, and slides its taps over them.
+
+Where positions lie innermost neighbouring threads have neighbouring segments, else neighbouring channels. For gradients a warp goes over
+segments likewise, or a thread walks down a strip of positions; what it sums for the filter goes to the workspace, and a tree adds it up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ..codegen.pointwise import Expression
+from ..codegen.spec import Target
+from ..device import DeviceInfo
+from ..dtypes import dtype
+from ..ops.base import Problem
+from ..ops.causal_conv import CausalConvProblem
+from ..tensor import TensorDesc
+from .base import SUPPORTED, Arg, Build, Engine, EngineConfig, Scratch, Step, Support, TensorArg, refuse
+from .digits import DigitConsts, Digits, ceil_div, power_of_two
+from .reduce_tree import reduction_steps
+
+THREADS = 128
+_LIMIT = 2**31
+
+
+@dataclass(frozen=True, slots=True)
+class CausalConsts:
+    """types: of the operands by name. vector: channels of a pack. segment: positions, no fewer than width - 1 (the gradient's walk: width
+    of them, again and again). along: neighbouring threads
+    have neighbouring segments. dense: the sequences whose positions lie innermost, read in packs if is_packed. is_whole: segments fill the
+    sequence. filter_packs: the taps of a pack of channels are read at once."""
+
+    types: tuple[tuple[str, str], ...]
+    compute: str
+    width: int
+    vector: int
+    segment: int
+    along: bool
+    dense: tuple[str, ...]
+    packed: tuple[str, ...]
+    is_whole: bool
+    filter_packs: bool
+    activation: Expression | None
+    is_brief: bool
+    final: str
+    digits: DigitConsts
+
+    def type_of(self, name: str) -> str:
+        return dict(self.types).get(name, "")
+
+    def activate(self, acc: str) -> str:
+        """PTX: acc = activation(acc)."""
+        assert self.activation is not None
+        return self.activation.lower({"x": acc}, [acc], self.compute, self.is_brief)
+
+    def pull_back(self, acc: str, gradient: str) -> str:
+        """PTX: gradient *= the activation's derivative at acc."""
+        assert self.activation is not None
+        return self.activation.differentiate("x").lower({"x": acc, "dy": gradient}, [gradient], self.compute, self.is_brief)
+
+
+class CausalConvEngine(Engine):
+    """Forward, a step of decoding, and gradients; any layout."""
+
+    id = "causal_conv1d.walk"
+
+    def check_support(self, problem: Problem, device: DeviceInfo) -> Support:
+        p = problem
+        assert isinstance(p, CausalConvProblem)
+        x = p.sequences["x"]
+        if x.shape[0] * x.shape[1] * (ceil_div(x.shape[2], 8) + 32) >= _LIMIT or x.shape[2] >= _LIMIT - 64:
+            return refuse(f"{x.shape[0]} x {x.shape[1]} sequences of {x.shape[2]} elements are more than 2^31 segments of 8")
+        return SUPPORTED
+
+    def configs(self, problem: Problem, device: DeviceInfo) -> tuple[EngineConfig, ...]:
+        p = problem
+        assert isinstance(p, CausalConvProblem)
+        x = p.sequences["x"]
+        least = max(4, power_of_two(p.width - 1))
+        if p.op == "causal_conv1d_update":
+            segments = [max(power_of_two(x.shape[2]), power_of_two(p.width - 1))]
+        else:
+            segments = [s for s in (8, 16, 4) if s >= least] or [least]
+        found = []
+        for vector in _packs(p):
+            if p.is_backward and not _is_along(p):
+                found += [EngineConfig.of(vec=vector, seg=p.width)] if vector * p.width <= 32 or vector == 1 else []
+                continue
+            fitting = [s for s in segments if vector * (s + 2 * p.width) <= 256] or segments[-1:]
+            found += [EngineConfig.of(vec=vector, seg=s) for s in fitting]
+        return tuple(sorted(found, key=lambda config: self.estimate(problem, config, device)))
+
+    def estimate(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> float:
+        p = problem
+        assert isinstance(p, CausalConvProblem)
+        size, vector, segment = p.desc("x").dtype.num_bytes, config["vec"], config["seg"]
+        again = 1 + 0.1 * p.width / segment
+        across = 1 + 0.8 * max(0, 8 - vector * size) / 8 if not _is_along(p) else 1 + 0.05 * abs(segment - 8) / 8
+        return 3.0 + p.num_bytes / (device.bandwidth_gbs * 1e3 * 0.9) * again * across + (3.0 if p.is_backward else 0.0)
+
+    def build_steps(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> Build:
+        p = problem
+        assert isinstance(p, CausalConvProblem)
+        if p.is_empty:
+            return Build(())
+        sequences, vector, segment, along = p.sequences, config["vec"], config["seg"], _is_along(p)
+        batch, channels, length = sequences["x"].shape
+        kind, w = p.accumulator, p.desc("w")
+        segments = max(1, ceil_div(length, segment))
+        # A thread's segments lie side by side, or (along) a warp's length apart.
+        lanes = 32 if along else 1
+        packs, rounds = channels // vector, 1
+        if p.is_backward:
+            wanted = 1024 * device.num_sms if not device.is_emulated else 64
+            strips = max(1, min(ceil_div(segments, lanes), wanted // max(1, batch * packs * lanes)))
+            rounds = ceil_div(segments, lanes * strips)
+            strips = ceil_div(segments, lanes * rounds)
+        else:
+            strips, lanes = segments, 1
+        names = ("b", "c", "strip", *(("lane",) if lanes > 1 else ())) if along else ("b", "strip", "c")
+        counts = {"b": batch, "c": packs, "strip": strips, "lane": lanes}
+        digits = Digits(names, tuple(counts[n] for n in names), {})
+        is_whole = length > 0 and length % segment == 0
+        dense = tuple(n for n, d in sequences.items() if d.strides[2] == 1 and vector == 1)
+        packed = tuple(n for n in dense if is_whole and _in_packs(sequences[n], segment))
+        taken = vector * p.width * w.dtype.num_bytes
+        piece = min(16, taken)
+        filter_packs = (w.strides == (p.width, 1) and (taken % 16 == 0 or taken in (2, 4, 8)) and w.align % piece == 0)
+        consts = CausalConsts(tuple((o.name, o.desc.dtype.name) for o in p.operands), kind.name, p.width, vector, segment, along, dense,
+                              packed, is_whole, filter_packs, p.activation, p.desc("x").dtype.num_bytes == 2, p.final, digits.consts())
+        args = [Arg("num_threads", "u32", digits.size), Arg("length", "u32", length)]
+        steps_of = dict(sequences) | {n: p.desc(n) for n in ("state", p.final, "d_final_state", "dstate") if n and p.has(n)}
+        for name, desc in steps_of.items():
+            args.append(Arg(f"ptr_{name}", "u64", TensorArg(name)))
+            args += [Arg(f"{name}_{axis}", "s64", s * desc.dtype.num_bytes) for axis, s in zip("bcl", desc.strides, strict=True)]
+        for name in ("w", "bias"):
+            if p.has(name):
+                desc = p.desc(name)
+                args.append(Arg(f"ptr_{name}", "u64", TensorArg(name)))
+                args += [Arg(f"{name}_{axis}", "s64", s * desc.dtype.num_bytes) for axis, s in zip("ck", desc.strides, strict=False)]
+        scratch = Scratch()
+        steps: list[Step] = []
+        row = p.width + 1
+        if p.is_backward:
+            partial = scratch.take(batch * strips * channels * row * kind.num_bytes)
+            args += [Arg("ptr_partial", "u64", partial), Arg("rounds", "u32", rounds), Arg("strips", "u32", strips),
+                     Arg("channels", "u32", channels)]
+        if digits.size:
+            args += digits.args(False)
+            template = ("conv/causal_gradient" if along else "conv/causal_gradient_walk") if p.is_backward else "conv/causal"
+            steps.append(Step.of(template, p.op, Target.for_arch(device.arch), THREADS, args, consts, ceil_div(digits.size, THREADS),
+                                 suffix=f"{p.desc('x').dtype.name}_w{p.width}_v{vector}_s{segment}"))
+        if p.is_backward:
+            parts = batch * strips
+            taps = TensorDesc(dtype(kind.name), (parts, channels, p.width), (channels * row, row, 1))
+            steps += reduction_steps(p.op, (taps, partial), (p.desc("dw"), TensorArg("dw")), (0,), "sum", device, scratch)
+            if p.has("dbias"):
+                sums = TensorDesc(dtype(kind.name), (parts, channels), (channels * row, row))
+                at = type(partial)(partial.byte_offset + p.width * kind.num_bytes)
+                steps += reduction_steps(p.op, (sums, at), (p.desc("dbias"), TensorArg("dbias")), (0,), "sum", device, scratch)
+        return Build(tuple(steps), scratch.num_bytes)
+
+
+def _is_along(p: CausalConvProblem) -> bool:
+    x = p.sequences["x"]
+    return abs(x.strides[2]) < abs(x.strides[1]) and x.shape[2] > 1
+
+
+def _in_packs(desc: TensorDesc, count: int) -> bool:
+    """Whether runs of `count` positions, as they follow one another, are aligned."""
+    size = desc.dtype.num_bytes
+    unit = min(16, count * size)
+    return desc.align % unit == 0 and all(s * size % unit == 0 for s, n in zip(desc.strides[:2], desc.shape[:2], strict=True) if n > 1)
+
+
+def _packs(p: CausalConvProblem) -> list[int]:
+    """Channels that a thread may take, most first."""
+    sequences: Mapping[str, TensorDesc] = p.sequences
+    if _is_along(p):
+        return [1]
+    found = []
+    for vector in (8, 4, 2):
+        fits = sequences["x"].shape[1] % vector == 0
+        for desc in sequences.values():
+            size = desc.dtype.num_bytes
+            unit = vector * size
+            fits = fits and desc.strides[1] == 1 and unit <= 16 and desc.align % unit == 0
+            fits = fits and all(desc.strides[i] * size % unit == 0 for i in (0, 2) if desc.shape[i] > 1)
+        found += [vector] if fits else []
+    return [*found, 1]
+
+
+ENGINES: dict[str, tuple[Engine, ...]] = {
+    op: (CausalConvEngine(),) for op in ("causal_conv1d", "causal_conv1d_update", "causal_conv1d_backward")}
