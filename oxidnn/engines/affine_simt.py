@@ -153,6 +153,8 @@ class SimtMatmul:
                 if more and "k" not in (consts.a.major, consts.b.major):
                     continue
                 limit = 225 if reg_m * reg_n * tile_k > 1024 else 262  # largest needs without spills; long k tiles take more besides
+                if more and not device.at_least(9):
+                    limit = 207
                 if consts.smem_bytes > device.smem_per_cta or registers_needed(consts) > limit:
                     continue
                 if consts.epilogue.inner_threads * consts.epilogue.vec < consts.epilogue.tile_inner:

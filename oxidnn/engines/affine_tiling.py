@@ -920,15 +920,18 @@ def empty_build(am: AffineMatmul) -> Build | None:
 
 
 def estimate_us(am: AffineMatmul, grid: Grid, tile: tuple[int, int, int], sm_flop_per_us: float, ctas_per_sm: int, device: DeviceInfo,
-                efficiency: float, start_us: float = 0.0) -> float:
+                efficiency: float, start_us: float = 0.0, in_turns: bool = False) -> float:
     """Closed-form time of a tiled kernel: rounds of CTAs over the SMs at the tile's arithmetic time, bounded below by the traffic.
 
     efficiency: fraction of sm_flop_per_us that enough resident CTAs of this tile reach. One round costs a fixed latency (first loads and
-    epilogue; start_us if given), which co-resident CTAs hide from each other.
+    epilogue; start_us if given), which co-resident CTAs hide from each other. in_turns: the CTAs that are resident take the tiles, so that the last
+    ones share SMs as those before did, though others stand idle.
     """
     tile_m, tile_n, tile_k = tile
     flop = 2.0 * tile_m * tile_n * tile_k * grid.k_tiles_per_split
     rounds = -(-grid.ctas // device.num_sms)
+    if in_turns:
+        rounds = ctas_per_sm * -(-grid.ctas // (device.num_sms * ctas_per_sm))
     tile_us = flop / (sm_flop_per_us * efficiency)
     latency_us = start_us or 1.2 + 0.002 * tile_m * tile_n / 64
     compute_us = rounds * tile_us + latency_us * max(1.0, rounds / ctas_per_sm)
