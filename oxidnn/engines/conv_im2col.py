@@ -24,26 +24,29 @@ from .digits import DigitConsts, Digits, ceil_div
 from .matmul import ALGORITHMS, Algorithm, lower
 
 _THREADS = 256
-_LIMIT = 2**31
+INDEX_LIMIT = 2**31
 _NAME = "im2col"
 
 
 @dataclass(frozen=True, slots=True)
 class Im2colConsts:
-    """Packs of `vector` elements of `size` bytes; bounds: how many coordinates an element has that must lie within an extent."""
+    """Packs of `vector` elements of `size` bytes; bounds: how many coordinates an element has that must lie within an extent; has_fill:
+    what lies outside is the byte at ptr_fill, not zero."""
 
     size: int
     vector: int
     digits: DigitConsts
     bounds: int
+    has_fill: bool = False
 
 
 @dataclass(frozen=True)
 class Windows:
-    """The operand of `am` that is written out, "a" or "b"."""
+    """The operand of `am` that is written out, "a" or "b". fill: the operand of one byte that padding stands for, "" for zero."""
 
     am: AffineMatmul
     side: str
+    fill: str = ""
 
     @property
     def source(self) -> Source:
@@ -104,8 +107,9 @@ class Windows:
         table = {"source": tuple(s * size for s in (*elements[:-1], elements[-1] * vector))}
         table |= {f"bound{i}": (*c[:-1], c[-1] * vector) for i, c in enumerate(coefs)}
         digits = Digits(tuple(f"i{i}" for i in range(len(counts))), counts, table)
-        consts = Im2colConsts(size, vector, digits.consts(), len(coefs))
+        consts = Im2colConsts(size, vector, digits.consts(), len(coefs), bool(self.fill))
         args = [Arg("ptr_source", "u64", TensorArg(source.name, source.base * size)), target, Arg("num_packs", "u32", digits.size)]
+        args += [Arg("ptr_fill", "u64", TensorArg(self.fill))] if self.fill else []
         for i, bound in enumerate(source.bounds):
             args += [Arg(f"first_bound{i}", "s32", bound.offset), Arg(f"extent_bound{i}", "u32", bound.extent)]
         args += digits.args(consts.digits.wide)
@@ -124,7 +128,7 @@ def _windows(p: ConvProblem) -> tuple[Windows, ...]:
 
 
 @lru_cache(maxsize=256)
-def _chosen(am: AffineMatmul, device: DeviceInfo) -> tuple[Algorithm, EngineConfig, float]:
+def chosen(am: AffineMatmul, device: DeviceInfo) -> tuple[Algorithm, EngineConfig, float]:
     """Who executes the product over the dense operand; sums of 8-bit floats are those of other engines that do not sum coarsely."""
     if not am.k.size:
         return DIRECT, DIRECT.configs(am, device)[0], 0.0
@@ -151,10 +155,10 @@ class Im2colEngine(Engine):
             return refuse("there are no products to sum: the direct engine writes the epilogue of 0")
         if any("takes_zeros" in w.am.extras for w in windows):
             return refuse("im2col takes no zero points")
-        if max(w.size for w in windows) >= _LIMIT:
-            return refuse(f"im2col: a matrix of {max(w.size for w in windows)} elements (at most {_LIMIT - 1})")
+        if max(w.size for w in windows) >= INDEX_LIMIT:
+            return refuse(f"im2col: a matrix of {max(w.size for w in windows)} elements (at most {INDEX_LIMIT - 1})")
         for bound in (b for w in windows for b in w.source.bounds):
-            if bound.extent + abs(bound.offset) >= _LIMIT // 2:
+            if bound.extent + abs(bound.offset) >= INDEX_LIMIT // 2:
                 return refuse("im2col: a coordinate exceeds 31 bits")
         limit = problem.policy.workspace_limit
         if limit is not None and self._bytes(problem, device) > limit:
@@ -188,8 +192,8 @@ class Im2colEngine(Engine):
         steps: list[Step] = []
         total = scratch.num_bytes
         for windows in _windows(problem):
-            algorithm, chosen, _ = _chosen(windows.product, device)
-            build = algorithm.build(self.op, windows.product, chosen, device, scratch.num_bytes)
+            algorithm, config, _ = chosen(windows.product, device)
+            build = algorithm.build(self.op, windows.product, config, device, scratch.num_bytes)
             steps += [windows.step(self.op, Arg("ptr_target", "u64", place), device)] if windows.size else []
             steps += [relocated(step, places) for step in build.steps]
             total = max(total, scratch.num_bytes + build.workspace_bytes)
