@@ -43,6 +43,7 @@ from oxidnn.runtime.cuda_backend import CudaBackend
 TORCH_TYPES = FLOAT_TYPES | {"f64": torch.float64, "s8": torch.int8, "u8": torch.uint8, "s32": torch.int32, "s64": torch.int64,
                              "bool": torch.bool}
 LARGE_COPY = 1 << 30  # bytes read, and as many written
+KEPT_BYTES = 32 << 30  # of device memory, that a process keeps from case to case
 Forward = Callable[[Tensors], Any]
 Call = Callable[[], Any]
 
@@ -178,7 +179,13 @@ def measured(backend: CudaBackend, case: Case, options: argparse.Namespace) -> d
     except Exception as error:
         return f"FAILED {case.name}: {type(error).__name__}: {error}"[:400]
     finally:
-        gc.collect()
+        tidy(KEPT_BYTES)
+
+
+def tidy(kept: int = 0) -> None:
+    """Nothing of the case before is alive; its memory stays for the next one, unless that is more than `kept` bytes."""
+    gc.collect()
+    if torch.cuda.memory_reserved() > kept:
         torch.cuda.empty_cache()
 
 
@@ -241,12 +248,13 @@ def _work(pipe: Any, lock: Any, build: Callable[[argparse.Namespace], list[Case]
             prepare(backend, cases[index], options, wants_compiled and not is_late, lock)
         except Exception as error:
             failures.append(f"torch.compile {cases[index].name}: {type(error).__name__}: {error}"[:300])
-        gc.collect()
-        torch.cuda.empty_cache()
+        tidy()
+    gc.freeze()  # what compilers leave is not looked through after every case
     pipe.send(failures)
     end = time.monotonic() + pipe.recv()
     for index in sorted(index for index, _ in mine):
         pipe.send((index, measured(backend, cases[index], options) if time.monotonic() < end else None))
+    tidy()
     pipe.send(None)
 
 
