@@ -144,10 +144,12 @@ def measure(backend: CudaBackend, problem: Problem, choices: Choices, repeats: i
     output = tensors[problem.outputs[0].name]
     engines = {e.id: e for e in ENGINES[problem.op]}
     rows, ran = verify(backend, problem, [(engines[e], c) for e, c, _ in choices], tensors, lambda: disagreement(output, want))
-    times = backend.time_launches([*(call for _, _, call in ran), theirs], backend.default_stream(), repeats, FLUSH_BYTES)
+    calls: list[Callable[[], Any]] = [*(call for _, _, call in ran), theirs]
+    times = backend.time_launches(calls, backend.default_stream(), repeats, FLUSH_BYTES)
     for (row, _, _), own in zip(ran, times, strict=False):
         row["us"] = statistics.median(own)
-    return {"op": problem.op, "library_us": statistics.median(times[-1]), "flops": problem.flops, "bytes": problem.num_bytes,  # type: ignore[attr-defined]
+    flops = problem.flops  # type: ignore[attr-defined]
+    return {"op": problem.op, "library_us": statistics.median(times[-1]), "flops": flops, "bytes": problem.num_bytes,
             "first": rows[0], "best": fastest(rows), "rows": rows}
 
 
@@ -160,7 +162,7 @@ def show(results: list[dict[str, Any]], directions: list[str]) -> None:
     for case, found in by_case.items():
         cells = []
         for d in directions:
-            r = found.get(d)
+            r: dict[str, Any] | None = found.get(d)
             if r is None or r["best"] is None or "us" not in r["first"]:
                 cells.append(f" | {'':6} {'':7} {'-':>5} {'-':>6}")
                 continue

@@ -175,6 +175,7 @@ class Depthwise:
     target: TensorDesc  # of wgrad: dy
     filter: TensorDesc
     names: tuple[str, str, str]
+    depth: Axis = POINT
 
 
 def byte_strides(desc: TensorDesc) -> tuple[int, int, int, int]:
@@ -183,19 +184,24 @@ def byte_strides(desc: TensorDesc) -> tuple[int, int, int, int]:
     return tuple(s * size for s in (desc.strides if desc.rank == 4 else (*desc.strides, 0)))  # type: ignore[return-value]
 
 
-@lru_cache(maxsize=256)
 def lower(p: ConvProblem) -> Depthwise | str:
-    image, filter, result = p.desc(p.image), p.desc(p.filter), p.desc(p.result)
     if p.spatial > 2:
-        return f"{p.spatial} spatial dimensions (at most 2)"
+        return f"{p.spatial} spatial dimensions (at most 2; depthwise_tma_sm90, the direct engine and im2col take 3)"
+    return lower_any(p)
+
+
+@lru_cache(maxsize=256)
+def lower_any(p: ConvProblem) -> Depthwise | str:
+    image, filter, result = p.desc(p.image), p.desc(p.filter), p.desc(p.result)
     if p.groups != image.shape[1] or filter.shape[0] != p.groups or filter.shape[1] != 1:
-        return f"{p.groups} groups of {image.shape[1]} channels and {filter.shape[0]} filters: as many of each are supported"
+        return (f"{p.groups} groups of {image.shape[1]} channels and {filter.shape[0]} filters: "
+                "as many of each are supported (direct and im2col take others)")
     for desc, name in ((image, p.image), (filter, p.filter), (result, p.result)):
         if desc.dtype not in (F32, F16, BF16):
-            return f"{name} is {desc.dtype} (f32, f16 and bf16 are supported)"
+            return f"{name} is {desc.dtype} (f32, f16 and bf16 are supported; the direct engine takes all)"
     for desc, name in ((image, p.image), (result, p.result)):
         if desc.strides[1] != 1 or any(s < 0 for s in desc.strides):
-            return f"{name}'s channels must lie innermost"
+            return f"{name}'s channels must lie innermost (the direct engine takes any strides)"
     is_gradient = p.direction == "dgrad"
     names = (p.result, p.image, p.filter) if is_gradient else (p.image, p.result, p.filter)
     source, target = p.desc(names[0]), p.desc(names[1])
@@ -203,8 +209,8 @@ def lower(p: ConvProblem) -> Depthwise | str:
             for i, r in enumerate(filter.shape[2:])]
     if any(a.low + a.source + a.target * a.stride + a.taps * a.dilation >= _LIMIT for a in axes):
         return "a coordinate exceeds 31 bits"
-    columns = axes[1] if len(axes) > 1 else POINT
-    return Depthwise(p.direction, image.shape[1], image.shape[0], axes[0], columns, source, target, filter, names)
+    depth, rows, columns = (POINT, axes[0], POINT) if len(axes) == 1 else (POINT, *axes)[-3:]
+    return Depthwise(p.direction, image.shape[1], image.shape[0], rows, columns, source, target, filter, names, depth)
 
 
 def _registers(d: Depthwise, vector: int, tile: int, depth: int, operands: int = 0) -> int:

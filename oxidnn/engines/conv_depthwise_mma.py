@@ -111,6 +111,10 @@ class MmaDepthwiseConsts(ElementEpilogue):
         segment, position = divmod(block, self.blocks)
         return segment * self.width + position * 8 * self.stride if of_source else block * 8
 
+    @property
+    def tap_rows(self) -> int:
+        return self.rows.taps
+
     def tap(self, row: int, column: int) -> int:
         at = row * self.taps + column
         return self.rows.taps * self.taps - 1 - at if self.flip else at
@@ -129,16 +133,20 @@ def _unit(axis: Axis) -> Axis:
 @lru_cache(maxsize=256)
 def lower_to_products(p: ConvProblem) -> Depthwise | str:
     d = lower(p)
-    if isinstance(d, str):
-        return d
+    return d if isinstance(d, str) else as_products(d)
+
+
+def as_products(d: Depthwise) -> Depthwise | str:
+    """The gradient of unit stride as a convolution, or why products with diagonals do not serve."""
     if any(x.dtype not in (F16, BF16) for x in (d.source, d.target)) or d.source.dtype != d.filter.dtype:
         return f"types are {d.source.dtype}, {d.filter.dtype} and {d.target.dtype} (f16 and bf16 are supported)"
     if d.kind == "wgrad" and d.target.dtype != d.source.dtype:
         return f"{d.names[1]} is {d.target.dtype} and {d.names[0]} {d.source.dtype}: one type is supported"
     if d.kind == "dgrad":
-        if d.rows.stride != 1 or d.columns.stride != 1:
-            return f"dgrad of stride {(d.rows.stride, d.columns.stride)} (1 is supported)"
-        d = replace(d, rows=_unit(d.rows), columns=_unit(d.columns))
+        strides = (d.depth.stride, d.rows.stride, d.columns.stride)
+        if strides != (1, 1, 1):
+            return f"dgrad of stride {strides} (1 is supported)"
+        d = replace(d, depth=_unit(d.depth), rows=_unit(d.rows), columns=_unit(d.columns))
     if d.channels % 8:
         return f"{d.channels} channels are no multiple of 8"
     for x in (d.source, d.target):
@@ -149,8 +157,8 @@ def lower_to_products(p: ConvProblem) -> Depthwise | str:
     rows = {m.source for m in d.rows.steps}
     if rows != set(range(len(rows))):
         return f"stride {d.rows.stride} with dilation {d.rows.dilation} skips rows"
-    if d.rows.taps * ceil_div(d.columns.taps, 2) > _MOST_PRODUCTS or d.rows.lags > 16:
-        return f"{d.rows.taps} x {d.columns.taps} taps (at most {_MOST_PRODUCTS} pairs)"
+    if d.depth.taps * d.rows.taps * ceil_div(d.columns.taps, 2) > _MOST_PRODUCTS or d.rows.lags > 16:
+        return f"{d.depth.taps} x {d.rows.taps} x {d.columns.taps} taps (at most {_MOST_PRODUCTS} pairs)"
     return d
 
 

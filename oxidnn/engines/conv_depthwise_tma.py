@@ -22,10 +22,11 @@ from ..device import DeviceInfo
 from ..dtypes import F32
 from ..ops.base import Problem
 from ..ops.conv import ConvProblem
+from ..ops.epilogue import align_shape
 from ..tensor import TensorDesc, packed_strides
 from .base import SUPPORTED, Arg, Build, Engine, EngineConfig, ScalarArg, Scratch, Step, Support, TensorArg, TensorMapArg, refuse
-from .conv_depthwise import POINT, Axis, Depthwise, Meeting
-from .conv_depthwise_mma import lower_to_products
+from .conv_depthwise import POINT, Axis, Depthwise, Meeting, lower_any
+from .conv_depthwise_mma import as_products
 from .digits import DigitConsts, Digits, ceil_div
 from .element_epilogue import ElementEpilogue, OperandConsts, operand_over
 from .reduce_tree import reduction_steps
@@ -52,11 +53,14 @@ class TmaDepthwiseConsts(ElementEpilogue):
     """groups: of 8 channels, and warps. A tile is two blocks of 8 neighbouring pixels of the target; `tiles` of them, of `segments` images
     with `blocks` each. width: columns of the source in a box, of `halves` those of one parity. A line is a pixel of a stage.
 
-    taps_bytes: of the filter's axes (channel, row, column). operand_images: byte strides of the operands' images.
+    Rows of taps are those of all slices of depth, and so are the rows of a step. taps_bytes: of the filter's axes (channel, slice, row,
+    column). operand_images: byte strides of the operands' images.
     """
 
     kind: str
     target: str
+    depth: Axis
+    is_deep: bool
     rows: Axis
     steps: tuple[Meeting, ...]
     taps: int
@@ -69,7 +73,7 @@ class TmaDepthwiseConsts(ElementEpilogue):
     halves: bool
     stages: int
     digits: DigitConsts
-    taps_bytes: tuple[int, int, int]
+    taps_bytes: tuple[int, int, int, int]
     flip: bool
     sums_taps: bool
     operands: tuple[OperandConsts, ...] = ()
@@ -88,6 +92,19 @@ class TmaDepthwiseConsts(ElementEpilogue):
     @property
     def source_rows(self) -> int:
         return len({m.source for m in self.steps})
+
+    @property
+    def step_rows(self) -> int:
+        """Of a slice."""
+        return self.source_rows // self.depth.taps
+
+    @property
+    def tap_rows(self) -> int:
+        return self.depth.taps * self.rows.taps
+
+    def coordinates(self, channel: str, column: str, row: str, depth: str, image: str) -> list[str]:
+        """Of a box."""
+        return [channel, column, row, *([depth] if self.is_deep else []), image]
 
     @property
     def width(self) -> int:
@@ -209,35 +226,47 @@ class TmaDepthwiseConsts(ElementEpilogue):
 
     def tap(self, row: int, column: int) -> int:
         at = row * self.taps + column
-        return self.rows.taps * self.taps - 1 - at if self.flip else at
+        return self.tap_rows * self.taps - 1 - at if self.flip else at
 
     def tap_bytes(self, row: int, column: int) -> int:
         """From a channel's first tap to this one, which is read backwards with `flip`."""
-        r, s = divmod(self.tap(row, column), self.taps)
-        return r * self.taps_bytes[1] + s * self.taps_bytes[2]
+        row, s = divmod(self.tap(row, column), self.taps)
+        z, r = divmod(row, self.rows.taps)
+        return z * self.taps_bytes[1] + r * self.taps_bytes[2] + s * self.taps_bytes[3]
 
 
 def _shape(d: Depthwise, groups: int, tiles: int, segments: int, stages: int = 2) -> TmaDepthwiseConsts:
     """The consts as far as they say how much memory is needed."""
-    c = d.columns
-    # Two taps side by side must lie equally far apart in the halves, wherever they begin.
-    halves = c.stride == 2 and c.dilation == 1 and c.source % 2 == 0
-    return TmaDepthwiseConsts(d.source.dtype.name, d.target.dtype.name, d.rows, d.rows.steps, c.taps, c.stride, c.dilation, c.low, groups,
-                              tiles, segments, halves, stages, DigitConsts((), False), (0, 0, 0), False, d.kind == "wgrad")
+    c, is_deep = d.columns, d.source.rank == 5
+    # Two taps side by side must lie equally far apart in the halves, wherever they begin; tensor maps have five dimensions.
+    halves = c.stride == 2 and c.dilation == 1 and c.source % 2 == 0 and not is_deep
+    rows = len({m.source for m in d.rows.steps})
+    steps = tuple(Meeting(z * rows + m.source, z * d.rows.taps + m.tap, m.target, m.lag) for z in range(d.depth.taps) for m in d.rows.steps)
+    return TmaDepthwiseConsts(d.source.dtype.name, d.target.dtype.name, d.depth, is_deep, d.rows, steps, c.taps, c.stride, c.dilation,
+                              c.low, groups, tiles, segments, halves, stages, DigitConsts((), False), (0, 0, 0, 0), False,
+                              d.kind == "wgrad")
 
 
 def _registers(p: ConvProblem, d: Depthwise, c: TmaDepthwiseConsts) -> int:
     if c.sums_taps:
         return min(4 * len(c.products) + 2 * d.rows.lags * c.tiles + 52, 168 if c.tiles <= 2 else 255)
     operands = sum(o.desc.rank > 1 for o in p.inputs if o.name not in d.names)
-    return d.rows.taps * c.taps + 4 * d.rows.lags * c.tiles + 26 + 6 * c.tiles + 16 * operands
+    return c.tap_rows * c.taps + 4 * d.rows.lags * c.tiles + 26 + 6 * c.tiles + 16 * operands
 
 
 @lru_cache(maxsize=256)
 def _lower(p: ConvProblem) -> Depthwise | str:
-    d = lower_to_products(p)
+    d = lower_any(p)
+    d = d if isinstance(d, str) else as_products(d)
     if isinstance(d, str):
         return d
+    if d.depth.dilation > 1:
+        return f"dilation {d.depth.dilation} of depth (1 is supported)"
+    for name in (n for n in (p.epilogue.args if p.epilogue is not None and p.spatial == 3 else ()) if n != "acc"):
+        assert p.epilogue is not None
+        over = align_shape(p.op, name, p.desc(name).shape, d.target.shape, 1, p.epilogue.axis(name))
+        if any(n > 1 for i, n in enumerate(over) if i != 1):
+            return f"{name} goes over positions of three dimensions (vectors of channels are supported)"
     if p.spatial == 1:  # tiles lie along the one dimension, and a row is all there is
         d = replace(d, rows=POINT, columns=d.rows)
     for x in (d.source, d.target):
@@ -284,7 +313,7 @@ class TmaDepthwiseEngine(Engine):
         found = []
         for g in groups:
             for tiles, segments in shapes:
-                if segments > d.images or (segments == 1 and 16 * (tiles - 1) >= width):
+                if segments > (1 if d.source.rank == 5 else d.images) or (segments == 1 and 16 * (tiles - 1) >= width):
                     continue
                 c = _shape(d, g, tiles, segments)
                 if c.width > _MAX_BOX or _registers(problem, d, c) > 235:
@@ -312,10 +341,11 @@ class TmaDepthwiseEngine(Engine):
     def _consts_of(self, d: Depthwise, config: EngineConfig) -> TmaDepthwiseConsts:
         return _shape(d, config["groups"], config["tiles"], config["segments"], config["stages"])
 
-    def _items(self, d: Depthwise, config: EngineConfig) -> tuple[int, int, int]:
-        """Blocks of images, strips and columns of tiles."""
+    def _items(self, d: Depthwise, config: EngineConfig) -> tuple[int, ...]:
+        """Blocks of images, slices if there are any, strips and columns of tiles."""
         per_tile = 16 * config["tiles"] // config["segments"]
-        return ceil_div(d.images, config["segments"]), ceil_div(d.rows.groups, config["strip"]), ceil_div(d.columns.target, per_tile)
+        return (ceil_div(d.images, config["segments"]), *([d.depth.target] if d.source.rank == 5 else []),
+                ceil_div(d.rows.groups, config["strip"]), ceil_div(d.columns.target, per_tile))
 
     def estimate(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> float:
         """Products at 6.5 clocks of a quarter SM and what a row costs besides, over the traffic."""
@@ -327,7 +357,7 @@ class TmaDepthwiseEngine(Engine):
         items, chunks = prod(self._items(d, config)), ceil_div(d.channels // 8, groups)
         strips = ceil_div(d.rows.groups, strip)
         rows = min(strip + d.rows.lags - 1, ceil_div(d.rows.source, d.rows.per_step) / strips + (d.rows.lags - 1) * (1 - 1 / strips))
-        products = tiles * (len(c.products) if c.sums_taps else d.rows.taps * ceil_div(d.columns.taps, 2))
+        products = tiles * (len(c.products) if c.sums_taps else c.tap_rows * ceil_div(d.columns.taps, 2))
         if device.is_emulated:
             return 20.0 * items * chunks * rows * products
         per_sm, _ = self._fit(problem, d, c, device)
@@ -342,14 +372,15 @@ class TmaDepthwiseEngine(Engine):
 
     @staticmethod
     def _map(x: TensorDesc, c: TmaDepthwiseConsts, box: tuple[int, ...], halves: bool) -> TensorMapSpec:
-        """By (channel, column, row, image), of halves by (channel, parity, column // 2, row, image)."""
-        images, channels, *down, across = x.shape
-        n, _, *row, w = (s * x.dtype.num_bytes if extent > 1 else 16 for s, extent in zip(x.strides, x.shape, strict=True))
-        rows, h = (*down, 1)[0], (*row, 16)[0]
-        dims, strides = (channels, across, rows, images), (w, h, n)
+        """By (channel, column, row, depth if any, image), of halves by (channel, parity, column // 2, row, image)."""
+        images, channels, *spatial = x.shape
+        n, _, *steps = (s * x.dtype.num_bytes if extent > 1 else 16 for s, extent in zip(x.strides, x.shape, strict=True))
+        if x.rank == 3:
+            spatial, steps = [1, *spatial], [16, *steps]
+        dims, strides = [*spatial[::-1], images], [*steps[::-1], n]
         if halves:
-            dims, strides = (channels, 2, across // 2, rows, images), (w, 2 * w, h, n)  # type: ignore[assignment]
-        return TensorMapSpec(x.dtype.name, dims, strides, box, swizzle=c.pitch)
+            dims, strides = [2, dims[0] // 2, *dims[1:]], [strides[0], 2 * strides[0], *strides[1:]]
+        return TensorMapSpec(x.dtype.name, (channels, *dims), tuple(strides), box, swizzle=c.pitch)
 
     def build_steps(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> Build:
         assert isinstance(problem, ConvProblem)
@@ -359,25 +390,27 @@ class TmaDepthwiseEngine(Engine):
         assert isinstance(d, Depthwise)
         groups, segments, strip, is_sum = config["groups"], config["segments"], config["strip"], d.kind == "wgrad"
         shape = self._consts_of(d, config)
-        source_box = ((8 * groups, 1, shape.width, shape.source_rows, segments) if shape.halves else
-                      (8 * groups, shape.width, shape.source_rows, segments))
+        depth, source_depth = ((1,), (shape.depth.taps,)) if shape.is_deep else ((), ())
+        source_box = (8 * groups, *([1] if shape.halves else []), shape.width, shape.step_rows, *source_depth, segments)
         maps = [Arg("map_source", "tensor_map", TensorMapArg(d.names[0], self._map(d.source, shape, source_box, shape.halves))),
                 Arg("map_target", "tensor_map", TensorMapArg(d.names[1], self._map(
-                    d.target, shape, (8 * groups, 8 * shape.blocks, 1, segments), False)))]
+                    d.target, shape, (8 * groups, 8 * shape.blocks, 1, *depth, segments), False)))]
         args: list[Arg] = []
         operands, rows, strides = [], [], {}
         for name in (n for n in (p.epilogue.args if p.epilogue is not None else ()) if n != "acc"):
+            # of three dimensions none goes over positions
             operand, (image, _, down, across) = operand_over(p, p.epilogue, name, d.target.shape, 2)
             if p.spatial == 1:
                 operand, down, across = replace(operand, column_bytes=down), 0, down
             operands.append((operand, image))
-            strides[name] = (segments * image, down * strip, across * 8 * shape.blocks)
+            strides[name] = (segments * image, *([0] if shape.is_deep else []), down * strip, across * 8 * shape.blocks)
             args.append(Arg(f"ptr_{name}", "u64", TensorArg(name)))
             rows.append(Arg(f"row_{name}", "s64", down))
-        digits = Digits(("n", "strip", "tile"), self._items(d, config), strides)
+        digits = Digits(("n", *(["depth"] if shape.is_deep else []), "strip", "tile"), self._items(d, config), strides)
         size, desc = d.filter.dtype.num_bytes, d.filter
-        channel, *down_across = (s * size for s in (desc.strides[0], *desc.strides[2:]))
-        consts = replace(shape, digits=digits.consts(), taps_bytes=(channel, down_across[0], down_across[-1]),
+        channel, *steps = (s * size for s in (desc.strides[0], *desc.strides[2:]))
+        slice_bytes, row_bytes, column_bytes = (0, 0, *steps)[-3:]
+        consts = replace(shape, digits=digits.consts(), taps_bytes=(channel, slice_bytes, row_bytes, column_bytes),
                          flip=p.flip != (d.kind == "dgrad"), operands=tuple(o for o, _ in operands),
                          operand_images=tuple(n for _, n in operands), epilogue=p.epilogue)
         chunks = ceil_div(d.channels // 8, groups)
@@ -390,7 +423,7 @@ class TmaDepthwiseEngine(Engine):
             "images": ("u32", d.images), "strip": ("s32", strip), "source_rows": ("s32", d.rows.source),
             "target_rows": ("s32", d.rows.target), "target_columns": ("s32", d.columns.target)}
         scratch = Scratch()
-        taps = d.rows.taps * d.columns.taps
+        taps = shape.tap_rows * d.columns.taps
         partial = scratch.take(count * d.channels * taps * 4) if is_sum else TensorArg(d.names[2])
         args = [*maps, Arg("ptr_partial" if is_sum else "ptr_filter", "u64", partial), *args]
         args += [Arg(n, t, v) for n, (t, v) in values.items()] + rows + digits.args(consts.digits.wide)
@@ -398,13 +431,13 @@ class TmaDepthwiseEngine(Engine):
         first = Step.of("conv/depthwise_tma_wgrad_sm90" if is_sum else "conv/depthwise_tma_sm90", self.op,
                         Target.for_arch(device.arch, (8, 0)), 32 * groups, args, consts, count * chunks, dynamic_smem=consts.smem_bytes,
                         min_ctas_per_sm=per_sm,
-                        suffix=f"{consts.kind}_{d.rows.taps}x{d.columns.taps}_g{groups}_t{config['tiles']}_{segments}")
+                        suffix=f"{consts.kind}_{shape.tap_rows}x{d.columns.taps}_g{groups}_t{config['tiles']}_{segments}")
         if not is_sum:
             return Build((first,))
         whole = TensorDesc(F32, (count, *desc.shape), (d.channels * taps, taps, taps, *packed_strides(desc.shape[2:])))
         assert not isinstance(partial, TensorArg)
-        steps = reduction_steps(p.op, (whole, partial), (desc, TensorArg(d.names[2])), (0,), "sum", device, scratch)
-        return Build((first, *steps), scratch.num_bytes)
+        sums = reduction_steps(p.op, (whole, partial), (desc, TensorArg(d.names[2])), (0,), "sum", device, scratch)
+        return Build((first, *sums), scratch.num_bytes)
 
 
 _OPS = ("conv_fprop", "conv_dgrad", "conv_wgrad", "conv_transpose", "conv_transpose_dgrad", "conv_transpose_wgrad")

@@ -28,6 +28,11 @@ LINES = (
     "conv_fprop x=bf16[2,32,40]nhwc w=bf16[32,1,5] padding=2 groups=32",
     "conv_fprop x=bf16[2,40,139]nhwc w=bf16[40,1,4] padding='((3,0),)' groups=40 "
     "epilogue='silu(acc + bias[c]) + z' bias=f32[40] z=bf16[2,40,139]nhwc",
+    "conv_fprop x=bf16[2,40,5,6,20]nhwc w=bf16[40,1,3,3,3] padding=1 groups=40 epilogue='relu(acc + bias[c])' bias=f32[40]",
+    "conv_fprop x=f16[1,24,7,9,21]nhwc w=f16[24,1,3,2,3] padding='((2,0),(0,1),(1,1))' stride=2 groups=24",
+    "conv_dgrad dy=bf16[2,24,4,6,9]nhwc w=bf16[24,1,3,3,3]nhwc x_shape=(2,24,4,6,9) padding=1 groups=24",
+    "conv_wgrad x=bf16[2,40,4,6,20]nhwc dy=bf16[2,40,4,6,20]nhwc w_shape=(40,1,3,3,3) padding=1 groups=40",
+    "conv_wgrad x=bf16[1,24,5,9,21]nhwc dy=bf16[1,24,3,5,11]nhwc w_shape=(24,1,2,3,3) padding=1 stride=2 groups=24",
     "conv_dgrad dy=f16[3,24,70]nhwc w=f16[24,1,4] x_shape=(3,24,70) padding='((3,0),)' groups=24",
     "conv_wgrad x=bf16[3,72,70]nhwc dy=bf16[3,72,35]nhwc w_shape=(72,1,5) padding=2 stride=2 groups=72",
     "conv_dgrad dy=bf16[2,64,9,20]nhwc w=bf16[64,1,3,3] x_shape=(2,64,9,20) padding=1 groups=64",
