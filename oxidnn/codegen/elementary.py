@@ -621,6 +621,8 @@ def modulo(t: str) -> Callable[[Emitter, str, str], str]:
     """The exact rest of x/y with the sign of y, as NumPy's mod: of sizes; |y| less it where the signs differ and it is not 0."""
 
     def lower(e: Emitter, a: str, b: str) -> str:
+        if t == "u64":
+            return e("rem.u64", a, b)
         if t in ("s32", "s64"):
             rest = e(f"rem.{t}", a, b)
             differ = e(f"setp.lt.{t}", e(f"xor.{'b' + t[1:]}", rest, b), 0)
@@ -797,7 +799,7 @@ def fmod(t: str) -> Callable[[Emitter, str, str], str]:
     """The exact rest of x/y with the sign of x, as C's fmod."""
 
     def lower(e: Emitter, a: str, b: str) -> str:
-        if t in ("s32", "s64"):
+        if t in ("s32", "s64", "u64"):
             return e(f"rem.{t}", a, b)
         x, y = (a, b) if t == "f64" else (e("cvt.f64.f32", a), e("cvt.f64.f32", b))
         rest = e("copysign.f64", x, _rest_f64(e, e("abs.f64", x), e("abs.f64", y)))
@@ -901,6 +903,8 @@ def floor_divide(t: str) -> Callable[[Emitter, str, str], str]:
     towards 0, less 1 where something is left and the signs differ."""
 
     def lower(e: Emitter, a: str, b: str) -> str:
+        if t == "u64":
+            return e("div.u64", a, b)
         if t in ("s32", "s64"):
             untyped = "b" + t[1:]
             left = e("and.pred", e(f"setp.ne.{t}", e(f"rem.{t}", a, b), 0), e(f"setp.lt.{t}", e(f"xor.{untyped}", a, b), 0))

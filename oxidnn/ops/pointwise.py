@@ -7,7 +7,8 @@
 Operands broadcast as NumPy's; a per-channel operand has shape (C,) and lies along dimension 1. An output may lie exactly where an input
 of the same description lies. Types mix freely. Arithmetic is f64 if any
 operand is, exact integers if all operands are integers and the expression has an integer form, else f32. Results saturate where their
-type is narrower than the arithmetic; shifts and counts of bits are of the type that the operands combine to, as NumPy's.
+type is narrower than the arithmetic; shifts and counts of bits are of the type that the operands combine to, as NumPy's. u64 beside
+integers without sign computes modulo 2^64; beside integers with sign, as NumPy has it, in f64.
 """
 
 from __future__ import annotations
@@ -24,10 +25,9 @@ from ..dtypes import BOOL, DType, dtype
 from ..errors import InvalidArgument, expected
 from ..tensor import TensorDesc, packed_strides
 from .base import OpDef, Operand, Policy, Problem, Scalar
-from .checks import canonical, check_bool, check_dtype, check_expression, check_number, check_output
+from .checks import canonical, check_bool, check_expression, check_number, check_output
 
 STORED = ("f64", "f32", "f16", "bf16", "e4m3", "e5m2", "s8", "u8", "s16", "u16", "s32", "u32", "s64", "bool")
-_STORED = tuple(dtype(name) for name in STORED)
 MAX_INPUTS = 8
 MAX_RANK = 8
 
@@ -43,7 +43,7 @@ class View:
 
 @dataclass(frozen=True)
 class PointwiseProblem(Problem):
-    """expression: over the operands' names. shape: of the outputs. compute: "f32", "f64", "s32" or "s64". values: scalars of the
+    """expression: over the operands' names. shape: of the outputs. compute: "f32", "f64", "s32", "s64" or "u64". values: scalars of the
     expression that the problem fixes; the others are given with each call. saturate: 8-bit floats take their largest number for what is
     beyond it, not an infinity or NaN. views: of the expression's operands and results, where they are not the problem's.
     """
@@ -116,7 +116,7 @@ def _within(expression: Expression, kind: DType, width: int) -> Expression:
         if node.op in ("popcount", "clz", "ctz") and operands[1] == const(0):
             operands = operands[0], const(bits)
         made = Expression(node.op, operands, node.value) if operands else node
-        if node.op == "bitwise_not" and kind.kind != "int":
+        if node.op == "bitwise_not" and kind.kind != "int" and bits < width:
             made = apply("bitwise_xor", operands[0], ones)
         if node.op == "left_shift" and bits < width:
             made = apply("bitwise_and", made, ones)
@@ -173,10 +173,9 @@ def pointwise_problem(op: str, expression: Expression, names: tuple[str, ...], t
     for name in names:
         if name not in tensors:
             raise expected(op, name, "missing", f"a tensor for each of {', '.join(names)}")
-    for name, desc in tensors.items():
+    for name in tensors:
         if name not in names and name not in output_names:
             raise expected(op, name, "given", f"operands {', '.join(names)} and outputs {', '.join(output_names)}")
-        check_dtype(op, name, desc, tensors, _STORED)
     if len(names) > MAX_INPUTS:
         raise expected(op, "expression", f"one of {len(names)} tensors", f"at most {MAX_INPUTS}")
     shape = _broadcast(op, expression, tensors)
@@ -197,26 +196,27 @@ def pointwise_problem(op: str, expression: Expression, names: tuple[str, ...], t
     model = next((tensors[n] for n in names if tensors[n].shape == shape and expression.axis(n) is None), None)
     outputs = []
     for name, kind in zip(output_names, chosen, strict=True):
-        if kind.name not in STORED:
-            raise expected(op, f"type of {name}", kind, ", ".join(STORED))
         desc = tensors.get(name) or (canonical(like(model, kind)) if model is not None else TensorDesc.packed(kind, shape))
-        check_output(op, name, desc, shape, tensors, _STORED)
+        check_output(op, name, desc, shape, tensors, dtypes.TABLE)
         if kinds is not None and desc.dtype != kind:
             raise expected(op, f"type of {name}", desc.dtype, kind)
         outputs.append(Operand(name, desc, True))
     every = [*inputs, *(o.desc.dtype for o in outputs)]
-    if any(k.name == "f64" for k in every):
+    has_u64 = any(k.name == "u64" for k in inputs)
+    if any(k.name == "f64" for k in every) or has_u64 and any(k.kind == "int" for k in inputs):
         compute = "f64"
     elif integers and not any(o.desc.dtype.is_float for o in outputs):
         constants = [node.value for node in expression.nodes() if node.op == "const"]
         is_wide = any(k.bits == 64 or k.name == "u32" for k in every) or any(not -(2**31) <= c < 2**31 for c in constants)
-        compute = "s64" if is_wide else "s32"
+        compute = "u64" if has_u64 else "s64" if is_wide else "s32"
+        least, most = (0, 2**64) if has_u64 else (-(2**63), 2**63)
         for constant in constants:
-            if not -(2**63) <= constant < 2**63:
-                raise expected(op, "expression", f"one with the constant {constant:.17g} over integers", "constants that s64 holds")
+            if not least <= constant < most:
+                kind = "u64" if has_u64 else "s64"
+                raise expected(op, "expression", f"one with the constant {constant:.17g} over integers", f"constants that {kind} holds")
     else:
         compute = "f32"
-    if compute[0] == "s":
+    if compute[0] != "f":
         expression = _within(expression, promote(inputs), int(compute[1:]))
     if compute[0] == "f":  # names what has no form before anything is built
         expression.lower({n: "%r" for n in expression.args + expression.scalars}, ["%r"] * expression.num_outputs, compute)

@@ -19,7 +19,8 @@ import numpy as np
 from ... import dtypes
 from ...errors import InvalidArgument
 
-COMPUTE_TYPES = ("f32", "f64", "s32", "s64")
+COMPUTE_TYPES = ("f32", "f64", "s32", "s64", "u64")
+INTEGER_TYPES = ("s32", "s64", "u64")
 CHANNEL_NAMES = ("bias", "scale", "shift")  # per-channel where the text also names acc
 COMMON = {
     "bias": "acc + bias[c]", "residual": "acc + residual",
@@ -205,7 +206,7 @@ class Expression:
     def lower(self, registers: Mapping[str, str], results: Sequence[str], compute: str = "f32", brief: bool = False) -> str:
         """A PTX scope that reads `registers` (by operand and scalar name, in the compute type) and writes `results`, one an output.
 
-        compute: "f32", "f64", "s32" or "s64". Conditions are written as 1 or 0. Results may be registers that are also read. brief: see
+        compute: one of COMPUTE_TYPES. Conditions are written as 1 or 0. Results may be registers that are also read. brief: see
         elementary.Emitter.
         Raises InvalidArgument if a register is missing or a function has no form in the compute type.
         """

@@ -10,7 +10,7 @@ import numpy as np
 
 from ...errors import InvalidArgument
 from .. import elementary as el
-from .expression import COMPUTE_TYPES, TABLE, Expression, Function, Lowering, Value, apply, const, times
+from .expression import COMPUTE_TYPES, INTEGER_TYPES, TABLE, Expression, Function, Lowering, Value, apply, const, times
 
 
 def _row(name: str, arity: int, numpy: Callable[..., Any], **columns: Any) -> None:
@@ -18,12 +18,14 @@ def _row(name: str, arity: int, numpy: Callable[..., Any], **columns: Any) -> No
 
 
 def _plain(instruction: str, integer: str = "", rounding: str = "") -> dict[str, Lowering]:
-    """One instruction in each compute type; `integer` names the integer form where there is one."""
+    """One instruction in each compute type; `integer` names the integer form where there is one. Of numbers without sign neg wraps, and
+    abs is the number."""
     def form(text: str) -> Lowering:
         return lambda e, *operands: e(text, *operands)
 
     rows = {t: form(f"{instruction}{rounding}.{t}") for t in ("f32", "f64")}
-    return rows | ({t: form(f"{integer}.{t}") for t in ("s32", "s64")} if integer else {})
+    without_sign = {"neg": "neg.s64", "abs": "mov.b64"}.get(integer, f"{integer}.u64")
+    return rows | ({"s32": form(f"{integer}.s32"), "s64": form(f"{integer}.s64"), "u64": form(without_sign)} if integer else {})
 
 
 def _both(f32: Lowering, f64: Lowering) -> dict[str, Lowering]:
@@ -263,16 +265,16 @@ def _bits(name: str) -> dict[str, Lowering]:
     def form(t: str) -> Lowering:
         return lambda e, *operands: e(f"{name}.b{t[1:]}", *operands)
 
-    return {t: form(t) for t in ("s32", "s64")}
+    return {t: form(t) for t in INTEGER_TYPES}
 
 
-def _shift(instruction: str) -> dict[str, Lowering]:
+def _shift(left: bool) -> dict[str, Lowering]:
     """The amount is taken as 32 bits; PTX clamps it to the width."""
     def form(t: str) -> Lowering:
-        width = t[1:]
-        return lambda e, a, n: e(f"{instruction}{width}", a, n if t == "s32" else e("cvt.u32.s64", e("min.s64", n, 64)))
+        name = f"shl.b{t[1:]}" if left else f"shr.{t}"
+        return lambda e, a, n: e(name, a, n if t == "s32" else e(f"cvt.u32.{t}", e(f"min.{t}", n, 64)))
 
-    return {t: form(t) for t in ("s32", "s64")}
+    return {t: form(t) for t in INTEGER_TYPES}
 
 
 def _count(name: str) -> dict[str, Lowering]:
@@ -290,11 +292,11 @@ def _count(name: str) -> dict[str, Lowering]:
                 a = e(f"brev.b{width}", a) if name == "ctz" else e(f"shl.b{width}", a, width - bits)
                 a = e(f"or.b{width}", a, 1 << (width - bits - 1)) if bits < width else a
             found = e(f"{'popc' if name == 'popc' else 'clz'}.b{width}", a, to="b32")
-            return found if t == "s32" else e("cvt.s64.s32", found)
+            return found if t == "s32" else e(f"cvt.{t}.{t[0]}32", found)
 
         return lower
 
-    return {t: form(t) for t in ("s32", "s64")}
+    return {t: form(t) for t in INTEGER_TYPES}
 
 
 def where(condition: Value, a: Value, b: Value) -> Expression:
@@ -449,8 +451,8 @@ _row("bitwise_and", 2, np.bitwise_and, lower=_bits("and"))
 _row("bitwise_or", 2, np.bitwise_or, lower=_bits("or"))
 _row("bitwise_xor", 2, np.bitwise_xor, lower=_bits("xor"))
 _row("bitwise_not", 1, np.bitwise_not, lower=_bits("not"))
-_row("left_shift", 2, np.left_shift, lower=_shift("shl.b"))
-_row("right_shift", 2, np.right_shift, lower=_shift("shr.s"), doc="of a signed number: the sign moves in")
+_row("left_shift", 2, np.left_shift, lower=_shift(True))
+_row("right_shift", 2, np.right_shift, lower=_shift(False), doc="of a signed number: the sign moves in")
 _row("popcount", 2, _counted(lambda v, n: v.bit_count()), lower=_count("popc"), defaults=(0.0,),
      doc="bits that are set, of so many (default: the operands' type's)")
 _row("clz", 2, _counted(lambda v, n: n - v.bit_length()), lower=_count("clz"), defaults=(0.0,), doc="zeros before the first one")

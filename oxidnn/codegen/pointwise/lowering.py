@@ -16,10 +16,12 @@ def _lower_cast(e: Emitter, x: str, name: str, t: str) -> str:
     if kind.kind == "bool":
         is_set = e(f"setp.{'neu' if t[0] == 'f' else 'ne'}.{t}", x, 0.0)
         return el.select(e, is_set, el.literal(1.0, t), el.literal(0.0, t), t)
-    if t[0] == "s":
+    if t[0] != "f":
         if kind.is_float:
             raise InvalidArgument(f"expression: cast to {name} has no form in {t} arithmetic.")
         low, high = (0, kind.max) if kind.kind == "uint" else (-kind.max - 1, kind.max)
+        if t == "u64":
+            return e("min.u64", x, int(high))
         if t == "s32" and kind.bits == 32:
             low, high = max(low, -(2**31)), 2**31 - 1
         return e(f"min.{t}", e(f"max.{t}", x, int(low)), int(high))
@@ -95,7 +97,7 @@ def lower(expression: Expression, registers: Mapping[str, str], results: Sequenc
                 raise InvalidArgument(f"lower: no register for {name!r} (given: {', '.join(registers) or 'none'}).")
             value[node] = registers[name]
         elif node.op == "const":
-            if compute[0] == "s" and node.value != int_or_nan(node.value) and node.value != 0:
+            if compute[0] != "f" and node.value != int_or_nan(node.value) and node.value != 0:
                 raise InvalidArgument(f"expression: the constant {node.value} has no form in {compute} arithmetic.")
             value[node] = el.literal(node.value, compute)
         elif node.op == "cast":

@@ -80,7 +80,7 @@ def expected_values(problem: PointwiseProblem, inputs: Mapping[str, np.ndarray],
         if problem.compute[0] == "f":
             values = values.astype(np.float64)
         elif values.dtype.kind in "ub":
-            values = values.astype(np.int64)
+            values = values.astype(np.uint64 if problem.compute == "u64" else np.int64)
         if expression.axis(name) == "c":
             values = values.reshape((1, -1) + (1,) * (rank - 2))
         arrays[name] = values
@@ -93,7 +93,8 @@ def expected_values(problem: PointwiseProblem, inputs: Mapping[str, np.ndarray],
         kind = operand.desc.dtype
         want = np.broadcast_to(result, problem.shape)
         if not kind.is_float:
-            expected.append(Expected(np.asarray(round_to(want, kind.name) if kind.name != "s64" else np.rint(want))))
+            expected.append(Expected(np.asarray(want if kind.bits == 64 and want.dtype.kind in "iu" else np.rint(want) if kind.bits == 64
+                                                else round_to(want, kind.name))))
             continue
         accumulate = dtype(problem.compute) if floating else None
         slack = np.broadcast_to(bound, problem.shape) if floating else None

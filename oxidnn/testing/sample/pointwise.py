@@ -15,6 +15,7 @@ from . import Fill, Sampler
 
 FLOATS = ("f32", "f16", "bf16", "f64")
 INTEGERS = ("s8", "u8", "s16", "u16", "s32", "u32", "s64")
+WITHOUT_SIGN = ("u8", "u16", "u32", "u64", "u64", "bool")  # what u64 computes with
 EXPRESSIONS = (
     "x", "x + y", "x * y - z", "relu(x + y)", "x * scale[c] + bias[c]", "gelu(x + bias[c])", "where(x > y, x, z * 0.5)", "silu(x) * y",
     "maximum(x, y)", "x / (1 + abs(y))", "(x - y) ** 2", "exp(x) - exp(y)", "cast(x, bf16) + y", "tanh(x) * sigmoid(y)",
@@ -22,7 +23,8 @@ EXPRESSIONS = (
     "w - scalar(lr) * (v := scalar(momentum) * m + g), v", "x < y", "x + y, x - y, x * y", "clamp(x, -1, 1) + leaky_relu(y, 0.2)",
     "erf(x) + log1p(abs(y))", "a + b + c0 + d + e + f + g + h",
 )
-INTEGER_EXPRESSIONS = ("x + y", "x * y - z", "maximum(x, minimum(y, z))", "where(x > y, x, -y)", "x >= y", "abs(x - y)", "relu(x) + y")
+INTEGER_EXPRESSIONS = ("x + y", "x * y - z", "maximum(x, minimum(y, z))", "where(x > y, x, -y)", "x >= y", "abs(x - y)", "relu(x) + y",
+                       "bitwise_or(left_shift(x, 3), right_shift(y, 2))", "popcount(x) + bitwise_not(y)")
 ACTIVATIONS = tuple(n for n, f in TABLE.items() if f.arity - len(f.defaults) == 1 and not f.is_condition and not f.is_of_integers
                     and n not in ("lgamma", "digamma", "trigamma", "tan", "logit", "log", "log2", "log10", "sqrt", "rsqrt",
                                   "reciprocal", "floor", "ceil", "round", "trunc"))
@@ -67,7 +69,7 @@ def sample_pointwise(rng: np.random.Generator, size: str) -> Problem:
     expression = parse(str(rng.choice(INTEGER_EXPRESSIONS if integers else EXPRESSIONS)))
     channels = any(expression.axis(n) == "c" for n in expression.args)
     shape = _shape(rng, size, 2 if channels else 0)
-    kinds = INTEGERS if integers else FLOATS
+    kinds = (WITHOUT_SIGN if rng.random() < 0.25 else INTEGERS) if integers else FLOATS
     first = rng.choice(kinds)
     full = [n for n in expression.args if expression.axis(n) is None]
     tensors: dict[str, TensorDesc] = {}
@@ -113,6 +115,7 @@ CASES: dict[str, tuple[str, ...]] = {
         'pointwise x=bf16[2,16,4,4]nhwc bias=f32[16]nchw r=bf16[2,16,4,4]nhwc expression="gelu(x + bias[c]) + r"',
         'pointwise x=f16[1000]nchw y=f32[1]nchw expression="x * y" dtype=f16',
         'pointwise x=s8[33,9]nchw y=s8[9]nchw expression="x * y" dtype=s32',
+        'pointwise x=u64[33,9]nchw y=u8[9]nchw expression="x * y - x, x > y, x % (y + 1)"',
         'pointwise x=f32[6,10](1,6) y=f32[6,10]nchw expression="x - y"',
         'pointwise x=f32[]nchw expression="exp(x)"',
         'pointwise x=f32[0,4]nchw expression="x + 1"',
