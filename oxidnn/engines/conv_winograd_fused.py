@@ -33,6 +33,7 @@ class PointLayout:
     __slots__ = ()
     depth: int
     wide_pad: int = 0
+    spread: int  # parts of what a round does for later ones between products (conv/winograd_points, multiply)
 
     @property
     def narrow_line(self) -> int:
@@ -84,6 +85,7 @@ class FusedConsts(PointLayout, ElementEpilogue):
     source: str
     target: str
     depth: int  # channels of a round
+    spread: int
     num_channels: int
     num_filters: int
     first: tuple[int, int]
@@ -153,6 +155,7 @@ class GradientConsts(PointLayout):
     num_channels: int
     num_filters: int
     digits: DigitConsts
+    spread: int
     depth: int = 8
     wide_pad: int = 4
     channels: int = _NARROW
@@ -210,13 +213,13 @@ class WinogradFusedEngine(WinogradEngine):
     def configs(self, problem: Problem, device: DeviceInfo) -> tuple[EngineConfig, ...]:
         """depth: channels of a round."""
         assert isinstance(problem, ConvProblem)
-        found = [EngineConfig.of(depth=n) for n in _DEPTHS if self._consts(problem, n).smem_bytes <= device.smem_per_cta]
+        found = [EngineConfig.of(depth=n, spread=k) for n in _DEPTHS for k in (0, 1, 2, 3) if self._consts(problem, n, k).smem_bytes <= device.smem_per_cta]
         return tuple(sorted(found, key=lambda config: self.estimate(problem, config, device)))
 
     def estimate(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> float:
         assert isinstance(problem, ConvProblem)
         p = problem
-        c = self._consts(p, config["depth"])
+        c = self._consts(p, config["depth"], config["spread"])
         ctas = ceil_div(self._tiles(p), _NARROW) * c.filter_blocks
         if device.is_emulated:
             instructions = c.rounds * (c.depth * 140 + 120) + 2500
@@ -252,21 +255,21 @@ class WinogradFusedEngine(WinogradEngine):
                 strides[name] = (row[0], 2 * row[2], 2 * row[3])
         return Digits(("n", "down", "across"), (p.desc(p.image).shape[0], down, across), strides)
 
-    def _consts(self, p: ConvProblem, depth: int) -> FusedConsts:
+    def _consts(self, p: ConvProblem, depth: int, spread: int) -> FusedConsts:
         source, target, _ = self._sides(p)
         back, _, window = toom_cook(2, 3)
         low = tuple(2 - pair[0] if p.direction == "dgrad" else pair[0] for pair in p.padding)
         names = p.epilogue.args if p.epilogue is not None else ()
         over = [operand_over(p, p.epilogue, name, target.desc.shape, 1) for name in names if name != "acc"]
         return FusedConsts(
-            window, back, source.desc.dtype.name, target.desc.dtype.name, depth, source.desc.shape[1], target.desc.shape[1],
+            window, back, source.desc.dtype.name, target.desc.dtype.name, depth, spread, source.desc.shape[1], target.desc.shape[1],
             (-low[0], -low[1]), source.strides[2:], target.strides[2:], source.strides[1], target.strides[1],
             source.is_channels_last, target.is_channels_last, self._pitch(p) * F32.num_bytes, self._digits(p).consts(),
             tuple(o for o, _ in over), tuple(row[2] for _, row in over), p.epilogue)
 
     def build_steps(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> Build:
         assert isinstance(problem, ConvProblem)
-        p, c, digits = problem, self._consts(problem, config["depth"]), self._digits(problem)
+        p, c, digits = problem, self._consts(problem, config["depth"], config["spread"]), self._digits(problem)
         source, target, filter = self._sides(p)
         scratch = Scratch()
         points = scratch.take(self._chunk_bytes(p, 1))
@@ -298,24 +301,24 @@ class WinogradFusedGradientEngine(WinogradEngine):
         if not refusal:
             return refusal
         support = super().check_support(problem, device)
-        if support and self._consts(problem, 1).smem_bytes > device.smem_per_cta:
+        if support and self._consts(problem, 1, 0).smem_bytes > device.smem_per_cta:
             return refuse(f"winograd_fused_f2x3: {device.smem_per_cta} bytes of shared memory "
-                          f"({self._consts(problem, 1).smem_bytes} are needed)")
+                          f"({self._consts(problem, 1, 0).smem_bytes} are needed)")
         return check_extent(problem) if support else support
 
     def configs(self, problem: Problem, device: DeviceInfo) -> tuple[EngineConfig, ...]:
         """splits: of the tiles, each summed by CTAs of its own."""
         assert isinstance(problem, ConvProblem)
-        blocks, rounds = self._consts(problem, 1).blocks, ceil_div(self._tiles(problem), 8)
+        blocks, rounds = self._consts(problem, 1, 0).blocks, ceil_div(self._tiles(problem), 8)
         limit = _MOST_SPLITS if problem.policy.workspace_limit is None else problem.policy.workspace_limit // self._split_bytes(problem)
         wanted = (1, *(waves * device.num_sms // blocks for waves in (1, 2)), *(device.num_sms // (2 * blocks), ))
         found = {ceil_div(rounds, ceil_div(rounds, n)) for n in wanted if n == 1 or 1 < n <= min(rounds, max(1, limit))}
-        return tuple(sorted((EngineConfig.of(splits=n) for n in found), key=lambda config: self.estimate(problem, config, device)))
+        return tuple(sorted((EngineConfig.of(splits=n, spread=k) for n in found for k in (0, 1, 2, 3)), key=lambda config: self.estimate(problem, config, device)))
 
     def estimate(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> float:
         assert isinstance(problem, ConvProblem)
         p, splits = problem, config["splits"]
-        c = self._consts(p, splits)
+        c = self._consts(p, splits, config["spread"])
         ctas, rounds = splits * c.blocks, ceil_div(ceil_div(self._tiles(p), 8), splits)
         if device.is_emulated:
             instructions = rounds * (c.depth * 140 + 400) + 2500
@@ -348,7 +351,7 @@ class WinogradFusedGradientEngine(WinogradEngine):
         operands = (("x", self._partials(p, splits)), ("y", p.desc(p.filter)))
         return sum_over_first(operands, device)
 
-    def _consts(self, p: ConvProblem, splits: int) -> GradientConsts:
+    def _consts(self, p: ConvProblem, splits: int, spread: int) -> GradientConsts:
         x, dy, dw = self._sides(p)
         outer, inner, _ = toom_cook(3, 2)
         target = self._partials(p, splits) if splits > 1 else TensorDesc(dw.desc.dtype, (1, *dw.desc.shape), (0, *dw.desc.strides))
@@ -359,7 +362,7 @@ class WinogradFusedGradientEngine(WinogradEngine):
         return GradientConsts(
             toom_cook(2, 3)[2], inner, outer, x.desc.dtype.name, dy.desc.dtype.name, target.dtype.name,
             (-p.padding[0][0], -p.padding[1][0]), x.strides[2:], dy.strides[2:], (h, w), x.strides[1], dy.strides[1], c, k, split,
-            x.is_channels_last and dy.is_channels_last, x.desc.shape[1], dy.desc.shape[1], self._digits(p).consts())
+            x.is_channels_last and dy.is_channels_last, x.desc.shape[1], dy.desc.shape[1], self._digits(p).consts(), spread)
 
     def _digits(self, p: ConvProblem) -> Digits:
         x, dy, _ = self._sides(p)
@@ -369,7 +372,7 @@ class WinogradFusedGradientEngine(WinogradEngine):
     def build_steps(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> Build:
         assert isinstance(problem, ConvProblem)
         p, splits, digits = problem, config["splits"], self._digits(problem)
-        c = self._consts(p, splits)
+        c = self._consts(p, splits, config["spread"])
         x, dy, dw = self._sides(p)
         scratch, tiles = Scratch(), self._tiles(p)
         flipped = -2 * (c.target_strides[0] + c.target_strides[1]) if p.flip else 0
