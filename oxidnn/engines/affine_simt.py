@@ -172,15 +172,19 @@ class SimtMatmul:
         rate = device.fma_tflops * 1e6 / device.num_sms * (f64_rate if am.acc.name == "f64" else 1.0)
         reuse = config["reg_m"] * config["reg_n"] / (config["reg_m"] + config["reg_n"])  # FMAs per fragment element
         # Measured on an H200, GEMM 4096 of operands that lie along rows. A tile of 8 k's is short for its barrier.
-        if reuse > 4.0:
-            efficiency = (0.82 if config["reg_m"] == 16 else 0.79) + (0.02 if tile[2] == 16 else 0.0)
+        if reuse >= 4.0:
+            efficiency = 0.7 if reuse == 4.0 and tile[2] == 8 else 0.86 if tile[2] == 8 else 0.88
+            efficiency -= 0.09 if reuse == 4.0 and tile[1] > 64 else 0.0
         else:
-            efficiency = (0.7 if tile[2] == 8 else 0.79 if tile[1] == 64 else 0.74) if reuse == 4.0 else 0.63 if reuse == 2.0 else 0.35
+            efficiency = 0.63 if reuse == 2.0 else 0.35
         if "k" in (consts.a.stored, consts.b.stored):
-            efficiency *= 0.87
-        elif dict(config.knobs).get("transposes"):
-            efficiency *= 0.86  # not measured yet: behind what is, and left to tuning
-        total = tiling.estimate_us(am, grid, tile, rate, 2, device, efficiency)
+            efficiency *= 0.885
+        # Copies of 4 bytes, as transposed elements come, are four times as many.
+        efficiency /= 1 + 8.5 * sum(1 / rows for x, rows in ((consts.a, tile[1]), (consts.b, tile[0])) if x.stored != x.major)
+        threads = config["threads_m"] * config["threads_n"]
+        is_large = config["reg_m"] * config["reg_n"] >= 64  # all registers of a thread
+        ctas_per_sm = max(1, 256 // threads) if is_large else 2
+        total = tiling.estimate_us(am, grid, tile, rate, ctas_per_sm, device, efficiency, in_turns=is_large)
         if am.acc.name == "f32" and min(am.m.size, am.n.size) <= NARROW:
             long = am.b if am.n.size > am.m.size else am.a
             if tile[2] < 32 and long.k_strides[-1:] == (1,):  # half a line at a time (H200: 51 us for 35)

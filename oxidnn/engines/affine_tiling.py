@@ -924,8 +924,8 @@ def estimate_us(am: AffineMatmul, grid: Grid, tile: tuple[int, int, int], sm_flo
     """Closed-form time of a tiled kernel: rounds of CTAs over the SMs at the tile's arithmetic time, bounded below by the traffic.
 
     efficiency: fraction of sm_flop_per_us that enough resident CTAs of this tile reach. One round costs a fixed latency (first loads and
-    epilogue; start_us if given), which co-resident CTAs hide from each other. in_turns: the CTAs that are resident take the tiles, so that the last
-    ones share SMs as those before did, though others stand idle.
+    epilogue; start_us if given), which co-resident CTAs hide from each other. in_turns: the resident CTAs take the tiles, so that the
+    last ones share SMs as those before did, though others stand idle.
     """
     tile_m, tile_n, tile_k = tile
     flop = 2.0 * tile_m * tile_n * tile_k * grid.k_tiles_per_split

@@ -41,6 +41,7 @@ HALO_SLOTS = 2
 SMEM_BYTES = 232448  # of a CTA, all in all
 MAX_STAGES = 8
 MAX_PREFETCHED_TILES = 264  # two rounds of the largest devices
+MIN_PREFETCHED_BYTES = 16 << 20
 MIN_STREAMED_BYTES = 8 << 20
 # Rows of tiles in a group of the raster. The tiles of a round of 132 SMs are then 11 x 12: of 2, 4, 6, 8, 11, 12 and 16 rows the best or
 # within 2 % of it wherever measured (H200, 4096 to 8192, all tiles, bf16 and e4m3; others cost up to 8 %).
@@ -352,12 +353,17 @@ def stages_of(schedule: str, tile_m: int, tile_n: int) -> int:
     return min(MAX_STAGES, (SMEM_BYTES - warpgroups * staging_bytes - 2 * BARRIER_BYTES * MAX_STAGES) // ((tile_m + tile_n) * SPAN_BYTES))
 
 
-def prefetches(grid: tiling.Grid, walk: Walk, stages: int) -> bool:
-    """Where many CTAs share what memory must still bring: long sums of few tiles, four or more to a row and to a column.
+def prefetches(am: AffineMatmul, grid: tiling.Grid, walk: Walk, stages: int, a: Boxes | Halo) -> bool:
+    """Where many CTAs share what memory must still bring: long sums of few tiles, four or more to a row and to a column, of rows that lie
+    along k.
 
     Measured 2026-11-28, H100: 1x1 2048->512 on 7x7 takes 24.5 us instead of 29.2; where less is shared, or sums are short, it costs 1 to
-    25 %.
+    25 %. H200: 13.0 us instead of 12.3 where memory brings 8 MB in all (the same layer, N=32), 29.6 instead of 25.0 in its filter gradient.
     """
+    num_bytes = am.a.dtype.num_bytes * (tiling.source_elements(am.a, am.m, am.k, am.batch)
+                                        + tiling.source_elements(am.b, am.n, am.k, am.batch))
+    if isinstance(a, Halo) or a.major != "k" or num_bytes < MIN_PREFETCHED_BYTES:
+        return False
     is_long = grid.k_tiles >= 4 * stages and grid.splits == 1
     is_shared = min(grid.m_tiles, grid.n_tiles) >= 4 and grid.ctas <= MAX_PREFETCHED_TILES
     return len(walk.extents) == 1 and walk.is_linear and is_long and is_shared
@@ -528,7 +534,7 @@ def _plan(am: AffineMatmul | MatmulGroup, config: EngineConfig) -> _Plan | str:
                          stored[0] is not None, bool(stored[0] and stored[0].has_positions),
                          stored[0].batch_digits if stored[0] else (), staging_at, staging_bytes, grids[0].slices > 1, is_split,
                          grids[0].n_tiles > 1, len(parts),
-                         not (shares or is_merged) and prefetches(grids[0], walks[0], stages),
+                         not (shares or is_merged) and prefetches(first, grids[0], walks[0], stages, a[0]),
                          streamed(first, grids[0], walks[0], (a[0], b[0])) if halo is None else (), scales, halo, defers,
                          lead, streams)
     consts = replace(consts, absent=tuple(absent), ragged=tiling.RaggedConsts.of(first),
@@ -750,7 +756,11 @@ class WgmmaSm90Matmul:
         # An im2col map brings a pixel in 3.5 clocks at best.
         pixels = sum(rows for x, rows in zip(plan.members[0].boxes, (min(c.tile_m, first.m.size), c.tile_n), strict=True)
                      if isinstance(x, Boxes) and x.map.corners is not None)
-        load_clocks = max((rows_bytes + c.tile_n * SPAN_BYTES) / rate, 3.5 * pixels)
+        # A row whose k ends within the box takes 7.
+        cut_rows = sum(rows for x, rows in zip(plan.members[0].boxes, (min(c.tile_m, first.m.size), c.tile_n), strict=True)
+                       if isinstance(x, Boxes) and x.major == "k" and x.map.dims[0] * first.a.dtype.num_bytes < SPAN_BYTES)
+        columns = c.tile_n - sum(b for at, b in c.absent if at >= c.tile_m * SPAN_BYTES) // SPAN_BYTES  # that are brought
+        load_clocks = max((rows_bytes + columns * SPAN_BYTES) / rate, 3.5 * pixels, 7.0 * cut_rows)
         # Of an epilogue, a part is hidden by the products of the next tile; in ping-pong all, while it and a tile's products take less than
         # those of two tiles: one warpgroup alone does it, in twice the time.
         in_turns = c.is_ping_pong and num_ctas > device.num_sms
@@ -788,7 +798,9 @@ class WgmmaSm90Matmul:
         # Reads come at less than the speed of a copy, writes partly stay in L2.
         memory_us = (read / 0.96 + written / 1.06) / (device.bandwidth_gbs * 1e3)
         # Of products with few rows hardly anything but the weights' way from memory shows.
-        beside = 0.0 if first.m.size <= 128 and not c.absent else 0.33
+        beside = 0.0 if first.m.size <= 128 and first.n.size >= 1024 and not c.absent else 0.33
+        if c.defers and compute_us < memory_us:  # stores that wait for memory are not hidden by being put off
+            compute_us = min(memory_us, compute_us + rounds * (1 - between) * epilogue_clocks / 1620)
         total = max(compute_us, memory_us) + beside * min(compute_us, memory_us) + meet_us + 4.4
         if c.tile_m == 192 and c.tile_n == 256 and num_ctas <= device.num_sms and grid.k_tiles >= 12:
             total *= 0.95  # one tile an SM, rows from L2 once: 25.5 us where this says 27.1 (1x1 1024->256 on 14x14, H200)

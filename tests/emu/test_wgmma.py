@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from oxidnn.codegen.render import render
+from oxidnn.engines import affine_wgmma_sm90
 from oxidnn.engines.affine_wgmma_sm90 import WGMMA_SM90, _plan, promotes_of
 from oxidnn.engines.base import EngineConfig
 from oxidnn.engines.matmul import MatmulEngine, lower
@@ -79,8 +80,9 @@ def test_against_the_reference(line: str) -> None:
     assert tried
 
 
-def test_prefetched_k_tiles() -> None:
-    """The only kernels that send boxes to L2 ahead: long sums, tiles that share rows and columns."""
+def test_prefetched_k_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The only kernels that send boxes to L2 ahead: long sums, tiles that share rows and columns, of much memory."""
+    monkeypatch.setattr(affine_wgmma_sm90, "MIN_PREFETCHED_BYTES", 0)
     backend = EmulatedBackend("sm_90a", checkers="all")
     problem = parse_case("gemm a=bf16[390,776] b=bf16[776,264] bias=f32[264] epilogue=bias_relu")
     engine = MatmulEngine(problem.op, WGMMA_SM90)
