@@ -23,13 +23,14 @@ from ..ops.deform import DeformProblem
 from ..tensor import TensorDesc
 from . import layout_copy, layout_tile, matmul, scan_block
 from .base import SUPPORTED, Arg, Build, Engine, EngineConfig, Scratch, Step, Support, TensorArg, refuse
-from .composition import Place, cheapest, moved
+from .composition import Place, cheapest, moved, piece, shifted
 from .digits import DigitConsts, Digits, ceil_div, power_of_two
 from .reduce_tree import reduction_steps
 
 THREADS = 256
 _LIMIT = 2**31
 _FAR = 2**28  # offsets beyond it count as that
+_MOST_BYTES = 1 << 30  # of columns at a time
 _COPIES = (*layout_tile.ENGINES["transform"], *layout_copy.ENGINES["transform"])
 
 Divisor = tuple[int, tuple[int, int]]  # and its magic numbers
@@ -65,49 +66,53 @@ def _divisor(n: int) -> Divisor:
 
 
 class _Launches:
-    """The launches of one problem, and what its stages share."""
+    """The launches of some images of a problem, and what its stages share. `scratch` goes on behind `begin` bytes."""
 
-    def __init__(self, p: DeformProblem, device: DeviceInfo) -> None:
+    def __init__(self, p: DeformProblem, device: DeviceInfo, first: int, images: int, begin: int = 0) -> None:
         self.p, self.device, self.scratch = p, device, Scratch()
+        self.scratch.num_bytes = begin
         self.steps: list[Step] = []
-        x = p.desc("x")
-        self.images, self.channels, self.height, self.width = x.shape
-        self.size = x.dtype.num_bytes
+        self.images = images
+        self.located: dict[str, tuple[TensorDesc, Place]] = {}
+        for o in p.operands:
+            desc, offset = (o.desc, 0) if o.name in ("w", "bias", "dw", "dbias") else piece(o.desc, 0, first, images)
+            self.located[o.name] = desc, TensorArg(o.name, offset)
+        _, self.channels, self.height, self.width = p.desc("x").shape
+        kind = p.desc("x").dtype
+        self.size = kind.num_bytes
         self.per_group, self.per_offset_group = self.channels // p.groups, self.channels // p.offset_groups
         both = gcd(self.per_group, self.per_offset_group)
         self.vector = next(v for v in (8, 4, 2, 1) if v * self.size <= 16 and both % v == 0)
-        self.columns = TensorDesc.packed(x.dtype, (self.images, p.taps * self.channels, *p.positions), "nhwc")
-        self.filter = TensorDesc.packed(x.dtype, (p.desc("w").shape[0], p.taps * self.per_group, 1, 1))
+        self.columns = TensorDesc.packed(kind, (images, p.taps * self.channels, *p.positions), "nhwc")
+        self.filter = TensorDesc.packed(kind, (p.desc("w").shape[0], p.taps * self.per_group, 1, 1))
         self.policy = replace(p.policy, workspace_limit=None)
 
     def run(self, op: str, operands: Mapping[str, tuple[TensorDesc, Place]], attrs: Mapping[str, Any], engines: Sequence[Engine]) -> None:
         """Launches of another problem over tensors where they lie."""
         descs = tuple((name, desc) for name, (desc, _) in operands.items())
         build, _ = cheapest(op, descs, tuple(attrs.items()), self.policy, self.device, tuple(engines))
-        workspace = self.scratch.take(build.workspace_bytes) if build.workspace_bytes else self.scratch.take(0)
+        workspace = self.scratch.take(build.workspace_bytes)
         self.steps += moved(build, workspace, **{name: place for name, (_, place) in operands.items()})
 
     def channels_last(self, name: str) -> Place:
         """Where the input lies channels last, aligned."""
-        desc = self.p.desc(name)
+        desc, place = self.located[name]
         if desc.is_packed("nhwc") and desc.align == 16:
-            return TensorArg(name)
-        place = self.scratch.take(desc.num_bytes)
-        last = TensorDesc.packed(desc.dtype, desc.shape, "nhwc")
-        self.run("transform", {"x": (desc, TensorArg(name)), "y": (last, place)}, {}, _COPIES)
-        return place
+            return place
+        copy = self.scratch.take(desc.num_bytes)
+        self.run("transform", {"x": (desc, place), "y": (TensorDesc.packed(desc.dtype, desc.shape, "nhwc"), copy)}, {}, _COPIES)
+        return copy
 
     def result(self, name: str) -> tuple[Place, bool]:
         """Where the output may be written channels last, and whether it is to be copied from there."""
-        desc = self.p.desc(name)
+        desc, place = self.located[name]
         if desc.is_packed("nhwc") and desc.align == 16:
-            return TensorArg(name), False
+            return place, False
         return self.scratch.take(desc.num_bytes), True
 
     def copy_out(self, name: str, place: Place) -> None:
-        desc = self.p.desc(name)
-        last = TensorDesc.packed(desc.dtype, desc.shape, "nhwc")
-        self.run("transform", {"x": (last, place), "y": (desc, TensorArg(name))}, {}, _COPIES)
+        desc, target = self.located[name]
+        self.run("transform", {"x": (TensorDesc.packed(desc.dtype, desc.shape, "nhwc"), place), "y": (desc, target)}, {}, _COPIES)
 
     def stage(self, stage: str, args: Sequence[Arg], names: str = "", extents: Sequence[int] = (), threads: int = 0,
               lanes: int = 1) -> None:
@@ -135,9 +140,9 @@ class _Launches:
     @property
     def samples(self) -> list[Arg]:
         """What finds a sample and its weights."""
-        args = [Arg("ptr_offset", "u64", TensorArg("offset")), *self.strides("offset", "offset")]
+        args = [Arg("ptr_offset", "u64", self.located["offset"][1]), *self.strides("offset", "offset")]
         if self.p.has("mask"):
-            args += [Arg("ptr_mask", "u64", TensorArg("mask")), *self.strides("mask", "mask")]
+            args += [Arg("ptr_mask", "u64", self.located["mask"][1]), *self.strides("mask", "mask")]
         return [*args, Arg("height", "u32", self.height), Arg("width", "u32", self.width)]
 
     def image(self, place: Place) -> list[Arg]:
@@ -152,9 +157,9 @@ class _Launches:
         p = self.p
         args = [*self.samples, *self.image(x), Arg("ptr_columns", "u64", columns),
                 Arg("position_bytes", "s64", p.taps * self.channels * self.size),
-                Arg("ptr_doffset", "u64", TensorArg("doffset")), *self.strides("doffset", "doffset")]
+                Arg("ptr_doffset", "u64", self.located["doffset"][1]), *self.strides("doffset", "doffset")]
         if p.has("mask"):
-            args += [Arg("ptr_dmask", "u64", TensorArg("dmask")), *self.strides("dmask", "dmask")]
+            args += [Arg("ptr_dmask", "u64", self.located["dmask"][1]), *self.strides("dmask", "dmask")]
         lanes = min(32, power_of_two(self.per_offset_group // self.vector))
         self.stage("offsets", args, "n o t p q lane", (self.images, p.offset_groups, p.taps, *p.positions, lanes), lanes=lanes)
 
@@ -186,53 +191,104 @@ class _Launches:
 
 
 class DeformableEngine(Engine):
-    """Both directions. Workspace: the columns, in x's type, copies of what lies channels first; for gradients some 80 bytes a sample."""
+    """Both directions, some images at a time. Workspace: their columns, in x's type, and copies of what lies channels first; for gradients
+    some 80 bytes a sample, and the filter's gradient of each turn in the type of sums."""
 
     id = "conv.deformable"
+
+    @staticmethod
+    def _most(p: DeformProblem) -> int:
+        """Images whose columns, samples and pixels 31 bits count."""
+        _, channels, height, width = p.desc("x").shape
+        samples = p.offset_groups * p.taps * prod(p.positions)
+        return (_LIMIT - 1) // max(channels * p.taps * prod(p.positions), 32 * samples, height * width * max(channels, p.offset_groups), 1)
 
     def check_support(self, problem: Problem, device: DeviceInfo) -> Support:
         p = problem
         assert isinstance(p, DeformProblem)
-        images, channels, height, width = p.desc("x").shape
-        columns = images * channels * p.taps * prod(p.positions)
-        samples = images * p.offset_groups * p.taps * prod(p.positions)
-        if max(columns, 32 * samples, images * height * width * max(channels, p.offset_groups)) >= _LIMIT:
-            return refuse(f"{columns} elements of columns, {samples} samples (fewer than 2^31 and 2^26 are supported: give fewer images)")
-        reach = [n + lo + hi + u for n, (lo, hi), u in zip((height, width), p.padding, p.stride, strict=True)]
+        if self._most(p) < 1:
+            return refuse("an image's columns are more than 2^31 elements, or of more than 2^26 samples")
+        reach = [n + lo + hi + u for n, (lo, hi), u in zip(p.desc("x").shape[2:], p.padding, p.stride, strict=True)]
         if max(reach) >= _FAR:
             return refuse(f"a padded extent of {max(reach)} (less than {_FAR} is supported)")
         limit = p.policy.workspace_limit
-        if limit is not None and not p.is_empty:
-            needed = self.build_steps(p, EngineConfig(), device).workspace_bytes
-            if needed > limit:
-                return refuse(f"{needed} bytes of workspace (the limit is {limit})")
+        if limit is not None and not p.is_empty and not self.configs(p, device):
+            needed = self.build_steps(p, EngineConfig.of(images=1), device).workspace_bytes
+            return refuse(f"{needed} bytes of workspace for one image at a time (the limit is {limit})")
         return SUPPORTED
+
+    def configs(self, problem: Problem, device: DeviceInfo) -> tuple[EngineConfig, ...]:
+        """Images at a time: whose columns take at most _MOST_BYTES, or half of the L2 cache; fewer where workspace is limited."""
+        p = problem
+        assert isinstance(p, DeformProblem)
+        images, limit = p.desc("x").shape[0], p.policy.workspace_limit
+        of_one = max(1, p.desc("x").shape[1] * p.taps * prod(p.positions) * p.desc("x").dtype.num_bytes)
+        counts = [min(self._most(p), max(1, most // of_one)) for most in (_MOST_BYTES, device.l2_bytes // 2)]
+        if limit is not None:
+            counts += [images // 2**k for k in range(1, 32) if images >> k]
+        found = []
+        for count in dict.fromkeys(max(1, min(images, c)) for c in counts):
+            turns = ceil_div(max(images, 1), count)
+            config = EngineConfig.of(images=ceil_div(max(images, 1), turns))
+            if limit is None or p.is_empty or self.build_steps(p, config, device).workspace_bytes <= limit:
+                found.append(config)
+        return tuple(dict.fromkeys(found))
 
     def estimate(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> float:
         p = problem
         assert isinstance(p, DeformProblem)
-        columns = p.desc("x").shape[0] * p.desc("x").shape[1] * p.taps * prod(p.positions) * p.desc("x").dtype.num_bytes
+        images = p.desc("x").shape[0]
+        columns = images * p.desc("x").shape[1] * p.taps * prod(p.positions) * p.desc("x").dtype.num_bytes
         peak = (device.tensor_tflops if p.desc("x").dtype.num_bytes == 2 and device.at_least(8) else device.fma_tflops) * 0.6e6
-        return 12.0 + p.flops / peak + columns * (12 if p.is_backward else 3) / (device.bandwidth_gbs * 1e3)
+        turns = ceil_div(max(images, 1), config["images"])
+        return 12.0 * turns + p.flops / peak + columns * (12 if p.is_backward else 3) / (device.bandwidth_gbs * 1e3)
 
     def build_steps(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> Build:
         p = problem
         assert isinstance(p, DeformProblem)
         if p.is_empty:
             return Build(())
-        on = _Launches(p, device)
-        x, w = on.channels_last("x"), on.channels_last("w")
-        columns = on.scratch.take(on.columns.num_bytes)
-        attrs = {"groups": p.groups}
-        if not p.is_backward:
-            on.write_columns(x, columns)
-            operands: dict[str, tuple[TensorDesc, Place]] = {
-                "x": (on.columns, columns), "w": (on.filter, w), "y": (p.desc("y"), TensorArg("y"))}
-            if p.has("bias"):
-                operands["bias"] = (p.desc("bias"), TensorArg("bias"))
-            on.run("conv_fprop", operands, attrs, matmul.ENGINES["conv_fprop"])
-            return Build(tuple(on.steps), on.scratch.num_bytes)
-        dy: tuple[TensorDesc, Place] = (p.desc("dy"), TensorArg("dy"))
+        images, each = p.desc("x").shape[0], config["images"]
+        turns = [(first, min(each, images - first)) for first in range(0, images, each)] or [(0, 0)]
+        shared = _Launches(p, device, 0, 0)
+        w, filter = shared.channels_last("w"), shared.filter
+        parts = shared.scratch.take(len(turns) * filter.numel * p.accumulator.num_bytes if p.is_backward and len(turns) > 1 else 0)
+        begin = total = shared.scratch.num_bytes
+        steps = shared.steps
+        for i, (first, count) in enumerate(turns):
+            on = _Launches(p, device, first, count, begin)
+            if p.is_backward:
+                part = shifted(parts, i * filter.numel * p.accumulator.num_bytes) if len(turns) > 1 else None
+                self._gradients(on, w, part)
+            else:
+                self._forward(on, w)
+            steps += on.steps
+            total = max(total, on.scratch.num_bytes)
+        end = Scratch()
+        end.num_bytes = begin
+        if p.is_backward and len(turns) > 1 and filter.numel:
+            k, c, r, s = p.desc("dw").shape
+            a, b, *taps = p.desc("dw").strides
+            source = TensorDesc.packed(p.accumulator, (len(turns), k, r, s, c))
+            target = TensorDesc(p.desc("dw").dtype, (k, r, s, c), (a, *taps, b), p.desc("dw").align)
+            steps += reduction_steps(p.op, (source, parts), (target, TensorArg("dw")), (0,), "sum", device, end)
+        if p.has("dbias"):
+            dy = (p.desc("dy"), TensorArg("dy"))
+            steps += reduction_steps(p.op, dy, (p.desc("dbias"), TensorArg("dbias")), (0, 2, 3), "sum", device, end)
+        return Build(tuple(steps), max(total, end.num_bytes))
+
+    @staticmethod
+    def _forward(on: _Launches, w: Place) -> None:
+        x, columns = on.channels_last("x"), on.scratch.take(on.columns.num_bytes)
+        on.write_columns(x, columns)
+        operands = {"x": (on.columns, columns), "w": (on.filter, w)} | {n: on.located[n] for n in ("y", "bias") if n in on.located}
+        on.run("conv_fprop", operands, {"groups": on.p.groups}, matmul.ENGINES["conv_fprop"])
+
+    @staticmethod
+    def _gradients(on: _Launches, w: Place, part: Place | None) -> None:
+        """part: where these images' gradient of the filter goes, in the type of sums; None: it is the whole."""
+        p, attrs = on.p, {"groups": on.p.groups}
+        x, columns, dy = on.channels_last("x"), on.scratch.take(on.columns.num_bytes), on.located["dy"]
         if on.columns.numel:
             on.run("conv_dgrad", {"dy": dy, "w": (on.filter, w), "dx": (on.columns, columns)}, attrs, matmul.ENGINES["conv_dgrad"])
         on.write_offsets(x, columns)
@@ -241,14 +297,13 @@ class DeformableEngine(Engine):
         if is_elsewhere:
             on.copy_out("dx", dx)
         on.write_columns(x, columns)
-        dw, is_elsewhere = on.result("dw")
-        if on.filter.numel:
-            on.run("conv_wgrad", {"x": (on.columns, columns), "dy": dy, "dw": (on.filter, dw)}, attrs, matmul.ENGINES["conv_wgrad"])
+        if not on.filter.numel:
+            return
+        dw, is_elsewhere = on.result("dw") if part is None else (part, False)
+        filter = on.filter if part is None else replace(on.filter, dtype=p.accumulator)
+        on.run("conv_wgrad", {"x": (on.columns, columns), "dy": dy, "dw": (filter, dw)}, attrs, matmul.ENGINES["conv_wgrad"])
         if is_elsewhere:
             on.copy_out("dw", dw)
-        if p.has("dbias"):
-            on.steps += reduction_steps(p.op, dy, (p.desc("dbias"), TensorArg("dbias")), (0, 2, 3), "sum", device, on.scratch)
-        return Build(tuple(on.steps), on.scratch.num_bytes)
 
 
 ENGINES: dict[str, tuple[Engine, ...]] = {op: (DeformableEngine(),) for op in ("deform_conv", "deform_conv_backward")}

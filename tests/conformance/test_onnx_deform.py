@@ -8,7 +8,12 @@ import numpy as np
 import pytest
 
 import oxidnn
-from oxidnn.errors import InvalidArgument
+from oxidnn.dispatch.registry import ENGINES
+from oxidnn.engines.base import EngineConfig
+from oxidnn.errors import InvalidArgument, Unsupported
+from oxidnn.ops.case import parse_case
+from oxidnn.runtime.emu_backend import EmulatedBackend
+from oxidnn.testing.harness import execute, run_problem
 
 from .node_tests import node_tests
 
@@ -84,11 +89,6 @@ def test_bits_do_not_depend_on_the_order_of_threads() -> None:
     given = {k: v.astype(np.float32) for k, v in problem(rng).items()}
     given["offset"] *= 0.2
     dy = rng.standard_normal((2, 6, 3, 6)).astype(np.float32)
-    from oxidnn.dispatch.registry import ENGINES
-    from oxidnn.ops.case import parse_case
-    from oxidnn.runtime.emu_backend import EmulatedBackend
-    from oxidnn.testing.harness import execute
-
     case = parse_case("deform_conv_backward dy=f32[2,6,3,6] x=f32[2,4,5,6] offset=f32[2,24,3,6] w=f32[6,2,3,2] mask=f32[2,12,3,6] "
                       "stride=(2,1) padding='((1,1),(0,1))' groups=2")
     engine = ENGINES[case.op][0]
@@ -98,6 +98,31 @@ def test_bits_do_not_depend_on_the_order_of_threads() -> None:
         backend = EmulatedBackend("sm_80", schedule=("random", seed))
         runs.append(execute(backend, case, engine, engine.configs(case, backend.info)[0], inputs))
     assert all((run[name] == runs[0][name]).all() for run in runs for name in run)
+
+
+@pytest.mark.parametrize("line", [
+    "deform_conv x=f16[3,8,5,6]nchw offset=f16[3,36,5,6]nchw w=f16[4,8,3,3]nchw mask=f16[3,18,5,6]nchw bias=f16[4] padding=1",
+    "deform_conv_backward dy=f16[3,4,5,6]nchw x=f16[3,8,5,6]nchw offset=f16[3,36,5,6]nchw w=f16[4,8,3,3]nchw mask=f16[3,18,5,6]nchw "
+    "padding=1 bias_gradient=True"])
+def test_images_in_turns(line: str) -> None:
+    case, backend = parse_case(line), EmulatedBackend("sm_80", checkers="all")
+    engine = ENGINES[case.op][0]
+    for images in (1, 2, 3):
+        run_problem(backend, case, engine, EngineConfig.of(images=images))
+    needed = [engine.build_steps(case, EngineConfig.of(images=n), backend.info).workspace_bytes for n in (1, 3)]
+    limited = parse_case(f"{line} workspace_limit={needed[0]}")
+    assert needed[0] < needed[1] and [c["images"] for c in engine.configs(limited, backend.info)] == [1]
+    assert "limit" in engine.check_support(parse_case(f"{line} workspace_limit={needed[0] - 1}"), backend.info).reason
+
+
+def test_no_channels_and_many_images(h: oxidnn.DnnHandle) -> None:
+    y = h.deform_conv(np.zeros((1, 0, 3, 3), np.float32), np.zeros((1, 2, 3, 3), np.float32), np.zeros((2, 0, 1, 1), np.float32),
+                      np.float32([1, 2]))
+    assert (y == np.float32([1, 2])[None, :, None, None]).all()
+    x = np.arange(70000, dtype=np.float32).reshape(70000, 1, 1, 1)
+    assert (h.deform_conv(x, np.zeros((70000, 2, 1, 1), np.float32), np.full((1, 1, 1, 1), 2, np.float32)) == 2 * x).all()
+    with h.options(workspace_limit=10), pytest.raises(Unsupported, match="workspace"):
+        h.deform_conv(x, np.zeros((70000, 2, 1, 1), np.float32), np.ones((1, 1, 1, 1), np.float32))
 
 
 def test_bad_arguments(h: oxidnn.DnnHandle) -> None:
