@@ -375,7 +375,8 @@ class ChannelNormEngine(Engine):
             unroll = max(1, min(8, _HELD_BYTES // compute_of(problem).num_bytes // vector))
             if along == "row" and problem.has("mask"):  # words of bits, one for each row that is held
                 unroll = min(unroll, 2)
-            usual = {"along": along, "vec": vector, "lanes": lanes, "unroll": unroll, "ctas": _CTAS, "depth": _DEPTH,
+            few = along == "column" and not problem.has("dy") and problem.num_bytes <= 2 * device.l2_bytes
+            usual = {"along": along, "vec": vector, "lanes": lanes, "unroll": unroll, "ctas": 2 if few else _CTAS, "depth": _DEPTH,
                      "streams": problem.desc("x").num_bytes > device.l2_bytes}
             found.append(EngineConfig.of(**usual))
             if along == first:
@@ -385,7 +386,7 @@ class ChannelNormEngine(Engine):
                     lanes = min(32, power_of_two(flat.channels // wider))
                     unroll = max(1, min(8, _HELD_BYTES // compute_of(problem).num_bytes // wider))
                     found.insert(0, EngineConfig.of(**usual | {"along": "flat", "vec": wider, "lanes": lanes, "unroll": unroll}))
-                others = ({"streams": not usual["streams"]}, {"ctas": 2}, {"depth": 2}, {"unroll": max(1, unroll // 2)})
+                others = ({"streams": not usual["streams"]}, {"ctas": _CTAS if few else 2}, {"depth": 2}, {"unroll": max(1, unroll // 2)})
                 found += [c for change in others if (c := EngineConfig.of(**usual | change)) not in found]
         return tuple(sorted(found, key=lambda config: self.estimate(problem, config, device)))
 
@@ -397,7 +398,8 @@ class ChannelNormEngine(Engine):
         efficiency = min(1.0, config["vec"] * problem.desc("x").dtype.num_bytes / 16) ** 0.5
         efficiency *= 0.9 if config["along"] == "flat" else 1.0 if config["along"] == space.along() else 0.15
         is_map = not problem.is_training and problem.op not in ("batch_norm_backward_reduce", "batch_norm_stats")
-        return 8.0 + (1.0 if is_map else 1.25) * problem.num_bytes / (device.bandwidth_gbs * 1e3 * 0.93 * efficiency)
+        begin, factor = (8.0, 1.0) if is_map else (15.5 if problem.has("dy") else 10.5, 1.5)  # as measured on an H200
+        return begin + factor * problem.num_bytes / (device.bandwidth_gbs * 1e3 * 0.93 * efficiency)
 
     def laid_out(self, problem: ChannelNormProblem, config: EngineConfig) -> tuple[ChannelNormProblem, EngineConfig]:
         """The problem as the launches see it."""
