@@ -212,8 +212,8 @@ def pointwise_problem(op: str, expression: Expression, names: tuple[str, ...], t
         least, most = (0, 2**64) if has_u64 else (-(2**63), 2**63)
         for constant in constants:
             if not least <= constant < most:
-                kind = "u64" if has_u64 else "s64"
-                raise expected(op, "expression", f"one with the constant {constant:.17g} over integers", f"constants that {kind} holds")
+                holder = "u64" if has_u64 else "s64"
+                raise expected(op, "expression", f"one with the constant {constant:.17g} over integers", f"constants that {holder} holds")
     else:
         compute = "f32"
     if compute[0] != "f":
