@@ -12,10 +12,11 @@ from ..device import DeviceInfo
 from ..ops import OPS
 from ..ops.base import Policy
 from ..tensor import TensorDesc
-from . import matmul, reduce_tree
+from . import layout_copy, layout_tile, matmul, reduce_tree
 from .base import Build, Engine, Step, TensorArg, TensorMapArg, WorkspaceArg, WorkspaceMapArg
 
 Place = TensorArg | WorkspaceArg
+COPIES: tuple[Engine, ...] = (*layout_tile.ENGINES["transform"], *layout_copy.ENGINES["transform"])
 Product = tuple[tuple[tuple[str, TensorDesc], ...], tuple[tuple[str, Any], ...]]  # operands and attributes of a GEMM
 
 

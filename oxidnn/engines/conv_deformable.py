@@ -21,9 +21,9 @@ from ..dtypes import S32
 from ..ops.base import Problem
 from ..ops.deform import DeformProblem
 from ..tensor import TensorDesc
-from . import layout_copy, layout_tile, matmul, scan_block
+from . import matmul, scan_block
 from .base import SUPPORTED, Arg, Build, Engine, EngineConfig, Scratch, Step, Support, TensorArg, refuse
-from .composition import Place, cheapest, moved, piece, shifted
+from .composition import COPIES, Place, cheapest, moved, piece, shifted
 from .digits import DigitConsts, Digits, ceil_div, power_of_two
 from .reduce_tree import reduction_steps
 
@@ -31,7 +31,6 @@ THREADS = 256
 _LIMIT = 2**31
 _FAR = 2**28  # offsets beyond it count as that
 _MOST_BYTES = 1 << 30  # of columns at a time
-_COPIES = (*layout_tile.ENGINES["transform"], *layout_copy.ENGINES["transform"])
 
 Divisor = tuple[int, tuple[int, int]]  # and its magic numbers
 
@@ -100,7 +99,7 @@ class _Launches:
         if desc.is_packed("nhwc") and desc.align == 16:
             return place
         copy = self.scratch.take(desc.num_bytes)
-        self.run("transform", {"x": (desc, place), "y": (TensorDesc.packed(desc.dtype, desc.shape, "nhwc"), copy)}, {}, _COPIES)
+        self.run("transform", {"x": (desc, place), "y": (TensorDesc.packed(desc.dtype, desc.shape, "nhwc"), copy)}, {}, COPIES)
         return copy
 
     def result(self, name: str) -> tuple[Place, bool]:
@@ -112,7 +111,7 @@ class _Launches:
 
     def copy_out(self, name: str, place: Place) -> None:
         desc, target = self.located[name]
-        self.run("transform", {"x": (TensorDesc.packed(desc.dtype, desc.shape, "nhwc"), place), "y": (desc, target)}, {}, _COPIES)
+        self.run("transform", {"x": (TensorDesc.packed(desc.dtype, desc.shape, "nhwc"), place), "y": (desc, target)}, {}, COPIES)
 
     def stage(self, stage: str, args: Sequence[Arg], names: str = "", extents: Sequence[int] = (), threads: int = 0,
               lanes: int = 1) -> None:

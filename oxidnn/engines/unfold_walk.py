@@ -2,12 +2,13 @@
 
 Unfolding, a thread has a position and copies what its window sees, tap by tap. Folding, it has an element of the image and gathers what
 every tap of the window says of it, always in the same order and without atomics. Where elements of neighbouring channels lie side by side
-on both sides, a pack of them is moved. Where neighbouring taps, not positions, are neighbours in the columns, they are dealt to threads.
+on both sides, a pack of them is moved. Where neighbouring taps, not positions, are neighbours in the columns, they are dealt to threads. An
+image whose innermost dimension is not that of the columns may be copied first (last), as it is a small part of them.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 from ..codegen.fastdiv import magic
@@ -15,7 +16,9 @@ from ..codegen.spec import Target
 from ..device import DeviceInfo
 from ..ops.base import Problem
 from ..ops.unfold import UnfoldProblem
-from .base import SUPPORTED, Arg, Build, Engine, EngineConfig, Step, Support, TensorArg, refuse
+from ..tensor import TensorDesc
+from .base import SUPPORTED, Arg, Build, Engine, EngineConfig, Scratch, Step, Support, TensorArg, refuse
+from .composition import COPIES, Place, cheapest, moved, shifted
 from .digits import DigitConsts, Digits, ceil_div
 
 THREADS = 256
@@ -70,27 +73,51 @@ class UnfoldWalk(Engine):
         return SUPPORTED
 
     def configs(self, problem: Problem, device: DeviceInfo) -> tuple[EngineConfig, ...]:
-        assert isinstance(problem, UnfoldProblem)
-        found = [EngineConfig.of(vec=v, deal=d) for v in _packs(problem) for d in ((0,) if problem.sums else (0, 1))]
+        p = problem
+        assert isinstance(p, UnfoldProblem)
+        found, model = [], _model(p)
+        for turn in (0, 1) if model is not None and not p.desc(p.image).is_packed(model) else (0,):
+            found += [EngineConfig.of(vec=v, deal=d, turn=turn) for v in _packs(p, _image(p, turn)) for d in ((0,) if p.sums else (0, 1))]
+        limit = p.policy.workspace_limit
+        if limit is not None:
+            found = [c for c in found if not c["turn"] or self.build_steps(p, c, device).workspace_bytes <= limit]
         return tuple(sorted(found, key=lambda config: self.estimate(problem, config, device)))
 
     def estimate(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> float:
-        """Stores that neighbouring threads do not make side by side take up to as many sectors as there are threads."""
-        assert isinstance(problem, UnfoldProblem)
-        size = problem.desc("x").dtype.num_bytes
-        cost = 1.1 + 0.8 * (config["deal"]) + 1.6 / (config["vec"] * size)
-        _, channel, _, positions = problem.column_strides
-        lane = config["vec"] if channel == 1 and not config["deal"] else min(positions[-1], channel) * (not config["deal"]) or 1
-        if lane > config["vec"]:
-            cost *= min(8.0, lane)
-        return 3.0 + problem.num_bytes / (device.bandwidth_gbs * 1e3) * cost
+        """Accesses that neighbouring threads do not make side by side take up to as many sectors as there are threads."""
+        p = problem
+        assert isinstance(p, UnfoldProblem)
+        size, model, turn = p.desc("x").dtype.num_bytes, _model(p), config["turn"]
+        _, channel, _, positions = p.column_strides
+        cost = 1.1 + 0.8 * config["deal"] + 1.6 / (config["vec"] * size)
+        if model is None and not config["deal"]:
+            cost *= min(8.0, positions[-1], channel)
+        if model is not None and not turn and not p.desc(p.image).is_packed(model):
+            cost *= 2.5
+        moved = p.num_bytes * cost + turn * 2.5 * p.desc(p.image).num_bytes
+        return 3.0 + 3.0 * turn + moved / (device.bandwidth_gbs * 1e3)
 
     def build_steps(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> Build:
         p = problem
         assert isinstance(p, UnfoldProblem)
         if p.is_empty:
             return Build(())
-        image, vector, dtype = p.desc(p.image), config["vec"], p.desc("x").dtype
+        image, place = _image(p, config["turn"]), TensorArg(p.image)
+        if not config["turn"]:
+            return Build(tuple(self._walk(p, image, place, config, device)))
+        scratch = Scratch()
+        copy = scratch.take(image.num_bytes)
+        given, turned = (p.desc(p.image), place), (image, copy)
+        x, y = (turned, given) if p.sums else (given, turned)
+        build, _ = cheapest("transform", (("x", x[0]), ("y", y[0])), (), replace(p.policy, workspace_limit=None), device, COPIES)
+        copies = moved(build, scratch.take(build.workspace_bytes), x=x[1], y=y[1])
+        walks = self._walk(p, image, copy, config, device)
+        return Build((*walks, *copies) if p.sums else (*copies, *walks), scratch.num_bytes)
+
+    @staticmethod
+    def _walk(p: UnfoldProblem, image: TensorDesc, place: Place, config: EngineConfig, device: DeviceInfo) -> list[Step]:
+        """The launches, for an image that lies as described."""
+        vector, dtype = config["vec"], p.desc("x").dtype
         size = dtype.num_bytes
         in_image = tuple(s * size for s in image.strides)
         n_columns, c_columns, *rows = p.column_strides
@@ -130,28 +157,41 @@ class UnfoldWalk(Engine):
         bounds = p.positions if p.sums else image.shape[2:]
         per_image = prod(extents[1:])
         images = max(1, min(extents[0], (_LIMIT - 1) // per_image))
+        places = {p.image: place, p.columns: TensorArg(p.columns)}
         steps = []
         for begin in range(0, extents[0], images):
             counts = (min(images, extents[0] - begin), *extents[1:])
             digits = Digits(tuple(names), counts, {"source": tuple(source), "target": tuple(target)}).ordered_for("target")
             compute = "f64" if dtype.name == "f64" else "f32"
             consts = UnfoldConsts(dtype.name, size, compute, p.sums, vector, tuple(axes), digits.consts())
-            args = [Arg("ptr_source", "u64", TensorArg("x", base + begin * source[0])),
-                    Arg("ptr_target", "u64", TensorArg("y", begin * target[0])), Arg("num_threads", "u32", digits.size)]
+            args = [Arg("ptr_source", "u64", shifted(places["x"], base + begin * source[0])),
+                    Arg("ptr_target", "u64", shifted(places["y"], begin * target[0])), Arg("num_threads", "u32", digits.size)]
             for i, (at, bound) in enumerate(zip(first, bounds, strict=True)):
                 args += [Arg(f"first{i}", "s32", at), Arg(f"bound{i}", "u32", bound)]
             args += digits.args(consts.digits.wide)
             steps.append(Step.of("conv/unfold", p.op, Target.for_arch(device.arch), THREADS, args, consts, ceil_div(digits.size, THREADS),
                                  suffix=f"{dtype.name}_{'x'.join(map(str, p.kernel))}_v{vector}"))
-        return Build(tuple(steps))
+        return steps
 
 
-def _packs(p: UnfoldProblem) -> list[int]:
+def _model(p: UnfoldProblem) -> str | None:
+    """The layout of an image that lies as the columns do, if there is one."""
+    _, channel, _, positions = p.column_strides
+    return None if prod(p.kernel) < 2 else "nhwc" if channel == 1 else "nchw" if positions[-1] == 1 else None
+
+
+def _image(p: UnfoldProblem, turn: int) -> TensorDesc:
+    """The image, or the copy that lies as the columns do."""
+    desc = p.desc(p.image)
+    return TensorDesc.packed(desc.dtype, desc.shape, _model(p) or "nchw") if turn else desc
+
+
+def _packs(p: UnfoldProblem, image: TensorDesc) -> list[int]:
     """Channels that a thread can move at once, most first."""
-    image, size = p.desc(p.image), p.desc("x").dtype.num_bytes
+    size = p.desc("x").dtype.num_bytes
     n, channel, taps, positions = p.column_strides
     others = [s for i, s in enumerate(image.strides) if i != 1 and image.shape[i] > 1] + [n, *taps, *positions]
-    aligns = [o.desc.align for o in p.operands]
+    aligns = [image.align, p.desc(p.columns).align]
     if image.strides[1] != 1 or channel != 1:
         return [1]
     return [v for v in (16, 8, 4, 2) if v * size <= 16 and image.shape[1] % v == 0 and not any(s % v for s in others)
