@@ -4,8 +4,8 @@
                                   [--directions fprop,dgrad,wgrad] [--batch 128] [--candidates 3] [--repeats 5] [--workers 16]
                                   [--seconds 150] [--json conv_shapes.json]
 
-Needs a CUDA device and torch with cuDNN, whose search is on. bf16, channels last. `further`: convolutions in one and three dimensions and
-transposed ones. Candidates are the untuned choice, then the first config of each engine estimated within 1.6 of it, then the next by
+Needs a CUDA device and torch with cuDNN, whose search is on. bf16, channels last. `further`: convolutions in one and three dimensions,
+of many groups, and transposed ones. Candidates are the untuned choice, then the first config of each engine estimated within 1.6 of it, then the next by
 estimate; worker processes assemble all of them first. Every result is compared with cuDNN's on poisoned outputs. Times are medians in
 microseconds, both sides interleaved, L2 flushed before each run. What --seconds cut off is listed.
 """
@@ -52,6 +52,10 @@ FURTHER = (
     ("t_256-128_k4s2_32", "64,256,32,32", "256,128,4,4", "64,128,64,64", "padding=1 stride=2", True),
     ("t_128-64_k4s2_64", "64,128,64,64", "128,64,4,4", "64,64,128,128", "padding=1 stride=2", True),
     ("t_1024-512_k2s2_8", "64,1024,8,8", "1024,512,2,2", "64,512,16,16", "stride=2", True),
+    ("g32_128-128_k3_56", "32,128,56,56", "128,4,3,3", "32,128,56,56", "padding=1 groups=32", False),  # ResNeXt-50
+    ("g32_256-256_k3_28", "32,256,28,28", "256,8,3,3", "32,256,28,28", "padding=1 groups=32", False),
+    ("g32_512-512_k3_14", "32,512,14,14", "512,16,3,3", "32,512,14,14", "padding=1 groups=32", False),
+    ("g32_1024-1024_k3_7", "32,1024,7,7", "1024,32,3,3", "32,1024,7,7", "padding=1 groups=32", False),
     ("t_64-3_k4s2_128", "64,64,128,128", "64,3,4,4", "64,3,256,256", "padding=1 stride=2", True),
 )
 NEAR = 1.6
