@@ -23,6 +23,8 @@ CASES: dict[str, Callable[[Places], Places]] = {  # line -> the coordinates in x
     f"pad x=u8[{ROWS},{COLUMNS}] padding=((2,3),(5,6)) mode=replicate":
         lambda at: (np.clip(at[0] - 2, 0, ROWS - 1), np.clip(at[1] - 5, 0, COLUMNS - 1)),
     f"cast x=u8[{ROWS},{COLUMNS}] dtype=f16": lambda at: at,
+    f"unfold x=u8[2,1,{ROWS // 2},{COLUMNS // 2}] kernel=(1,3)":
+        lambda at: (at[0], 0 * at[0], at[2] // (COLUMNS // 2 - 2), at[2] % (COLUMNS // 2 - 2) + at[1]),
 }
 
 
