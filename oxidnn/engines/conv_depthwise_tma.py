@@ -155,8 +155,13 @@ class TmaDepthwiseConsts(ElementEpilogue):
         return self.out_at + 2 * self.out_bytes
 
     @property
-    def smem_bytes(self) -> int:
+    def scrap_at(self) -> int:
+        """A word of each thread, of the filter's gradient."""
         return self.barriers_at + 8 * self.stages
+
+    @property
+    def smem_bytes(self) -> int:
+        return self.scrap_at + (128 * self.groups if self.sums_taps else 0)
 
     @property
     def first_box(self) -> int:
@@ -332,7 +337,7 @@ class TmaDepthwiseEngine(Engine):
         registers = 8 * ceil_div(min(_registers(p, d, c), 255), 8)
         most = max(1, min(16384 // (32 * registers) * 4 // c.groups, 64 // c.groups, 16))  # a quarter's warps have a quarter's registers
         for per_sm in range(most, 0, -1):
-            room = min(_SMEM_BYTES, device.smem_per_sm // per_sm - 1024) - 2 * c.out_bytes - 8 * _MAX_STAGES
+            room = min(_SMEM_BYTES, device.smem_per_sm // per_sm - 1024) - 2 * c.out_bytes - 8 * _MAX_STAGES - 128 * c.groups
             stages = min(_MAX_STAGES, room // c.stage_bytes)
             if stages >= (4 if per_sm > 1 else 2):
                 return per_sm, stages
