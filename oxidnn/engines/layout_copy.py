@@ -349,7 +349,8 @@ class LayoutCopy(Engine):
             most = max(1, min(_MOST_PARTS, _PARAM_BYTES // each))
             is_single = consts.masked  # the diagonal moves with the piece
             if consts.is_plain and len(shapes) > 1 and problem.num_bytes >= _SEVERAL * device.num_sms:
-                consts = replace(consts, packs=4)  # what a copy must know of its part costs more than the pack it moves
+                # What a copy must know of its part costs more than the pack it moves.
+                consts = replace(consts, packs=max(2, min(4, 32 // (consts.vec * consts.target.num_bytes))))
             for begin in range(0, len(shapes), 1 if is_single else most):
                 chosen = shapes[begin:begin + (1 if is_single else most)]
                 steps.append(self._step(problem, replace(consts, parts=len(chosen)), chosen, device))
@@ -444,6 +445,6 @@ def _rule_values(d: int, dim: Dim, axis: AxisConsts) -> dict[str, int]:
     return {f"offset{d}": offset, f"size{d}": size, f"step{d}": dim.step, f"period_multiplier{d}": multiplier, f"period_shift{d}": shift}
 
 
-_OPS = ("permute", "transform", "cast", "broadcast_to", "flip", "roll", "slice", "slice_backward", "tile", "triu", "tril", "pad", "concat",
+_OPS = ("permute", "transform", "cast", "conv_reorder", "broadcast_to", "flip", "roll", "slice", "slice_backward", "tile", "triu", "tril", "pad", "concat",
         "split", "fill", "pad_backward", "meshgrid")
 ENGINES: dict[str, tuple[Engine, ...]] = {op: (LayoutCopy(),) for op in _OPS}

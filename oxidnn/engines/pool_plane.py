@@ -25,7 +25,8 @@ _PLACED = 0.25  # fractional windows are placed in f32: an eighth of an element,
 @dataclass(frozen=True, slots=True)
 class PlaneConsts:
     """mode: see ptx_templates/pool/plane. group: channels of a CTA. classes: along each axis, outputs so far apart share no element.
-    vector: elements of a pack of the image. unroll: outputs a thread has under way. The windows are those of "search"."""
+    vector: elements of a pack of the image. unroll: outputs a thread has under way; fetch: elements of x. The windows are those of
+    "search"."""
 
     mode: str
     dtype: str
@@ -36,6 +37,7 @@ class PlaneConsts:
     classes: tuple[int, ...]
     vector: int
     unroll: int
+    fetch: int
     index_dtype: str
     window: tuple[int, ...] = ()
     stride: tuple[int, ...] = ()
@@ -115,6 +117,8 @@ class _PlaneEngine(Engine):
         groups = [best] + [g for g in (16, 8) if self._layout(problem) == "nhwc" and g < best]
         elements = best * prod(problem.desc(self._parts(problem)[1]).shape[2:])
         widths = (512, 256) if elements >= 4096 else (256, 128)
+        if self._parts(problem)[0] == "scatter" and best == 1:  # fewer wait at the barriers between turns
+            widths = widths[::-1]
         return tuple(EngineConfig.of(group=g, threads=t) for g in groups for t in widths)
 
     def estimate(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> float:
@@ -125,7 +129,10 @@ class _PlaneEngine(Engine):
         fill = ctas / (-(-ctas // at_once) * at_once)  # a device with idle SMs, and SMs with one CTA that waits at its barriers
         speed = 0.8 if at_once > device.num_sms else 0.55
         classes = prod(apart(a) for a in self._axes(problem))
-        return 4.0 + problem.num_bytes / (device.bandwidth_gbs * 1e3 * speed * max(fill, 0.05)) * (1 + 0.02 * (classes - 1))
+        speed /= 1 + 0.02 * (classes - 1)
+        if self._parts(problem)[0] == "search":
+            speed /= 1.3 + 0.07 * prod(a.window for a in self._axes(problem))
+        return 4.0 + problem.num_bytes / (device.bandwidth_gbs * 1e3 * speed * max(fill, 0.05))
 
     def _step(self, problem: Any, config: EngineConfig, device: DeviceInfo) -> Step:
         mode, far, near = self._parts(problem)
@@ -158,7 +165,8 @@ class _PlaneEngine(Engine):
             windows = {n: tuple(getattr(a, n) for a in axes) for n in ("window", "stride", "dilation", "low")}
         compute = "f64" if kind.name == "f64" else "f32"
         unroll = 2 if mode == "search" else 4
-        consts = PlaneConsts(mode, kind.name, kind.num_bytes, compute, group, channels_last, classes, vector, unroll, index, **windows)
+        consts = PlaneConsts(mode, kind.name, kind.num_bytes, compute, group, channels_last, classes, vector, unroll, 8, index,
+                             **windows)
         acc = 8 if mode != "unpool" and compute == "f64" else 4
         smem = (num_far * group * acc + vector * acc + 15) // 16 * 16
         if mode == "search":

@@ -431,7 +431,7 @@ class CellEngine(_PoolEngine):
     def estimate(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> float:
         # Where channels do not lie innermost neighbouring threads write a stride apart.
         assert isinstance(problem, PoolProblem)
-        strided = 7.0 if problem.mode == "max" and self._overlaps(problem) else 1.5
+        strided = 2.4 if problem.mode == "max" and self._overlaps(problem) else 1.4
         return (0.9 if problem.desc("dx").strides[1] == 1 else strided) * super().estimate(problem, config, device)
 
     def build_steps(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> Build:
