@@ -297,6 +297,15 @@ class DnnHandle(ListOps):
         """(dx, dw), then dbias with a bias, then dstate with a state: the gradients of `causal_conv1d`, the same bits on every run."""
         return self._session.run(CALLS["causal_conv1d_backward"], (dy, x, w, bias, state, d_final_state), (activation,), out, stream)
 
+    def conv_reorder(self, w: Any, *, use: str = "fprop", out: Any = None, stream: Any = None) -> Any:
+        """Filters in the order that tensor-core loops want, for weights used many times: of w's shape and type, the order in its strides.
+
+        use: "fprop" (K, taps, channels innermost: for `conv` and conv_transpose_dgrad) or "dgrad" (C, taps, filters innermost: for
+        conv_dgrad and `conv_transpose`). A gap up to a multiple of 16 bytes follows the innermost dimension. Every convolution takes the
+        result as it takes w; 8-bit ones run on tensor cores with it.
+        """
+        return self._session.run(CALLS["conv_reorder"], (w,), (use,), out, stream)
+
     # ---- matrix products ---------------------------------------------------------------------------------------------------------
 
     def gemm(self, a: Any, b: Any, bias: Any = None, *, transpose_a: bool = False, transpose_b: bool = False, alpha: float = 1.0,

@@ -445,6 +445,6 @@ def _rule_values(d: int, dim: Dim, axis: AxisConsts) -> dict[str, int]:
     return {f"offset{d}": offset, f"size{d}": size, f"step{d}": dim.step, f"period_multiplier{d}": multiplier, f"period_shift{d}": shift}
 
 
-_OPS = ("permute", "transform", "cast", "conv_reorder", "broadcast_to", "flip", "roll", "slice", "slice_backward", "tile", "triu", "tril", "pad", "concat",
-        "split", "fill", "pad_backward", "meshgrid")
+_OPS = ("permute", "transform", "cast", "conv_reorder", "broadcast_to", "flip", "roll", "slice", "slice_backward", "tile", "triu", "tril",
+        "pad", "concat", "split", "fill", "pad_backward", "meshgrid")
 ENGINES: dict[str, tuple[Engine, ...]] = {op: (LayoutCopy(),) for op in _OPS}
