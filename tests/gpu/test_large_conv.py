@@ -6,9 +6,12 @@ import numpy as np
 import pytest
 
 from oxidnn.codegen.render import render
+from oxidnn.dispatch.registry import ENGINES
 from oxidnn.engines.affine_direct import DIRECT
 from oxidnn.engines.matmul import MatmulEngine
 from oxidnn.ops.case import parse_case
+from oxidnn.plan import Plan
+from oxidnn.testing.reference import REFERENCES
 
 
 @pytest.mark.gpu
@@ -43,4 +46,71 @@ def test_convolution_of_about_two_to_the_31_elements(cuda, extra: int) -> None: 
             np.testing.assert_array_equal(middle, np.full(4096, np.float16(np.float32(one) * 9)))
     finally:
         for block in blocks:
+            block.free()
+
+
+FAR = ("conv_fprop x={k}[33,64,1024,1024]nhwc w={k}[64,64,3,3]nhwc y={o}[33,64,1024,1024]nhwc padding=1",
+       "conv_dgrad dy={k}[33,64,1024,1024]nhwc w={k}[64,64,3,3](1,576,192,64) dx={o}[33,64,1024,1024]nhwc padding=1",
+       "conv_fprop x={k}[33,64,1024,1024]nhwc w={k}[64,1,3,3] y={o}[33,64,1024,1024]nhwc padding=1 groups=64")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("kind", "out"), (("f16", "f16"), ("s8", "s32")))
+@pytest.mark.parametrize("form", FAR, ids=("fprop", "dgrad", "depthwise"))
+def test_every_engine_past_two_to_the_31(cuda, form: str, kind: str, out: str) -> None:  # type: ignore[no-untyped-def]
+    """The last image of 33 lies beyond 2^31 elements of image and result: its last rows, and some among equal ones."""
+    problem = parse_case(form.format(k=kind, o=out))
+    assert problem.inputs[0].desc.numel > 2**31
+    image, filters = ("x", "w") if problem.op == "conv_fprop" else ("dy", "w")
+    groups = problem.groups
+    small = parse_case(f"{problem.op} {image}={kind}[1,64,3,1024] w={kind}[64,{64 // groups},3,3] padding=1 groups={groups} out_dtype={out}"
+                       + (" x_shape=(1,64,3,1024)" if problem.op == "conv_dgrad" else ""))
+    rng = np.random.default_rng(2)
+    number = problem.inputs[0].desc.dtype.numpy
+    rows = (rng.standard_normal((3, 1024, 64)) if kind == "f16" else rng.integers(-100, 100, (3, 1024, 64))).astype(number)
+    w = (rng.random((64, 64 // problem.groups, 3, 3)) * (1 if kind == "f16" else 100)).astype(number)
+    inputs = {image: rows.transpose(2, 0, 1)[None], filters: w}
+    if kind == "f16":
+        inputs = {name: array.astype(np.float64) for name, array in inputs.items()}
+    want = REFERENCES[small.op](small, inputs, {})[small.outputs[0].name].want[0, :, 1:].transpose(1, 2, 0)
+    constant = np.frombuffer(b"\x3c" * number.itemsize, number)[0]
+    over = (0, 2, 3) if problem.op == "conv_dgrad" else (1, 2, 3)
+    middle = (float(constant) if kind == "f16" else int(constant)) * w.astype(np.float64).sum(over)
+
+    stream = cuda.default_stream()
+    blocks = [cuda.allocate(o.desc.num_bytes, stream) for o in problem.operands]
+    scratch = None
+    try:
+        a, b, d = (block.ptr for block in blocks)
+        cuda.fill(a, 0x3C, blocks[0].num_bytes, stream)
+        cuda.upload(a + blocks[0].num_bytes - rows.nbytes, rows, stream)
+        order = (1, 2, 3, 0) if problem.op == "conv_dgrad" else (0, 2, 3, 1)
+        w_memory = np.ascontiguousarray(w.transpose(order) if problem.groups == 1 else w)
+        cuda.upload(b, w_memory, stream)
+        ran = 0
+        for engine in ENGINES[problem.op]:
+            if engine.id.endswith(".direct") or not engine.check_support(problem, cuda.info):
+                continue  # the direct one has a test of its own
+            config = engine.configs(problem, cuda.info)[0]
+            plan = Plan(problem, engine, config, engine.build_steps(problem, config, cuda.info), cuda)
+            if plan.workspace_bytes > 40e9:
+                continue
+            scratch = cuda.allocate(max(plan.workspace_bytes, 1), stream)
+            cuda.fill(d, 0xFF, blocks[2].num_bytes, stream)
+            plan.execute([a, b, d], scratch.ptr, stream)
+            result = problem.outputs[0].desc.dtype.numpy
+            got, among = np.empty((2, 1024, 64), result), np.empty((8, 64), result)
+            cuda.download(got, d + blocks[2].num_bytes - got.nbytes, stream)
+            cuda.download(among, d + blocks[2].num_bytes - 500 * 1024 * 64 * result.itemsize + 64 * 64 * result.itemsize, stream)
+            cuda.synchronize(stream)
+            scratch.free()
+            scratch = None
+            np.testing.assert_allclose(got.astype(np.float64), want, rtol=2e-3 if kind == "f16" else 0, atol=0.05 if kind == "f16" else 0,
+                                       err_msg=engine.id)
+            np.testing.assert_allclose(among.astype(np.float64), np.broadcast_to(middle, among.shape), rtol=2e-3 if kind == "f16" else 0,
+                                       err_msg=engine.id)
+            ran += 1
+        assert ran or problem.groups > 1
+    finally:
+        for block in (*blocks, *([scratch] if scratch is not None else [])):
             block.free()
