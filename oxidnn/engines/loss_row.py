@@ -49,6 +49,12 @@ class SoftmaxConsts:
     def takes(self, name: str) -> bool:
         return self.logits is not None and name in self.logits.args
 
+    @property
+    def settles(self) -> bool:
+        """Whether logits are x or -inf, so that they take its place in shared memory and the mask is read once."""
+        exact = self.logits is not None and self.noise is None and not self.logits.scalars
+        return exact and self.rows.shared > 0 and (not self.takes("mask") or self.rows.dtype("mask") == "bool")
+
     def lower_logits(self, x: str, element: int) -> str:
         """PTX: register x = the logit, of what the macro take_logits sets beside it."""
         assert self.logits is not None
