@@ -22,7 +22,7 @@ import numpy as np
 
 from . import report, switches
 from .array import DeviceArray, empty, from_numpy, zeros
-from .codegen.pointwise import Expression, parse
+from .codegen.pointwise import Expression, acc, arg, parse
 from .device import DeviceInfo, parse_device
 from .dispatch.optimisers import ListOps
 from .dispatch.planning import plan_for
@@ -31,10 +31,12 @@ from .dispatch.session import POLICY, BoundPlan, Call, Session, hashable, signed
 from .dispatch.tuning_db import TuningDb
 from .dtypes import dtype as dtype_of
 from .errors import InvalidArgument, expected
+from .interchange import as_view
 from .ops import OPS
 from .ops.base import MATH, Policy, Problem
 from .ops.case import near, parse_case
 from .ops.checks import check_choice, check_integer, check_number
+from .ops.epilogue import activation_gradient, activation_of, batch_norm_epilogue
 from .ops.layout import CONCAT_INPUTS, MAX_PARTS, MAX_RANK, TEXTS
 from .ops.pointwise import output_names_of
 from .runtime.backend import Backend
@@ -184,8 +186,8 @@ class DnnHandle(ListOps):
     def conv(self, x: Any, w: Any, bias: Any = None, *, stride: Any = 1, padding: Any = 0, dilation: Any = 1, groups: int = 1,
              epilogue: Any = None, residual: Any = None, flip: bool = False, scale_x: Any = None, scale_w: Any = None, scale_y: Any = None,
              zero_x: Any = None, zero_w: Any = None, zero_y: Any = None, out_dtype: Any = None, saturate: bool = True,
-             prologue: Any = None, return_stats: bool = False, operands: Mapping[str, Any] | None = None, scalars: Mapping[str, float] | None = None, out: Any = None,
-             stream: Any = None) -> Any:
+             prologue: Any = None, return_stats: bool = False, operands: Mapping[str, Any] | None = None,
+             scalars: Mapping[str, float] | None = None, out: Any = None, stream: Any = None) -> Any:
         """y[n,k,p] = epilogue(sum over c, r of x[n,c,p*stride - padding + r*dilation] * w[k,c,r]): cross-correlation.
 
         x (N, C, spatial), w (K, C/groups, spatial), bias (K,), residual of y's shape. padding: int, one per dimension, (low, high)
@@ -211,12 +213,52 @@ class DnnHandle(ListOps):
         attrs = (*attrs, out_dtype, saturate, prologue, return_stats)
         return self._session.run(CALLS["conv_fprop"], arrays, attrs, out, stream, scalars, operands)
 
+    def conv_batch_norm(self, x: Any, w: Any, running_mean: Any, running_var: Any, gamma: Any = None, beta: Any = None, *,
+                        eps: float = 1e-5, activation: str | None = "relu", residual: Any = None, stride: Any = 1, padding: Any = 0,
+                        dilation: Any = 1, groups: int = 1, out_dtype: Any = None, out: Any = None, stream: Any = None) -> Any:
+        """activation((conv(x, w) - running_mean) / sqrt(running_var + eps) * gamma + beta + residual), the inference of convolution, batch
+        norm and activation, in one launch: statistics, gamma and beta (K,), residual of y's shape; activation: None, the name of a function
+        ("relu", "relu6", "silu", "hard_swish") or an expression over x. The rest as of `conv`."""
+        eps = check_number("conv_batch_norm", "eps", eps)
+        operands = {n: a for n, a in (("running_mean", running_mean), ("running_var", running_var), ("gamma", gamma), ("beta", beta))
+                    if a is not None}
+        epilogue = batch_norm_epilogue("conv_batch_norm", eps, activation, (*operands, *(("residual",) if residual is not None else ())))
+        return self.conv(x, w, residual=residual, stride=stride, padding=padding, dilation=dilation, groups=groups, epilogue=epilogue,
+                         out_dtype=out_dtype, operands=operands, out=out, stream=stream)
+
+    def depthwise_separable_conv(self, x: Any, depthwise: Any, pointwise: Any, depthwise_norm: Sequence[Any] | None = None,
+                                 pointwise_norm: Sequence[Any] | None = None, *, stride: Any = 1, padding: Any = 0, dilation: Any = 1,
+                                 depthwise_activation: str | None = "relu", pointwise_activation: str | None = "relu", eps: float = 1e-5,
+                                 residual: Any = None, out: Any = None, stream: Any = None) -> Any:
+        """A depthwise convolution (filters (C * m, 1, spatial) with any multiplier m) and a pointwise one (K, C * m, 1...), each with what
+        follows it in the same launch: batch norm by (running_mean, running_var, gamma, beta), if given, then its activation; the residual
+        is added before the last one."""
+        def one(x: Any, w: Any, norm: Sequence[Any] | None, activation: str | None, **more: Any) -> Any:
+            if norm is not None:
+                return self.conv_batch_norm(x, w, *norm, eps=eps, activation=activation, stream=stream, **more)
+            name = "depthwise_separable_conv"
+            value = acc if more.get("residual") is None else acc + arg("residual")
+            return self.conv(x, w, epilogue=value if activation is None else activation_of(name, activation).substitute({"x": value}),
+                             stream=stream, **more)
+
+        between = one(x, depthwise, depthwise_norm, depthwise_activation, stride=stride, padding=padding, dilation=dilation,
+                      groups=as_view(x).desc.shape[1])
+        return one(between, pointwise, pointwise_norm, pointwise_activation, residual=residual, out=out)
+
     def conv_dgrad(self, dy: Any, w: Any, x_shape: Sequence[int], *, stride: Any = 1, padding: Any = 0, dilation: Any = 1, groups: int = 1,
                    epilogue: Any = None, flip: bool = False, scale_dy: Any = None, scale_w: Any = None, scale_dx: Any = None,
-                   out_dtype: Any = None, saturate: bool = True, operands: Mapping[str, Any] | None = None,
-                   scalars: Mapping[str, float] | None = None, out: Any = None, stream: Any = None) -> Any:
+                   out_dtype: Any = None, saturate: bool = True, activation: str | None = None, saved: Any = None,
+                   operands: Mapping[str, Any] | None = None, scalars: Mapping[str, float] | None = None, out: Any = None,
+                   stream: Any = None) -> Any:
         """dx of shape x_shape: the gradient of `conv` with respect to x; epilogue: over acc, `operands` and `scalars`. Of 8-bit types as
-        `conv`, scale_w being one element or (C,)."""
+        `conv`, scale_w being one element or (C,).
+
+        activation, in place of an epilogue: x was activation(saved) ("relu", "silu", an expression over x), and dx is the gradient with
+        respect to `saved`, of x's shape: dgrad times the derivative. Of relu, x itself will do."""
+        if activation is not None or saved is not None:
+            if activation is None or saved is None or epilogue is not None:
+                raise expected("conv_dgrad", "activation", repr(activation), "given together with saved, and no epilogue beside them")
+            epilogue, operands = activation_gradient("conv_dgrad", activation), {**(operands or {}), "saved": saved}
         attrs = (_shape(x_shape), stride, padding, dilation, groups, epilogue, flip, out_dtype, saturate)
         return self._session.run(CALLS["conv_dgrad"], (dy, w, scale_dy, scale_w, scale_dx), attrs, out, stream, scalars, operands)
 
@@ -235,8 +277,8 @@ class DnnHandle(ListOps):
     def conv_transpose(self, x: Any, w: Any, bias: Any = None, *, stride: Any = 1, padding: Any = 0, output_padding: Any = 0,
                        dilation: Any = 1, groups: int = 1, epilogue: Any = None, flip: bool = False, scale_x: Any = None,
                        scale_w: Any = None, scale_y: Any = None, zero_y: Any = None, out_dtype: Any = None, saturate: bool = True,
-                       return_stats: bool = False, operands: Mapping[str, Any] | None = None, scalars: Mapping[str, float] | None = None, out: Any = None,
-                       stream: Any = None) -> Any:
+                       return_stats: bool = False, operands: Mapping[str, Any] | None = None,
+                       scalars: Mapping[str, float] | None = None, out: Any = None, stream: Any = None) -> Any:
         """Transposed convolution: x (N, C, spatial), w (C, K/groups, spatial), y of extent (L-1)*stride - 2*padding + dilation*(r-1) + 1 +
         output_padding; PyTorch's conventions. The rest as of `conv`."""
         attrs = (stride, padding, dilation, groups, output_padding, epilogue, flip, out_dtype, saturate, return_stats)

@@ -228,7 +228,7 @@ def _plan(am: AffineMatmul, config: EngineConfig, capability: tuple[int, int]) -
     shares = max(cluster, passes)
     rows_m, rows_n = (tile_m // shares, tile_n) if inner == "n" else (tile_m, tile_n // shares)
     share = tiling.plan_epilogue(d, am, rows_m, rows_n, threads, wide, grid.splits > 1)
-    flips = inner == "n" and share.vec == 8 and am.up is None
+    flips = inner == "n" and share.vec == 8 and am.up is None and not am.moments
     epilogue, share = replace(epilogue, flips=flips), replace(share, flips=flips)
     kind, kind_b = _kind(am.a, am.math), _kind(am.b, am.math)
     lines = 2 if kind == "bf16x3" else 1
@@ -322,6 +322,11 @@ class MmaSm80Matmul:
                 if vector.width < 4:
                     return refuse(f"mma_sm80 takes 8-bit operands that lie along k in fours; {x.source.name}: {vector.reason}")
         return common
+
+    def moments_block(self, am: AffineMatmul, config: EngineConfig, device: DeviceInfo) -> int:
+        """Rows of D whose moments a tile writes beside it, if asked to; 0 where it cannot."""
+        is_whole = config["split_k"] == 1 and not passes_of(config) and tiling.may_make_moments(am)
+        return int(config["tile_m"]) if is_whole else 0
 
     def configs(self, am: AffineMatmul, device: DeviceInfo) -> tuple[EngineConfig, ...]:
         """Legal configs, the fastest by estimate first."""

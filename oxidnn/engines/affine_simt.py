@@ -135,6 +135,11 @@ class SimtMatmul:
             return refuse(f"simt multiplies f32 or f64 in their own precision, not {am.a.dtype} x {am.b.dtype} in {am.acc}")
         return tiling.check_common(am, device)
 
+    def moments_block(self, am: AffineMatmul, config: EngineConfig, device: DeviceInfo) -> int:
+        """Rows of D whose moments a tile writes beside it, if asked to; 0 where it cannot."""
+        is_whole = config["split_k"] == 1 and tiling.may_make_moments(am)
+        return int(config["threads_m"] * config["reg_m"]) if is_whole else 0
+
     def configs(self, am: AffineMatmul, device: DeviceInfo) -> tuple[EngineConfig, ...]:
         found = self._candidates(am, device)
         return tuple(sorted(found, key=lambda c: self.estimate(am, c, device)))

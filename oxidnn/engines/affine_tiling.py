@@ -112,7 +112,8 @@ def merged_digits(am: AffineMatmul) -> Digits:
         if is_through:
             over = zip(terms, weights[1 + len(bounds):], k_weights[len(k_weights) - len(terms):],
                        batch_weights[len(batch_weights) - len(terms):], strict=True)
-            prologue = replace(am.prologue, operands=tuple(replace(t, row_strides=r, k_strides=kc, batch_strides=b) for t, r, kc, b in over))
+            operands = tuple(replace(t, row_strides=r, k_strides=kc, batch_strides=b) for t, r, kc, b in over)
+            prologue = replace(am.prologue, operands=operands)
         return Operand(source, extents, weights[0], k_weights[index], batch_weights[index], merged, ragged, *groups,
                        am.up is not None and index == 1, prologue)
 
@@ -230,8 +231,8 @@ class BoundConsts:
 
 @dataclass(frozen=True, slots=True)
 class TermConsts:
-    """An operand of a prologue. by: along which it changes, "k", "row", or "" where it is one element; values: those of a vector, one for all
-    elements or one each; moves_packs: whether these are loaded at once."""
+    """An operand of a prologue. by: along which it changes, "k", "row", or "" where it is one element; values: those of a vector, one for
+    all elements or one each; moves_packs: whether these are loaded at once."""
 
     name: str
     dtype: str
@@ -450,10 +451,21 @@ class EpilogueConsts:
     addend: str = ""  # the operand, of integers, that is added to the sum before it is converted
     # The 16-byte pieces 2i and 2i + 1 of a line change places where i / 4 is odd: a warp then reads 32 bytes a lane without conflicts.
     flips: bool = False
+    moments: int = 0  # rows of D of whose columns mean and squares are written beside it: those of the tile, or none
+    threads: int = 0  # that write the tile
 
     @property
     def smem_bytes(self) -> int:
         return self.tile_outer * self.pitch * self.acc_size
+
+    @property
+    def columns(self) -> int:
+        return self.tile_inner if self.inner == "n" else self.tile_outer
+
+    @property
+    def moment_groups(self) -> int:
+        """Groups of threads that deal out the rows of a column."""
+        return max(1, self.threads // self.columns) if self.moments else 1
 
     @property
     def outer(self) -> str:
@@ -513,7 +525,8 @@ def plan_epilogue(d: Digits, am: AffineMatmul, tile_m: int, tile_n: int, threads
     return EpilogueConsts(inner, tile_outer, tile_inner, pitch, vec, inner_threads, outer_step, unroll, m_digits, n_digits,
                           1 if is_split else len(d.batch), am.acc.ptx if is_split else epilogue_type(am), acc_size, targets,
                           None if is_split else am.epilogue, () if is_split else _scalars(am), wide, am.acc.ptx,
-                          am.aux is not None and not is_split, is_gated, "" if is_split else am.addend)
+                          am.aux is not None and not is_split, is_gated, "" if is_split else am.addend,
+                          moments=tile_m if am.moments and not is_split else 0, threads=threads)
 
 
 def epilogue_type(am: AffineMatmul) -> str:
@@ -672,6 +685,11 @@ def _target_arguments(t: Arguments, am: AffineMatmul, d: Digits, epilogue: Epilo
         t.weights(f"{p}_b", target.batch_strides)
     for name in epilogue.scalars:
         t.add(f"scalar_{name}", epilogue.compute, ScalarArg(name))
+    if epilogue.moments:
+        blocks = -(-am.m.size // epilogue.moments)
+        t.add("ptr_moments", "u64", WorkspaceArg(0))
+        t.add("moment_blocks", "u32", blocks)
+        t.add("moment_bytes", "u64", blocks * am.n.size * am.batch.size * F32.num_bytes)
 
 
 def _partial_arguments(t: Arguments, grid: Grid, am: AffineMatmul, epilogue: EpilogueConsts, workspace_offset: int) -> None:
@@ -876,6 +894,12 @@ def reduce_step(op: str, am: AffineMatmul, d: Digits, grid: Grid, tile_epilogue:
     consts = ReduceConsts(epilogue, REDUCE_UNROLL if per_sharer > 8 else 8, sharers)
     return Step.of("matmul/split_k_reduce", op, target, REDUCE_THREADS, t.args, consts,
                    -(-total * sharers // REDUCE_THREADS), follows=target.capability >= (9, 0), suffix=am.d.dtype.name)
+
+
+def may_make_moments(am: AffineMatmul) -> bool:
+    """Whether a tile's moments can be taken where it is staged: in f32, of results that f32 holds."""
+    blocks = -(-am.m.size // SMALLEST_TILE)
+    return am.acc is F32 and am.d.dtype in (F32, F16, BF16) and am.ragged is None and blocks * am.n.size * am.batch.size < INT32_MAX
 
 
 def check_common(am: AffineMatmul, device: DeviceInfo) -> Support:

@@ -54,6 +54,7 @@ MAX_REGISTERS = {2: 168, 3: 128}  # of a thread, by multiplying warpgroups
 BARRIER_BYTES = 8
 MAX_PARAM_BYTES = 4096
 MAX_EARLY = 16  # elements of the epilogue's operands that a thread holds while a tile is multiplied
+MOMENT_REGISTERS = 40  # beside accumulators, for moments of a panel
 PROMOTING_REGISTERS = 40  # beside accumulators and the sums of a k tile
 FP8 = ("e4m3", "e5m2")
 INTEGERS = ("s8", "u8")
@@ -719,6 +720,15 @@ class WgmmaSm90Matmul:
         plan = _plan(am, _config(parts[0], "coop", "boxes", 128, 64, 4, 1, promotions(parts[0])[0]))
         return refuse(f"wgmma_sm90: {plan}") if isinstance(plan, str) else common
 
+    def moments_block(self, am: AffineMatmul, config: EngineConfig, device: DeviceInfo) -> int:
+        """Rows of D whose moments are written beside it, if asked to: those of a panel; 0 where none are."""
+        is_whole = config["split_k"] == 1 and config["loader"] == "boxes" and not (defers_of(config) or streams_of(config))
+        warpgroups = warpgroups_of(config["schedule"], config["tile_m"])
+        accumulators = config["tile_m"] * config["tile_n"] // (128 * (1 if config["schedule"] == "pingpong" else warpgroups))
+        has_room = MAX_REGISTERS[warpgroups] - accumulators >= MOMENT_REGISTERS
+        has_room &= config["schedule"] == "coop" or accumulators < 128 or config["tile_m"] == 64  # two blocks of 128 in turn spill 12 bytes
+        return PANEL if is_whole and has_room and tiling.may_make_moments(am) else 0
+
     def configs(self, am: AffineMatmul | MatmulGroup, device: DeviceInfo) -> tuple[EngineConfig, ...]:
         """Legal configs, the fastest by estimate first."""
         return _sorted_configs(am, device)
@@ -765,6 +775,7 @@ class WgmmaSm90Matmul:
         # those of two tiles: one warpgroup alone does it, in twice the time.
         in_turns = c.is_ping_pong and num_ctas > device.num_sms
         epilogue_clocks = 770 + area / 7.1 if in_turns else 430 + area / 15.6
+        epilogue_clocks += area / 20 if first.moments else 0.0  # some 200 instructions of each warp a panel, supposed, not measured
         between = 0.42 if c.defers else 0.48 if c.lead else 1.0
         products = [m.grid.k_tiles_per_split * max(multiply_clocks, load_clocks, 280) for m in plan.members]
         clocks = [max(p, (p + epilogue_clocks) / 2) if in_turns else p + between * epilogue_clocks for p in products]

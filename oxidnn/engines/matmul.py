@@ -566,11 +566,18 @@ class MatmulEngine(Engine):
     def configs(self, problem: Problem, device: DeviceInfo) -> tuple[EngineConfig, ...]:
         """Those of the largest matmul; the others use the same one where it is legal for them, else their first."""
         jobs = _jobs(self.algorithm, problem, device)
-        return jobs[0].configs if jobs else (EngineConfig(),)
+        if not jobs:
+            return (EngineConfig(),)
+        if not by_products.has_moments(problem):
+            return jobs[0].configs
+        return tuple(sorted(jobs[0].configs, key=lambda config: self.estimate(problem, config, device)))
 
     def estimate(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> float:
-        total = sum(job.algorithm.estimate(job.am, job.choose(config), device) for job in _jobs(self.algorithm, problem, device))
-        return total + (COMBINE_US if self._block(problem, config, device) else by_products.estimate(problem, device))
+        jobs = _jobs(self.algorithm, problem, device)
+        if self._block(problem, config, device):
+            return self.algorithm.estimate(replace(jobs[0].am, moments=True), config, device) + COMBINE_US
+        total = sum(job.algorithm.estimate(job.am, job.choose(config), device) for job in jobs)
+        return total + by_products.estimate(problem, device)
 
     def build_steps(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> Build:
         """Steps run in order on one stream, so all matmuls share the workspace from its start."""

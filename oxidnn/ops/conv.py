@@ -26,6 +26,7 @@ from ..tensor import TensorDesc
 from .base import OpDef, Operand, Policy, Problem
 from .checks import (
     FLOATS,
+    canonical,
     check_bool,
     check_dtype,
     check_expression,
@@ -375,7 +376,7 @@ def _by_products(kind: _Kind, epilogue: Expression | None, output: TensorDesc, s
     shape, accumulator = shapes[kind.output], accumulator_of(output.dtype)
 
     def made(name: str, of: DType, shape: tuple[int, ...], allowed: Sequence[DType], layout: str = "nchw") -> Operand:
-        desc = tensors.get(name, TensorDesc.packed(of, shape, layout))
+        desc = tensors.get(name, canonical(TensorDesc.packed(of, shape, layout)))
         check_output(op, name, desc, shape, tensors, allowed)
         return Operand(name, desc, True)
 

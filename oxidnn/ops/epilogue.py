@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 from ..codegen import pointwise as expr
@@ -71,6 +72,30 @@ def result_kind(op: str, tensors: Mapping[str, TensorDesc], attrs: Mapping[str, 
     if kind not in (*TYPES, *NARROW):
         raise expected(op, "out_dtype" if given is not None else "type of y", kind, ", ".join(t.name for t in (*TYPES, *NARROW)))
     return kind
+
+
+@lru_cache(maxsize=256)
+def activation_gradient(op: str, activation: str, saved: str = "saved") -> Expression:
+    """acc times the derivative of an activation at the element of `saved`, a tensor of the output's shape."""
+    return activation_of(op, activation).differentiate("x").substitute({"dy": expr.acc, "x": expr.arg(saved)})
+
+
+@lru_cache(maxsize=256)
+def batch_norm_epilogue(op: str, eps: float, activation: str | None, given: tuple[str, ...]) -> Expression:
+    """activation((acc - mean) / sqrt(variance + eps) * gamma + beta + residual), vectors over channels; of these those that are given."""
+    value = (expr.acc - expr.arg("running_mean", axis="c")) * expr.apply("rsqrt", expr.arg("running_var", axis="c") + eps)
+    value = value * expr.arg("gamma", axis="c") if "gamma" in given else value
+    value = value + expr.arg("beta", axis="c") if "beta" in given else value
+    value = value + expr.arg("residual") if "residual" in given else value
+    return value if activation is None else activation_of(op, activation).substitute({"x": value})
+
+
+def activation_of(op: str, text: str) -> Expression:
+    """An activation, as the name of a function or an expression over x."""
+    expression = check_expression(op, "activation", text if not isinstance(text, str) or "(" in text else f"{text}(x)")
+    if expression.args != ("x",) or expression.num_outputs > 1 or expression.scalars:
+        raise expected(op, "activation", repr(text), "the name of a function of one number, or an expression over x")
+    return expression
 
 
 def scalars_of(expression: Expression | None, accumulator: DType) -> tuple[Scalar, ...]:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 import numpy as np
 import pytest
 
@@ -9,6 +12,7 @@ from oxidnn.engines.affine import AffineMatmul, Source, Target
 from oxidnn.engines.matmul import lower
 from oxidnn.ops.base import Problem
 from oxidnn.ops.case import format_case, parse_case
+from oxidnn.ops.conv import ConvProblem
 from oxidnn.testing.data import Buffer, random_inputs
 from oxidnn.testing.harness import compare
 from oxidnn.testing.reference import REFERENCES
@@ -44,8 +48,8 @@ class Memory:
 
 
 def matrix(source: Source, memory: Memory, rows: np.ndarray, ks: np.ndarray, batch: np.ndarray,
-           zero: np.ndarray | float = 0.0) -> np.ndarray:
-    """(batch, rows, k) values of A or B, less their zero point; an element within bounds must lie within the operand."""
+           zero: np.ndarray | float = 0.0, through: Callable[[np.ndarray], np.ndarray] = lambda values: values) -> np.ndarray:
+    """(batch, rows, k) values of A or B, less their zero point, through a prologue; an element within bounds must lie within the operand."""
     offset = source.base + dot(batch, source.batch_strides)[:, None, None] + dot(rows, source.row_strides)[None, :, None] \
         + dot(ks, source.k_strides)[None, None, :]
     inside = np.ones((1, len(rows), len(ks)), bool)
@@ -56,7 +60,7 @@ def matrix(source: Source, memory: Memory, rows: np.ndarray, ks: np.ndarray, bat
     values = np.zeros(offset.shape)
     values[inside] = (memory.flat[offset[inside] - memory.low] - np.broadcast_to(zero, offset.shape)[inside])
     assert (offset[inside] >= memory.low).all() and not np.isnan(values).any(), "an element outside the operand is read"
-    return values
+    return np.where(inside, through(values), 0.0)
 
 
 def places(target: Target, m: np.ndarray, n: np.ndarray, batch: np.ndarray) -> np.ndarray:
@@ -67,7 +71,15 @@ def places(target: Target, m: np.ndarray, n: np.ndarray, batch: np.ndarray) -> n
 def interpret(am: AffineMatmul, memories: dict[str, Memory], written: dict[str, np.ndarray]) -> None:
     m, n, k, batch = (digits(space.extents) for space in (am.m, am.n, am.k, am.batch))
     zeros = [0.0 if z is None else matrix(z, memories[z.name], rows, k, batch) for z, rows in ((am.zero_a, m), (am.zero_b, n))]
-    a, b = (matrix(x, memories[x.name], rows, k, batch, zero) for x, rows, zero in zip((am.a, am.b), (m, n), zeros, strict=True))
+
+    def through(side: str, rows: np.ndarray, values: np.ndarray) -> np.ndarray:
+        if am.prologue is None or am.prologue.side != side:
+            return values
+        terms = {t.name: matrix(t, memories[t.name], rows, k, batch) for t in am.prologue.operands}
+        return am.prologue.expression.evaluate({"x": values} | terms)[0]
+
+    a, b = (matrix(x, memories[x.name], rows, k, batch, zero, partial(through, side, rows))
+            for side, x, rows, zero in zip("ab", (am.a, am.b), (m, n), zeros, strict=True))
     if am.scale_a is not None:
         a = a * matrix(am.scale_a, memories[am.scale_a.name], m, k, batch)
     if am.scale_b is not None:
@@ -92,6 +104,7 @@ def interpret(am: AffineMatmul, memories: dict[str, Memory], written: dict[str, 
 
 
 def check(problem: Problem, seed: int) -> None:
+    problem = problem.alone if isinstance(problem, ConvProblem) else problem  # by-products come of launches of their own
     inputs = random_inputs(problem, np.random.default_rng(seed))
     exact = {name: array.astype(np.float64) for name, array in inputs.items()}
     memories = {o.name: Memory(Buffer(o.desc)) for o in problem.operands}

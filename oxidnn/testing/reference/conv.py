@@ -133,7 +133,7 @@ def _through_prologue(p: ConvProblem, image: np.ndarray, inputs: Mapping[str, np
     """What is summed in the image's place, and how far off it may be: rounded to the image's type, or not."""
     if p.prologue is None:
         return image, np.zeros(())
-    arrays = {n: inputs[n].reshape(-1, *(1,) * (image.ndim - 2)) for n in p.prologue.args if n != IMAGE} | {IMAGE: image}
+    arrays = {n: inputs[n].reshape(len(inputs[n]), *(1,) * (image.ndim - 2)) for n in p.prologue.args if n != IMAGE} | {IMAGE: image}
     kind = p.desc(p.image).dtype
     with np.errstate(all="ignore"):
         made = np.broadcast_to(p.prologue.evaluate(arrays)[0], image.shape)
