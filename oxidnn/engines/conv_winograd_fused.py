@@ -25,6 +25,11 @@ _DEPTHS = (8, 4)  # of a round
 _MOST_SPLITS = 512
 
 
+def _spread(depth: int, is_channels_last: bool) -> int:
+    """As measured on an H200, by 1 to 7 percent; all at once costs 5 to 9."""
+    return 3 if depth < 8 else 2 if is_channels_last else 1
+
+
 class PointLayout:
     """Where points lie in shared memory (conv/winograd_points): a stage is [point][depth][32] (narrow) and [point][depth][64] (wide), f32,
     `depth` what is summed over in a round. Lines are longer by 4 where a warp stores columns: neighbours lie in other banks. Planes are
@@ -33,7 +38,7 @@ class PointLayout:
     __slots__ = ()
     depth: int
     wide_pad: int = 0
-    spread: int  # parts of what a round does for later ones between products (conv/winograd_points, multiply)
+    spread: int  # parts of what a round does for later ones, between 16 products each
 
     @property
     def narrow_line(self) -> int:
@@ -213,20 +218,22 @@ class WinogradFusedEngine(WinogradEngine):
     def configs(self, problem: Problem, device: DeviceInfo) -> tuple[EngineConfig, ...]:
         """depth: channels of a round."""
         assert isinstance(problem, ConvProblem)
-        found = [EngineConfig.of(depth=n, spread=k) for n in _DEPTHS for k in (0, 1, 2, 3) if self._consts(problem, n, k).smem_bytes <= device.smem_per_cta]
+        found = [EngineConfig.of(depth=n) for n in _DEPTHS if self._consts(problem, n).smem_bytes <= device.smem_per_cta]
         return tuple(sorted(found, key=lambda config: self.estimate(problem, config, device)))
 
     def estimate(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> float:
         assert isinstance(problem, ConvProblem)
         p = problem
-        c = self._consts(p, config["depth"], config["spread"])
+        c = self._consts(p, config["depth"])
         ctas = ceil_div(self._tiles(p), _NARROW) * c.filter_blocks
         if device.is_emulated:
             instructions = c.rounds * (c.depth * 140 + 120) + 2500
             return instructions * (4.0 * ceil_div(ctas * _THREADS, 16384) + 0.002 * ctas * _THREADS)
         rate = device.fma_tflops * 1e6 / device.num_sms  # of an SM, per us
         round_us = 2 * _POINTS * _WIDE * _NARROW * c.depth / rate
-        us = ceil_div(ctas, device.num_sms) * (c.rounds * round_us / (0.75 if c.depth == 8 else 0.7) + 3.0)
+        # Measured on an H200. Rounds of 4 have half as many products to a barrier, and pixels of 4 neighbouring channels are half a sector.
+        efficiency = 0.675 if c.depth == 8 else 0.6 if c.source_channels_last else 0.645
+        us = ceil_div(ctas, device.num_sms) * (c.rounds * round_us / efficiency + 3.0)
         return max(us, sum(o.desc.num_bytes for o in p.operands) / (device.bandwidth_gbs * 0.8e3)) + 6.0
 
     # ---- sizes ----
@@ -255,21 +262,22 @@ class WinogradFusedEngine(WinogradEngine):
                 strides[name] = (row[0], 2 * row[2], 2 * row[3])
         return Digits(("n", "down", "across"), (p.desc(p.image).shape[0], down, across), strides)
 
-    def _consts(self, p: ConvProblem, depth: int, spread: int) -> FusedConsts:
+    def _consts(self, p: ConvProblem, depth: int) -> FusedConsts:
         source, target, _ = self._sides(p)
         back, _, window = toom_cook(2, 3)
         low = tuple(2 - pair[0] if p.direction == "dgrad" else pair[0] for pair in p.padding)
         names = p.epilogue.args if p.epilogue is not None else ()
         over = [operand_over(p, p.epilogue, name, target.desc.shape, 1) for name in names if name != "acc"]
         return FusedConsts(
-            window, back, source.desc.dtype.name, target.desc.dtype.name, depth, spread, source.desc.shape[1], target.desc.shape[1],
+            window, back, source.desc.dtype.name, target.desc.dtype.name, depth, _spread(depth, source.is_channels_last),
+            source.desc.shape[1], target.desc.shape[1],
             (-low[0], -low[1]), source.strides[2:], target.strides[2:], source.strides[1], target.strides[1],
             source.is_channels_last, target.is_channels_last, self._pitch(p) * F32.num_bytes, self._digits(p).consts(),
             tuple(o for o, _ in over), tuple(row[2] for _, row in over), p.epilogue)
 
     def build_steps(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> Build:
         assert isinstance(problem, ConvProblem)
-        p, c, digits = problem, self._consts(problem, config["depth"], config["spread"]), self._digits(problem)
+        p, c, digits = problem, self._consts(problem, config["depth"]), self._digits(problem)
         source, target, filter = self._sides(p)
         scratch = Scratch()
         points = scratch.take(self._chunk_bytes(p, 1))
@@ -301,31 +309,31 @@ class WinogradFusedGradientEngine(WinogradEngine):
         if not refusal:
             return refusal
         support = super().check_support(problem, device)
-        if support and self._consts(problem, 1, 0).smem_bytes > device.smem_per_cta:
+        if support and self._consts(problem, 1).smem_bytes > device.smem_per_cta:
             return refuse(f"winograd_fused_f2x3: {device.smem_per_cta} bytes of shared memory "
-                          f"({self._consts(problem, 1, 0).smem_bytes} are needed)")
+                          f"({self._consts(problem, 1).smem_bytes} are needed)")
         return check_extent(problem) if support else support
 
     def configs(self, problem: Problem, device: DeviceInfo) -> tuple[EngineConfig, ...]:
         """splits: of the tiles, each summed by CTAs of its own."""
         assert isinstance(problem, ConvProblem)
-        blocks, rounds = self._consts(problem, 1, 0).blocks, ceil_div(self._tiles(problem), 8)
+        blocks, rounds = self._consts(problem, 1).blocks, ceil_div(self._tiles(problem), 8)
         limit = _MOST_SPLITS if problem.policy.workspace_limit is None else problem.policy.workspace_limit // self._split_bytes(problem)
         wanted = (1, *(waves * device.num_sms // blocks for waves in (1, 2)), *(device.num_sms // (2 * blocks), ))
         found = {ceil_div(rounds, ceil_div(rounds, n)) for n in wanted if n == 1 or 1 < n <= min(rounds, max(1, limit))}
-        return tuple(sorted((EngineConfig.of(splits=n, spread=k) for n in found for k in (0, 1, 2, 3)), key=lambda config: self.estimate(problem, config, device)))
+        return tuple(sorted((EngineConfig.of(splits=n) for n in found), key=lambda config: self.estimate(problem, config, device)))
 
     def estimate(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> float:
         assert isinstance(problem, ConvProblem)
         p, splits = problem, config["splits"]
-        c = self._consts(p, splits, config["spread"])
+        c = self._consts(p, splits)
         ctas, rounds = splits * c.blocks, ceil_div(ceil_div(self._tiles(p), 8), splits)
         if device.is_emulated:
             instructions = rounds * (c.depth * 140 + 400) + 2500
             return instructions * (4.0 * ceil_div(ctas * _THREADS, 16384) + 0.002 * ctas * _THREADS) + 3000.0 * (splits > 1)
         rate = device.fma_tflops * 1e6 / device.num_sms  # of an SM, per us
         round_us = 2 * _POINTS * _WIDE * _NARROW * c.depth / rate
-        us = ceil_div(ctas, device.num_sms) * (rounds * round_us / 0.68 + 4.0)
+        us = ceil_div(ctas, device.num_sms) * (rounds * round_us / 0.66 + 4.0)
         us = max(us, sum(o.desc.num_bytes for o in p.operands) / (device.bandwidth_gbs * 0.8e3))
         return us + 3.0 + (self._sum(p, splits, device)[1] if splits > 1 else 0.0)
 
@@ -351,7 +359,7 @@ class WinogradFusedGradientEngine(WinogradEngine):
         operands = (("x", self._partials(p, splits)), ("y", p.desc(p.filter)))
         return sum_over_first(operands, device)
 
-    def _consts(self, p: ConvProblem, splits: int, spread: int) -> GradientConsts:
+    def _consts(self, p: ConvProblem, splits: int) -> GradientConsts:
         x, dy, dw = self._sides(p)
         outer, inner, _ = toom_cook(3, 2)
         target = self._partials(p, splits) if splits > 1 else TensorDesc(dw.desc.dtype, (1, *dw.desc.shape), (0, *dw.desc.strides))
@@ -362,7 +370,8 @@ class WinogradFusedGradientEngine(WinogradEngine):
         return GradientConsts(
             toom_cook(2, 3)[2], inner, outer, x.desc.dtype.name, dy.desc.dtype.name, target.dtype.name,
             (-p.padding[0][0], -p.padding[1][0]), x.strides[2:], dy.strides[2:], (h, w), x.strides[1], dy.strides[1], c, k, split,
-            x.is_channels_last and dy.is_channels_last, x.desc.shape[1], dy.desc.shape[1], self._digits(p).consts(), spread)
+            x.is_channels_last and dy.is_channels_last, x.desc.shape[1], dy.desc.shape[1], self._digits(p).consts(),
+            _spread(8, x.is_channels_last and dy.is_channels_last))
 
     def _digits(self, p: ConvProblem) -> Digits:
         x, dy, _ = self._sides(p)
@@ -372,7 +381,7 @@ class WinogradFusedGradientEngine(WinogradEngine):
     def build_steps(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> Build:
         assert isinstance(problem, ConvProblem)
         p, splits, digits = problem, config["splits"], self._digits(problem)
-        c = self._consts(p, splits, config["spread"])
+        c = self._consts(p, splits)
         x, dy, dw = self._sides(p)
         scratch, tiles = Scratch(), self._tiles(p)
         flipped = -2 * (c.target_strides[0] + c.target_strides[1]) if p.flip else 0
