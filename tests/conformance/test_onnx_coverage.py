@@ -36,7 +36,7 @@ FAMILIES = {
         "CenterCropPad Concat ConstantOfShape DepthToSpace Expand EyeLike Flatten Identity Pad Range Reshape Slice SpaceToDepth "
         "Split Squeeze Tile Transpose Trilu Unsqueeze",
     "convolution":
-        "Conv ConvInteger ConvTranspose QLinearConv",
+        "Col2Im Conv ConvInteger ConvTranspose DeformConv QLinearConv",
     "losses and random":
         "Bernoulli Dropout NegativeLogLikelihoodLoss SoftmaxCrossEntropyLoss",
     "optimisers":
