@@ -37,6 +37,7 @@ from .element_epilogue import ElementEpilogue, OperandConsts, operand_over
 
 _LIMIT = 2**31
 _MOST_BYTES = 1 << 31  # of workspace
+_MOST_THREADS = 288  # of a CTA
 _LEAST_TAPS = 4  # along one axis at least: below, Winograd's tiles take fewer products
 _SIDES = (8, 12, 16, 24, 32, 48, 64)  # of tiles of two axes
 _LINES = {32: (8, 4), 64: (8, 8), 128: (16, 8), 256: (16, 16), 512: (32, 16), 1024: (32, 32), 2048: (64, 32),
@@ -64,17 +65,10 @@ class Tile:
     def points(self) -> int:
         return (self.rows // 2 + 1) * self.columns
 
-    @property
-    def items(self) -> int:
-        """Windows a CTA transforms: about 256 threads."""
-        items = 32
-        while items > 4 and items * max(self.columns, self.rows // 2 + 1) > 256:
-            items //= 2
-        return items
 
-    @property
-    def threads(self) -> int:
-        return ceil_div(max(self.columns, self.rows // 2 + 1) * self.items, 32) * 32
+def _items(lines: int, threads: int = _MOST_THREADS) -> int:
+    """Windows a CTA transforms, each by `lines` threads."""
+    return max([4, *(n for n in (8, 16, 32) if n * lines <= threads)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +80,6 @@ class TransformConsts(ElementEpilogue):
     columns: int
     is_line: bool
     is_inverse: bool
-    items: int
     items_first: bool
     live: tuple[int, ...]
     row_bytes: int
@@ -121,6 +114,20 @@ class TransformConsts(ElementEpilogue):
         return self.live[0] - (self.live_rows - 1) * self.columns if self.is_line else self.live_columns
 
     @property
+    def lines(self) -> int:
+        """Threads that an item keeps busy: columns, or points of a column."""
+        return max(self.live_columns, self.rows // 2 + 1)
+
+    @property
+    def items(self) -> int:
+        """Windows a CTA transforms; products are read from two rows at once, and need more registers."""
+        return _items(self.lines, _MOST_THREADS if self.form != "products" else 256)
+
+    @property
+    def threads(self) -> int:
+        return ceil_div(self.lines * self.items, 32) * 32
+
+    @property
     def column_pitch(self) -> int:
         """Bytes between columns in shared memory: neighbours in a warp fall into different banks."""
         return 8 * (self.items if self.items_first else self.items + 1)
@@ -128,7 +135,7 @@ class TransformConsts(ElementEpilogue):
     @property
     def point_pitch(self) -> int:
         """Bytes between points of a column: congruent to the items of one, modulo all banks."""
-        size = self.columns * self.column_pitch
+        size = self.live_columns * self.column_pitch
         return size + (8 * self.items - size) % 128
 
     @property
@@ -232,7 +239,7 @@ class FftEngine(Engine):
             return refuse("there are no products to sum: the direct engine writes the epilogue of 0")
         if any(s < 0 for n in (p.image, p.filter, p.result) for s in p.desc(n).strides):
             return refuse("fft: a stride is negative")
-        fitting = [t for t in self._tiles_of(p) if self._smem_bytes(t) <= device.smem_per_cta]
+        fitting = [t for t in self._tiles_of(p) if self._fits_shared(p, t, device)]
         if not fitting:
             largest = max(_LINES) if _geometry(p).is_line else max(_SIDES)
             return refuse(f"fft: filters of {' x '.join(map(str, taps))} taps (at most {largest} along an axis; {nearest})")
@@ -253,9 +260,13 @@ class FftEngine(Engine):
         else:
             yield from (Tile(rows, columns, False) for rows in _SIDES for columns in _SIDES if rows >= g.taps[0] and columns >= g.taps[1])
 
-    @staticmethod
-    def _smem_bytes(tile: Tile) -> int:
-        return (tile.rows // 2 + 1) * (tile.columns * 8 * (tile.items + 1) + 128)
+    def _fits_shared(self, p: ConvProblem, tile: Tile, device: DeviceInfo) -> bool:
+        """Whether all transforms find room for their columns of points."""
+        half, most = tile.rows // 2 + 1, 0
+        for live in (tile.extents[-1], self._window(p, tile)[-1], _geometry(p).taps[len(tile.extents) - 1]):
+            columns = min(live, tile.columns)
+            most = max(most, half * (columns * 8 * (_items(max(columns, half)) + 1) + 128))
+        return most <= device.smem_per_cta
 
     def _size_reason(self, p: ConvProblem, tile: Tile) -> str:
         """Why a tile cannot be taken, "" if it can."""
@@ -307,7 +318,7 @@ class FftEngine(Engine):
         """The three cheapest tiles; images: of a chunk, whose points fit about 512 MiB, or the L2 cache."""
         assert isinstance(problem, ConvProblem)
         p = problem
-        tiles = [t for t in self._tiles_of(p) if self._smem_bytes(t) <= device.smem_per_cta and self._size_reason(p, t) == ""
+        tiles = [t for t in self._tiles_of(p) if self._fits_shared(p, t, device) and self._size_reason(p, t) == ""
                  and (p.policy.math == "fast" or not _loses_digits(p, t))]
         found = []
         for tile in sorted(tiles, key=lambda t: self._rough(p, t, device))[:3]:
@@ -446,9 +457,9 @@ class FftEngine(Engine):
         args += [Arg("plane", "u64", plane), Arg("ptr_source", "u64", points if is_output else tensor),
                  Arg("ptr_target", "u64", tensor if is_output else points), *extra]
         consts = TransformConsts(
-            tile.rows, tile.columns, g.is_line, is_output, tile.items, desc.strides[1] == 1 and channels > 1, live, row, column, True,
+            tile.rows, tile.columns, g.is_line, is_output, desc.strides[1] == 1 and channels > 1, live, row, column, True,
             steps, form, scale, desc.dtype.name, digits.consts(), tuple(operands), tuple(operand_rows), p.epilogue if is_output else None)
-        return self._step(consts, tile, digits, args, device)
+        return self._step(consts, digits, args, device)
 
     def _filters(self, p: ConvProblem, tile: Tile, place: WorkspaceArg, device: DeviceInfo) -> Step:
         """Filters into points of matrices, rows those of the target's channels; of wgrad products of points into filters."""
@@ -471,17 +482,17 @@ class FftEngine(Engine):
         if form != "points":
             args.append(Arg("inner", "u32", extents[3]))
         consts = TransformConsts(
-            tile.rows, tile.columns, g.is_line, is_output, tile.items, False, g.taps[:1 if g.is_line else 2],
+            tile.rows, tile.columns, g.is_line, is_output, False, g.taps[:1 if g.is_line else 2],
             along[0] * (tile.columns if g.is_line else 1), along[0 if g.is_line else 1], False, (0, 0), form,
             1.0 if is_output else 1 / tile.size, desc.dtype.name, digits.consts())
-        return self._step(consts, tile, digits, args, device)
+        return self._step(consts, digits, args, device)
 
-    def _step(self, consts: TransformConsts, tile: Tile, digits: Digits, args: list[Arg], device: DeviceInfo) -> Step:
+    def _step(self, consts: TransformConsts, digits: Digits, args: list[Arg], device: DeviceInfo) -> Step:
         args = [*args, *digits.args(consts.digits.wide)]
         kind = "inverse" if consts.is_inverse else "forward"
-        return Step.of(f"conv/fft_{kind}", self.op, Target.for_arch(device.arch), tile.threads, args, consts,
-                       ceil_div(digits.size, tile.items), dynamic_smem=consts.smem_bytes,
-                       suffix=f"{consts.form}_{tile.rows}x{tile.columns}_{consts.dtype}")
+        return Step.of(f"conv/fft_{kind}", self.op, Target.for_arch(device.arch), consts.threads, args, consts,
+                       ceil_div(digits.size, consts.items), dynamic_smem=consts.smem_bytes,
+                       suffix=f"{consts.form}_{consts.rows}x{consts.columns}_{consts.dtype}")
 
 
 _OPS = ("conv_fprop", "conv_dgrad", "conv_wgrad", "conv_transpose", "conv_transpose_dgrad", "conv_transpose_wgrad")

@@ -10,7 +10,7 @@ from oxidnn.device import KNOWN
 from oxidnn.dispatch.registry import ENGINES
 from oxidnn.dispatch.select import choose
 from oxidnn.engines.base import Engine, EngineConfig
-from oxidnn.engines.conv_fft import Tile, TransformConsts
+from oxidnn.engines.conv_fft import TransformConsts
 from oxidnn.engines.digits import DigitConsts
 from oxidnn.ops.case import parse_case
 from oxidnn.runtime.emu_backend import EmulatedBackend
@@ -178,15 +178,14 @@ def test_long_filters_are_chosen() -> None:
 @pytest.mark.parametrize("items_first", [False, True])
 def test_half_a_warp_stores_into_different_banks(size: int, items_first: bool) -> None:
     """Sixteen threads move 128 bytes of shared memory at once: 8 bytes each, neighbours by items or by columns."""
-    tile = Tile(size, size, False)
     digits = DigitConsts(("n", "down", "across", "channel"), False)
-    c = TransformConsts(size, size, False, False, tile.items, items_first, (size, size), 4, 4, False, (1, 1), "points", 1.0, "f32", digits)
+    c = TransformConsts(size, size, False, False, items_first, (size, size), 4, 4, False, (1, 1), "points", 1.0, "f32", digits)
 
     def ways(addresses: list[int]) -> int:
         banks = [a // 8 % 16 for a in addresses]
         return max(banks.count(bank) for bank in banks)
 
-    by_items = [divmod(thread, tile.items) for thread in range(16)]
+    by_items = [divmod(thread, c.items) for thread in range(16)]
     by_columns = [divmod(thread, size)[::-1] for thread in range(16)]
     stores = [line * c.column_pitch + slot * 8 for line, slot in (by_items if items_first else by_columns)]
     assert ways(stores) <= (1 if size % 16 == 0 else 2)
