@@ -31,7 +31,6 @@ from .dispatch.session import POLICY, BoundPlan, Call, Session, hashable, signed
 from .dispatch.tuning_db import TuningDb
 from .dtypes import dtype as dtype_of
 from .errors import InvalidArgument, expected
-from .interchange import as_view
 from .ops import OPS
 from .ops.base import MATH, Policy, Problem
 from .ops.case import near, parse_case
@@ -210,8 +209,8 @@ class DnnHandle(ListOps):
         if scale_x is scale_w is scale_y is zero_x is zero_w is zero_y is out_dtype is prologue is None and saturate and not return_stats:
             return self._session.run(_CONV, (x, w, bias, residual), attrs, out, stream, scalars, operands)
         arrays = (x, w, bias, residual, scale_x, scale_w, scale_y, zero_x, zero_w, zero_y)
-        attrs = (*attrs, out_dtype, saturate, prologue, return_stats)
-        return self._session.run(CALLS["conv_fprop"], arrays, attrs, out, stream, scalars, operands)
+        more = (out_dtype, saturate, prologue, return_stats)
+        return self._session.run(CALLS["conv_fprop"], arrays, (*attrs, *more), out, stream, scalars, operands)
 
     def conv_batch_norm(self, x: Any, w: Any, running_mean: Any, running_var: Any, gamma: Any = None, beta: Any = None, *,
                         eps: float = 1e-5, activation: str | None = "relu", residual: Any = None, stride: Any = 1, padding: Any = 0,
@@ -242,25 +241,27 @@ class DnnHandle(ListOps):
                              stream=stream, **more)
 
         between = one(x, depthwise, depthwise_norm, depthwise_activation, stride=stride, padding=padding, dilation=dilation,
-                      groups=as_view(x).desc.shape[1])
+                      groups=self._session.checked_view("depthwise_separable_conv", "x", x).desc.shape[1])
         return one(between, pointwise, pointwise_norm, pointwise_activation, residual=residual, out=out)
 
     def conv_dgrad(self, dy: Any, w: Any, x_shape: Sequence[int], *, stride: Any = 1, padding: Any = 0, dilation: Any = 1, groups: int = 1,
                    epilogue: Any = None, flip: bool = False, scale_dy: Any = None, scale_w: Any = None, scale_dx: Any = None,
-                   out_dtype: Any = None, saturate: bool = True, activation: str | None = None, saved: Any = None,
-                   operands: Mapping[str, Any] | None = None, scalars: Mapping[str, float] | None = None, out: Any = None,
-                   stream: Any = None) -> Any:
+                   out_dtype: Any = None, saturate: bool = True, operands: Mapping[str, Any] | None = None,
+                   scalars: Mapping[str, float] | None = None, out: Any = None, stream: Any = None) -> Any:
         """dx of shape x_shape: the gradient of `conv` with respect to x; epilogue: over acc, `operands` and `scalars`. Of 8-bit types as
-        `conv`, scale_w being one element or (C,).
-
-        activation, in place of an epilogue: x was activation(saved) ("relu", "silu", an expression over x), and dx is the gradient with
-        respect to `saved`, of x's shape: dgrad times the derivative. Of relu, x itself will do."""
-        if activation is not None or saved is not None:
-            if activation is None or saved is None or epilogue is not None:
-                raise expected("conv_dgrad", "activation", repr(activation), "given together with saved, and no epilogue beside them")
-            epilogue, operands = activation_gradient("conv_dgrad", activation), {**(operands or {}), "saved": saved}
+        `conv`, scale_w being one element or (C,)."""
         attrs = (_shape(x_shape), stride, padding, dilation, groups, epilogue, flip, out_dtype, saturate)
         return self._session.run(CALLS["conv_dgrad"], (dy, w, scale_dy, scale_w, scale_dx), attrs, out, stream, scalars, operands)
+
+    def conv_dgrad_activation(self, dy: Any, w: Any, saved: Any, activation: str, *, stride: Any = 1, padding: Any = 0, dilation: Any = 1,
+                              groups: int = 1, flip: bool = False, out_dtype: Any = None, out: Any = None, stream: Any = None) -> Any:
+        """The gradient of conv(activation(saved), w) with respect to saved, in one launch: dgrad times the activation's derivative.
+        activation: "relu", "silu", "gelu", ..., or an expression over x. Of relu, saved may be the activation's result."""
+        name = "conv_dgrad_activation"
+        shape = self._session.checked_view(name, "saved", saved).desc.shape
+        return self.conv_dgrad(dy, w, shape, stride=stride, padding=padding, dilation=dilation, groups=groups, flip=flip,
+                               epilogue=activation_gradient(name, activation), out_dtype=out_dtype, operands={"saved": saved}, out=out,
+                               stream=stream)
 
     def conv_wgrad(self, x: Any, dy: Any, w_shape: Sequence[int], *, stride: Any = 1, padding: Any = 0, dilation: Any = 1, groups: int = 1,
                    flip: bool = False, scale_x: Any = None, scale_dy: Any = None, out_dtype: Any = None, prologue: Any = None,

@@ -100,22 +100,21 @@ def merged_digits(am: AffineMatmul) -> Digits:
     batch, batch_weights = merge(am.batch.extents, [_padded(strides, am.batch) for strides in batched])
 
     def operand(source: Source, rows: IndexSpace, bounds: tuple[Bound, ...], index: int) -> Operand:
-        is_through = am.prologue is not None and am.prologue.side == "ab"[index]
+        through = am.prologue if am.prologue is not None and am.prologue.side == "ab"[index] else None
         extents, weights = merge(rows.extents, [source.row_strides, *(b.row_coefs for b in bounds),
-                                                *(t.row_strides for t in terms if is_through)])
+                                                *(t.row_strides for t in terms if through is not None)])
         k_coefs = k_weights[2 + (len(a_bounds) if index else 0):]
         merged = tuple(Bound(w, kc, b.offset, b.extent) for b, w, kc in zip(bounds, weights[1:], k_coefs, strict=False))
         side = am.ragged.side if am.ragged is not None else ""
         ragged = "k" if side == "k" else "row" if side == "m" and not index else ""
         groups = (am.ragged.b_stride, am.ragged.count) if am.ragged is not None and index else (0, 0)
-        prologue = None
-        if is_through:
+        if through is not None:
             over = zip(terms, weights[1 + len(bounds):], k_weights[len(k_weights) - len(terms):],
                        batch_weights[len(batch_weights) - len(terms):], strict=True)
             operands = tuple(replace(t, row_strides=r, k_strides=kc, batch_strides=b) for t, r, kc, b in over)
-            prologue = replace(am.prologue, operands=operands)
+            through = replace(through, operands=operands)
         return Operand(source, extents, weights[0], k_weights[index], batch_weights[index], merged, ragged, *groups,
-                       am.up is not None and index == 1, prologue)
+                       am.up is not None and index == 1, through)
 
     b, columns = (am.b, am.n) if am.up is None else gated_columns(am)
     operand_a, operand_b = operand(am.a, am.m, a_bounds, 0), operand(b, columns, b_bounds, 1)

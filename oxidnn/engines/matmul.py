@@ -148,8 +148,8 @@ def _prologue(p: ConvProblem, side: str, row: Sequence[int], k: Sequence[int], c
     for name in (n for n in p.prologue.args if n != IMAGE):
         desc = p.desc(name)
         step = desc.strides[0] if desc.numel > 1 else 0
-        over = [tuple(step * digit for digit in digits) for digits in (row, k, (channels,))]
-        operands.append(Source(name, desc.dtype, *over, align=desc.align))
+        rows, terms = (tuple(step * digit for digit in digits) for digits in (row, k))
+        operands.append(Source(name, desc.dtype, rows, terms, (step * channels,), align=desc.align))
     return Prologue(side, p.prologue, tuple(operands))
 
 

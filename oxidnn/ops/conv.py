@@ -154,7 +154,7 @@ class _Kind:
     @property
     def outputs(self) -> tuple[str, ...]:
         """All that there may be."""
-        names = (self.output,) if self.direction == "wgrad" else (self.output, "aux")
+        names: tuple[str, ...] = (self.output,) if self.direction == "wgrad" else (self.output, "aux")
         names += STATS if self.op in ("conv_fprop", "conv_transpose") else ()
         return names + (("db",) if self.op == "conv_wgrad" else ())
 
