@@ -17,6 +17,7 @@ from oxidnn.device import DeviceInfo, known_device
 from oxidnn.dispatch.registry import ENGINES
 from oxidnn.engines.base import Engine
 from oxidnn.ops.base import Policy, Problem
+from oxidnn.ops.case import parse_case
 from oxidnn.runtime.backend import Backend
 from oxidnn.testing.harness import run_problem
 from oxidnn.testing.sample import SAMPLES
@@ -60,6 +61,21 @@ def test_there_are_a_thousand_and_every_engine_is_among_them() -> None:
             names |= {e.id for _, engines in drawn(op, kind, math, "small", known_device("sm_90a"), 15) for e in engines}
     every = {e.id for op in ("conv_fprop", "conv_wgrad") for e in ENGINES[op]}
     assert len(every - names) <= 4, sorted(every - names)  # some take few shapes: the registry's tests draw until they do
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", ("f32", "f16", "bf16", "s8", "u8", "e4m3", "f64"))
+def test_images_of_one_element_a_row(kind: str, cuda: Backend) -> None:
+    """Broadcast along what is summed, under padding: terms of one address whose predicates differ, which ptxas has taken for one."""
+    more = " zero_x=u8[1] zero_w=u8[4]" if kind == "u8" else ""
+    for line in (f"conv_transpose x={kind}[3,42,6](344,8,0) w={kind}[42,14,3]nhwc stride=2 groups=3 output_padding=1",
+                 f"conv_fprop x={kind}[2,5,6,6](180,36,0,0) w={kind}[4,5,3,3] padding=1{more}",
+                 f"conv_fprop x={kind}[2,5,6,6](36,0,6,1) w={kind}[4,5,3,3](0,9,3,1) padding=((2,0),(0,1)){more}",
+                 f"conv_wgrad x={kind}[2,5,6,6](180,36,6,0) dy={kind}[2,4,6,6](0,1,0,0) w_shape=(4,5,3,3) padding=1"):
+        problem = parse_case(line)
+        for engine in ENGINES[problem.op]:
+            for config in engine.configs(problem, cuda.info)[:3] if engine.check_support(problem, cuda.info) else ():
+                run_problem(cuda, problem, engine, config)
 
 
 @pytest.mark.gpu

@@ -15,8 +15,9 @@ from . import Expected
 from .pointwise import error_bound
 
 # Error of a product of two f32 numbers as a part of it, by what the policy's `math` allows to be done to them. tf32 rounds each to 11
-# bits. The x3 forms split each into a leading part and the rounded rest, and leave out the product of the rests.
-PRODUCT_ERROR = {"ieee": 0.0, "tf32": 2 * 2.0**-11, "tf32x3": 3 * 2.0**-22, "bf16x3": 3 * 2.0**-18, "fast": 2 * 2.0**-11}
+# bits. The x3 forms split each into a leading part and the rounded rest, and leave out the product of the rests: three times the square of
+# the part's unit, which is 2^-11 of tf32 and 2^-8 of bf16.
+PRODUCT_ERROR = {"ieee": 0.0, "tf32": 2 * 2.0**-11, "tf32x3": 3 * 2.0**-22, "bf16x3": 3 * 2.0**-16, "fast": 2 * 2.0**-11}
 
 
 def product_error(problem: Problem) -> float:
