@@ -38,7 +38,8 @@ Divisor = tuple[int, tuple[int, int]]  # and its magic numbers
 @dataclass(frozen=True, slots=True)
 class DeformConsts:
     """stage: see the template. vector: channels of a pack, of pack_bytes. across: taps of a row. by_taps: the number of taps. per_group,
-    per_offset_group: packs of one. packs: of a position's columns. lanes: threads of a sample. offset, mask: types; mask "" if none."""
+    per_offset_group: packs of one. packs: of a position's columns. lanes: threads of a sample; of columns, of a unit of channels, each with
+    `share` packs. offset, mask: types; mask "" if none."""
 
     stage: str
     dtype: str
@@ -57,6 +58,7 @@ class DeformConsts:
     before: tuple[int, ...]
     dilation: tuple[int, ...]
     lanes: int = 1
+    share: int = 1
     digits: DigitConsts | None = None
 
 
@@ -114,7 +116,7 @@ class _Launches:
         self.run("transform", {"x": (TensorDesc.packed(desc.dtype, desc.shape, "nhwc"), place), "y": (desc, target)}, {}, COPIES)
 
     def stage(self, stage: str, args: Sequence[Arg], names: str = "", extents: Sequence[int] = (), threads: int = 0,
-              lanes: int = 1) -> None:
+              lanes: int = 1, share: int = 1) -> None:
         """A launch of the template: a thread each of the digits `names`, or so many."""
         p = self.p
         digits = Digits(tuple(names.split()), tuple(extents), {}) if names else None
@@ -126,7 +128,7 @@ class _Launches:
             stage, kind.name, p.accumulator.name, p.desc("offset").dtype.name, p.desc("mask").dtype.name if p.has("mask") else "",
             self.vector, self.vector * self.size, p.taps, _divisor(p.kernel[1]), _divisor(p.taps), _divisor(self.per_group // self.vector),
             _divisor(self.per_offset_group // self.vector), p.taps * self.channels // self.vector, p.stride,
-            tuple(lo for lo, _ in p.padding), p.dilation, lanes, digits.consts() if digits is not None else None)
+            tuple(lo for lo, _ in p.padding), p.dilation, lanes, share, digits.consts() if digits is not None else None)
         args = [*args, Arg("num_threads", "u32", count), *(digits.args(False) if digits is not None else ())]
         self.steps.append(Step.of("conv/deformable", p.op, Target.for_arch(self.device.arch), THREADS, args, consts,
                                   ceil_div(count, THREADS), suffix=f"{stage}_{kind.name}_v{self.vector}"))
@@ -149,8 +151,12 @@ class _Launches:
 
     def write_columns(self, x: Place, columns: Place) -> None:
         p = self.p
-        extents = (self.images, *p.positions, p.groups, p.taps, self.per_group // self.vector)
-        self.stage("columns", [*self.samples, *self.image(x), Arg("ptr_columns", "u64", columns)], "n p q g t c", extents)
+        unit = gcd(self.per_group, self.per_offset_group)
+        share = next(n for n in (4, 2, 1) if unit // self.vector % n == 0)
+        lanes = unit // self.vector // share
+        extents = (self.images, *p.positions, p.groups, p.taps, self.per_group // max(unit, 1), lanes)
+        self.stage("columns", [*self.samples, *self.image(x), Arg("ptr_columns", "u64", columns)], "n p q g t u c", extents, lanes=lanes,
+                   share=share)
 
     def write_offsets(self, x: Place, columns: Place) -> None:
         p = self.p
@@ -159,7 +165,7 @@ class _Launches:
                 Arg("ptr_doffset", "u64", self.located["doffset"][1]), *self.strides("doffset", "doffset")]
         if p.has("mask"):
             args += [Arg("ptr_dmask", "u64", self.located["dmask"][1]), *self.strides("dmask", "dmask")]
-        lanes = min(32, power_of_two(self.per_offset_group // self.vector))
+        lanes = min(32, power_of_two(ceil_div(self.per_offset_group // self.vector, 4)))
         self.stage("offsets", args, "n o t p q lane", (self.images, p.offset_groups, p.taps, *p.positions, lanes), lanes=lanes)
 
     def gather(self, columns: Place, dx: Place) -> None:
