@@ -327,7 +327,7 @@ class DepthwiseEngine(Engine):
         under_way = min(resident, threads) * loads * vector * d.source.dtype.num_bytes * depth
         latency_us = d.source.num_bytes * reread / under_way * 0.9
         summed_us = compute_us * 0.25 + 4 if d.kind == "wgrad" else 0.0
-        return max(compute_us, bytes_us, latency_us) + 0.15 * min(compute_us, bytes_us) + 4 + steps * 0.05 + summed_us
+        return max(compute_us, bytes_us, latency_us) + 0.15 * min(compute_us, bytes_us) + 6 + steps * 0.05 + summed_us
 
     def build_steps(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> Build:
         assert isinstance(problem, ConvProblem)

@@ -31,8 +31,13 @@ from .digits import DigitConsts, Digits, ceil_div
 from .element_epilogue import ElementEpilogue, OperandConsts, operand_over
 from .reduce_tree import reduction_steps
 
+_GROUPS = (8, 6, 4)
 _SMEM_BYTES = 227 << 10
 _MAX_STAGES = 8
+# Of a quarter SM: a product (of the filter's gradient), what a warp's row and each of its tiles cost besides; the same of a warp alone; a
+# step without rows, an item; what warps in numbers that four quarters do not share evenly cost.
+_PRODUCT_CLOCKS, _SUM_CLOCKS, _ROW_CLOCKS, _TILE_CLOCKS = 5.4, 7.0, 42, 9
+_ALONE_CLOCKS, _LATENCY_CLOCKS, _TILE_LATENCY_CLOCKS, _IDLE_CLOCKS, _ITEM_CLOCKS, _UNEVEN = 13, 250, 19, 200, 1800, 1.1
 _MAX_BOX = 256
 _MAX_STRIDE = 2**40
 
@@ -52,6 +57,8 @@ class Product:
 class TmaDepthwiseConsts(ElementEpilogue):
     """groups: of 8 channels, and warps. A tile is two blocks of 8 neighbouring pixels of the target; `tiles` of them, of `segments` images
     with `blocks` each. width: columns of the source in a box, of `halves` those of one parity. A line is a pixel of a stage.
+
+    streams: lines leave L2 first. by_rows: single taps are met by two rows of dy.
 
     Rows of taps are those of all slices of depth, and so are the rows of a step. taps_bytes: of the filter's axes (channel, slice, row,
     column). operand_images: byte strides of the operands' images.
@@ -76,6 +83,8 @@ class TmaDepthwiseConsts(ElementEpilogue):
     taps_bytes: tuple[int, int, int, int]
     flip: bool
     sums_taps: bool
+    streams: bool
+    by_rows: bool
     operands: tuple[OperandConsts, ...] = ()
     operand_images: tuple[int, ...] = ()
     epilogue: Expression | None = None
@@ -214,7 +223,7 @@ class TmaDepthwiseConsts(ElementEpilogue):
 
     @property
     def products(self) -> tuple[Product, ...]:
-        found = []
+        found, step = [], 2 if self.by_rows else 1
         for pair in self.pairs:
             s = pair[0]
             for e in range(self.source_rows):
@@ -222,7 +231,7 @@ class TmaDepthwiseConsts(ElementEpilogue):
                 if len(pair) == 2:
                     found += [Product(((m.tap, s), (m.tap, s + 1)), (m.lag,), e, s) for m in meetings]
                 else:
-                    twos = [meetings[i : i + 2] for i in range(0, len(meetings), 2)]
+                    twos = [meetings[i : i + step] for i in range(0, len(meetings), step)]
                     found += [Product(tuple((m.tap, s) for m in two), tuple(m.lag for m in two), e, s) for two in twos]
         return tuple(found)
 
@@ -240,7 +249,8 @@ class TmaDepthwiseConsts(ElementEpilogue):
         return z * self.taps_bytes[1] + r * self.taps_bytes[2] + s * self.taps_bytes[3]
 
 
-def _shape(d: Depthwise, groups: int, tiles: int, segments: int, stages: int = 2) -> TmaDepthwiseConsts:
+def _shape(d: Depthwise, groups: int, tiles: int, segments: int, stages: int = 2, streams: bool = False,
+           by_rows: bool = False) -> TmaDepthwiseConsts:
     """The consts as far as they say how much memory is needed."""
     c, is_deep = d.columns, d.source.rank == 5
     # Two taps side by side must lie equally far apart in the halves, wherever they begin; tensor maps have five dimensions.
@@ -249,14 +259,15 @@ def _shape(d: Depthwise, groups: int, tiles: int, segments: int, stages: int = 2
     steps = tuple(Meeting(z * rows + m.source, z * d.rows.taps + m.tap, m.target, m.lag) for z in range(d.depth.taps) for m in d.rows.steps)
     return TmaDepthwiseConsts(d.source.dtype.name, d.target.dtype.name, d.depth, is_deep, d.rows, steps, c.taps, c.stride, c.dilation,
                               c.low, groups, tiles, segments, halves, stages, DigitConsts((), False), (0, 0, 0, 0), False,
-                              d.kind == "wgrad")
+                              d.kind == "wgrad", streams, by_rows)
 
 
 def _registers(p: ConvProblem, d: Depthwise, c: TmaDepthwiseConsts) -> int:
     if c.sums_taps:
-        return min(4 * len(c.products) + 2 * d.rows.lags * c.tiles + 52, 168 if c.tiles <= 2 else 255)
+        return min(4 * len(c.products) + 2 * d.rows.lags * c.tiles + 52, 168 if c.by_rows and c.tiles <= 2 else 255)
     operands = sum(o.desc.rank > 1 for o in p.inputs if o.name not in d.names)
-    return c.tap_rows * c.taps + 4 * d.rows.lags * c.tiles + 26 + 6 * c.tiles + 16 * operands
+    held = c.tap_rows * c.taps + 4 * d.rows.lags * c.tiles
+    return held + held // 6 + 2 * len(c.residues) + 14 + (6 if c.halves else 0) + 16 * operands
 
 
 @lru_cache(maxsize=256)
@@ -310,17 +321,21 @@ class TmaDepthwiseEngine(Engine):
 
     def _configs(self, problem: ConvProblem, d: Depthwise, device: DeviceInfo) -> list[EngineConfig]:
         """groups: those that waste fewest channels; tiles across, or over images where one is narrower than a tile."""
-        count = d.channels // 8
-        even = [g for g in (8, 6, 4, 7, 5, 3, 2, 1) if count % g == 0][:3]
-        groups = dict.fromkeys((*even, *(g for g in (8, 4) if g <= count and even[0] < 4)))
-        width = d.columns.target
-        shapes = [(1, 2), (2, 4), (4, 8), (1, 1)] if width <= 8 else [(1, 1), (2, 2), (4, 4)] if width <= 16 else [(1, 1), (2, 1), (4, 1)]
+        count, width = d.channels // 8, d.columns.target
+        # Pieces of pixels that begin amid sectors of memory take twice the time.
+        even = [g for g in _GROUPS if 10 * (-count % g) <= count] or sorted(_GROUPS, key=lambda g: -count % g)[:1]
+        groups = dict.fromkeys([count] * (count <= 8) + [g for g in even if g <= count])
+        blocks = ceil_div(width, 8)
+        shapes = [(1, 2), (2, 4), (4, 8), (1, 1)] if blocks == 1 else [(1, 1), (2, 2), (4, 4)] if blocks == 2 else [(1, 1), (2, 1), (4, 1)]
+        if blocks > 2 and blocks % 2:  # no tile of two blocks is cut
+            shapes += [(2, 4)]
         found = []
         for g in groups:
             for tiles, segments in shapes:
                 if segments > (1 if d.source.rank == 5 else d.images) or (segments == 1 and 16 * (tiles - 1) >= width):
                     continue
-                c = _shape(d, g, tiles, segments)
+                by_rows = d.kind == "wgrad" and d.columns.taps % 2 == 1
+                c = _shape(d, g, tiles, segments, by_rows=by_rows)
                 if c.width > _MAX_BOX or _registers(problem, d, c) > 235:
                     continue
                 per_sm, stages = self._fit(problem, d, c, device)
@@ -328,7 +343,8 @@ class TmaDepthwiseEngine(Engine):
                     continue
                 strips = [ceil_div(d.rows.groups, parts) for parts in (1, 2, 4, 8)]
                 for strip in dict.fromkeys(s for s in strips if s >= min(7, d.rows.groups)):
-                    found.append(EngineConfig.of(groups=g, tiles=tiles, segments=segments, strip=strip, stages=stages))
+                    found.append(EngineConfig.of(groups=g, tiles=tiles, segments=segments, strip=strip, stages=stages, streams=False,
+                                                 by_rows=by_rows))
         return found
 
     @staticmethod
@@ -344,7 +360,7 @@ class TmaDepthwiseEngine(Engine):
         return 1, 0
 
     def _consts_of(self, d: Depthwise, config: EngineConfig) -> TmaDepthwiseConsts:
-        return _shape(d, config["groups"], config["tiles"], config["segments"], config["stages"])
+        return _shape(d, config["groups"], config["tiles"], config["segments"], config["stages"], config["streams"], config["by_rows"])
 
     def _items(self, d: Depthwise, config: EngineConfig) -> tuple[int, ...]:
         """Blocks of images, slices if there are any, strips and columns of tiles."""
@@ -353,7 +369,7 @@ class TmaDepthwiseEngine(Engine):
                 ceil_div(d.rows.groups, config["strip"]), ceil_div(d.columns.target, per_tile))
 
     def estimate(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> float:
-        """Products at 6.5 clocks of a quarter SM and what a row costs besides, over the traffic."""
+        """Rows of products, by a quarter SM's warps or by one alone, over the traffic; fitted to 350 timings on an H200, off by 11 %."""
         assert isinstance(problem, ConvProblem)
         d = _lower(problem)
         assert isinstance(d, Depthwise)
@@ -366,14 +382,14 @@ class TmaDepthwiseEngine(Engine):
         if device.is_emulated:
             return 20.0 * items * chunks * rows * products
         per_sm, _ = self._fit(problem, d, c, device)
-        resident = per_sm * device.num_sms
-        busy = (products * 6.8 + 40 + 14 * tiles) * groups * min(per_sm, ceil_div(items * chunks, device.num_sms)) / 4
-        alone = products * 10.0 + 260
-        walks = items * chunks / resident
-        rounds = max(1.0, (walks + ceil_div(items * chunks, resident)) / 2)
-        compute_us = rounds * (rows * max(busy, alone) + (strip + d.rows.lags - 1 - rows) * 120 + 600) / 1750
-        bytes_us = problem.num_bytes / (device.bandwidth_gbs * 0.88e3)
-        return max(compute_us, bytes_us) + 0.15 * min(compute_us, bytes_us) + 4.5 + (4 if d.kind == "wgrad" else 0)
+        count = max(1, min(ceil_div(device.num_sms * per_sm, chunks), items))  # CTAs of a chunk
+        warps = min(per_sm, ceil_div(count * chunks, device.num_sms)) * groups / 4 * (_UNEVEN if groups % 4 else 1)
+        busy = (products * (_SUM_CLOCKS if c.sums_taps else _PRODUCT_CLOCKS) + _ROW_CLOCKS + _TILE_CLOCKS * tiles) * warps
+        alone = products * _ALONE_CLOCKS + _LATENCY_CLOCKS + _TILE_LATENCY_CLOCKS * tiles
+        idle = strip + d.rows.lags - 1 - rows
+        compute_us = ceil_div(items, count) * (rows * max(busy, alone) + idle * _IDLE_CLOCKS + _ITEM_CLOCKS) / 1750
+        bytes_us = problem.num_bytes / (device.bandwidth_gbs * (0.843e3 if d.columns.stride == 1 else 0.815e3))
+        return max(compute_us, bytes_us) + 0.174 * min(compute_us, bytes_us) + 6.7 + (5.1 if c.sums_taps else 0)
 
     @staticmethod
     def _map(x: TensorDesc, c: TmaDepthwiseConsts, box: tuple[int, ...], halves: bool) -> TensorMapSpec:
