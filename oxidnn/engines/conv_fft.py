@@ -214,6 +214,7 @@ class FftEngine(Engine):
     """Two transforms, the products and the transform back; by chunks of images, where the points of all do not fit."""
 
     sums_coarsely = True
+    by_sources = True  # rows of filters' matrices are those of the source's channels
 
     def __init__(self, op: str) -> None:
         self.id = f"{op}.fft"  # type: ignore[misc]
@@ -382,8 +383,9 @@ class FftEngine(Engine):
                         ("d", TensorDesc.packed(F32, (points, groups, per_group["result"], per_group["image"]))))
             return product(operands, (("transpose_a", True),), policy, device)
         source, target = (per_group["result"], per_group["image"]) if p.direction == "dgrad" else (per_group["image"], per_group["result"])
-        operands = (("a", strips(source)), ("b", TensorDesc.packed(F32, (points, groups, target, source))), ("d", strips(target)))
-        return product(operands, (("transpose_b", True),), policy, device)
+        shape = (source, target) if self.by_sources else (target, source)
+        operands = (("a", strips(source)), ("b", TensorDesc.packed(F32, (points, groups, *shape))), ("d", strips(target)))
+        return product(operands, () if self.by_sources else (("transpose_b", True),), policy, device)
 
     def build_steps(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> Build:
         assert isinstance(problem, ConvProblem)
@@ -472,10 +474,10 @@ class FftEngine(Engine):
             offset = sum((r - 1) * s for r, s in zip(g.taps, along, strict=False))
             along = [-s for s in along]
         extents, strides = (1, 1, k, c), (0, 0, ks, cs)
-        if p.direction == "dgrad":
+        if not is_output and (p.direction == "dgrad") != self.by_sources:
             extents, strides = (p.groups, c, 1, k // p.groups), (k // p.groups * ks, cs, 0, ks)
         digits = Digits(("n", "down", "across", "channel"), extents, {"target" if is_output else "source": strides})
-        form = "products" if is_output else "points" if self._is_channelwise(p) else "matrix"
+        form = "products" if is_output else "points" if self._is_channelwise(p) else "sources" if self.by_sources else "targets"
         tensor = TensorArg(p.filter, offset)
         args = [Arg("num_items", "u32", digits.size), Arg("plane", "u64", digits.size * (8 if form == "points" else 16)),
                 Arg("ptr_source", "u64", place if is_output else tensor), Arg("ptr_target", "u64", tensor if is_output else place)]
