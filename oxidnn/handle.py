@@ -510,7 +510,8 @@ class DnnHandle(ListOps):
         """epilogue((h - mean) / sqrt(variance + eps) * gamma + beta) of h = x + residual, mean and biased variance over `axes`.
 
         gamma, beta of the axes' shape, residual of x's. Returns y; then, with return_stats, mean and rstd (x's shape without the axes,
-        f32, or f64 for f64 tensors) and, with return_sum, h. epilogue: over acc, `operands` and `scalars`. zero_centered: times gamma + 1.
+        f32, or f64 for f64 tensors) and, with return_sum, h. out may be x, or of y and h (x, residual). epilogue: over acc, `operands` and
+        `scalars`. zero_centered: times gamma + 1.
 
         out_dtype: y's type, also "e4m3", "e5m2" and "s8", which saturate; y is rounded from f32 (f64) in the same launch. scale_y (one
         element): y holds result / scale_y. return_scale (of those three types): last also a scale for each row, of mean's shape and

@@ -11,13 +11,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import zip_longest
 from math import gcd, lcm
+from typing import ClassVar
 
 from ..codegen.spec import Target
 from ..device import DeviceInfo
 from ..dtypes import F64
 from ..ops.base import Problem
 from ..ops.channel_norm import ChannelNormProblem
-from .base import Arg, Build, Engine, EngineConfig, Scratch, Step, Support, refuse
+from .base import SUPPORTED, Arg, Build, Engine, EngineConfig, Scratch, Step, Support, refuse
 from .channel_stats import ChannelNormEngine, Cut, TileConsts, Vector, magic_args
 
 _MAX_PACKS = 8  # of 16 bytes that a thread holds
@@ -66,22 +67,47 @@ class ResidentConsts:
         return f"@%p_second{element} "
 
 
-class ChannelNormResident(ChannelNormEngine):
-    """Forward, for samples whose rows of a tile fit the registers of at most eight CTAs."""
+class ResidentEngine(ChannelNormEngine):
+    """What both directions share: clusters that hold a sample's tile, whose channels lie innermost, in packs of 16 bytes."""
 
-    id = "channel_norm.resident"
+    moved: ClassVar[tuple[str, ...]]  # operands of x's type, moved in packs
 
-    def check_support(self, problem: Problem, device: DeviceInfo) -> Support:
-        assert isinstance(problem, ChannelNormProblem)
+    def check_layout(self, problem: ChannelNormProblem, device: DeviceInfo, refusal: str) -> Support:
+        """refusal: why the problem is none for these engines, if it is so."""
         if Target.for_arch(device.arch).capability < (9, 0):
             return refuse(f"needs sm_90 (clusters), not {device.arch}")
-        if not problem.is_training or not problem.rows * problem.channels:
-            return refuse("the statistics are given, or there are no values")
+        if refusal:
+            return refuse(refusal)
         x, space = problem.desc("x"), self.space(problem)
         assert space is not None
         vector = space.vector("column")
-        if x.dtype is F64 or space.along() != "column" or vector * x.dtype.num_bytes != 16 or not space.moves_packs("x", "column", vector):
+        if x.dtype is F64 or space.along() != "column" or vector * x.dtype.num_bytes != 16 or any(
+                problem.desc(n).dtype is not x.dtype or not space.moves_packs(n, "column", vector) for n in self.moved):
             return refuse("needs f32, f16 or bf16 channels innermost in memory, in packs of 16 bytes")
+        return SUPPORTED
+
+    @staticmethod
+    def lanes_of(problem: ChannelNormProblem, vector: int) -> Iterator[int]:
+        """Packs side by side of tiles that cut no group."""
+        least = lcm(problem.width, vector)
+        for tiles in range(1, problem.channels // least + 1):
+            if problem.channels % (tiles * least) == 0 and tiles * least // vector <= _MAX_LANES:
+                yield tiles * least // vector
+
+
+class ChannelNormResident(ResidentEngine):
+    """Forward, for samples whose rows of a tile fit the registers of at most eight CTAs."""
+
+    id = "channel_norm.resident"
+    moved = ("x",)
+
+    def check_support(self, problem: Problem, device: DeviceInfo) -> Support:
+        assert isinstance(problem, ChannelNormProblem)
+        has_values = problem.is_training and problem.rows * problem.channels
+        fits = self.check_layout(problem, device, "" if has_values else "the statistics are given, or there are no values")
+        if not fits:
+            return fits
+        vector = 16 // problem.desc("x").dtype.num_bytes
         if problem.width < vector and vector % problem.width:
             return refuse(f"groups of {problem.width} channels divide no pack of {vector}")
         support = super().check_support(problem, device)
@@ -91,11 +117,7 @@ class ChannelNormResident(ChannelNormEngine):
 
     def _shapes(self, problem: ChannelNormProblem, vector: int) -> Iterator[dict[str, int]]:
         """lanes, slots, packs and cluster of the ways to deal out a sample."""
-        least = lcm(problem.width, vector)
-        for tiles in range(1, problem.channels // least + 1):
-            lanes = tiles * least // vector
-            if problem.channels % (tiles * least) or lanes > _MAX_LANES:
-                continue
+        for lanes in self.lanes_of(problem, vector):
             for slots in (1 << i for i in range(10)):
                 if not 64 <= lanes * slots <= _MAX_THREADS or lanes * slots % 32:
                     continue
@@ -109,12 +131,9 @@ class ChannelNormResident(ChannelNormEngine):
 
     def _shared_shapes(self, problem: ChannelNormProblem, vector: int, device: DeviceInfo) -> list[dict[str, int]]:
         """The same for x in shared memory, as measured: few waves, then long runs of memory, then many threads."""
-        least = lcm(problem.width, vector)
         found = []
-        for tiles in range(1, problem.channels // least + 1):
-            lanes = tiles * least // vector
-            least_lanes = min(10 if problem.groups else 4, problem.channels // vector)
-            if problem.channels % (tiles * least) or not least_lanes <= lanes <= _MAX_LANES:
+        for lanes in self.lanes_of(problem, vector):
+            if lanes < min(10 if problem.groups else 4, problem.channels // vector):
                 continue
             for cluster in _CLUSTERS:
                 share, step = -(-problem.rows // cluster), 32 // gcd(lanes, 32)
@@ -234,25 +253,21 @@ class ResidentGradientConsts:
     reads_once: bool = False
 
 
-class ChannelNormResidentBackward(ChannelNormEngine):
+class ChannelNormResidentBackward(ResidentEngine):
     """Gradients, for samples whose dy and x of a tile fit eight CTAs' shared memory; one more launch sums for gamma and beta."""
 
     id = "channel_norm_backward.resident"
+    moved = ("x", "dy", "dx")
 
     def check_support(self, problem: Problem, device: DeviceInfo) -> Support:
         assert isinstance(problem, ChannelNormProblem)
-        if Target.for_arch(device.arch).capability < (9, 0):
-            return refuse(f"needs sm_90 (clusters), not {device.arch}")
-        if not problem.groups or not problem.rows * problem.channels or not problem.is_training or not problem.desc("dx").numel:
-            return refuse("the statistics are not a sample's, or there are no values")
-        if any(problem.has(n) for n in ("mask", "y", "d_residual")):
-            return refuse("no relu behind it")
-        x, space = problem.desc("x"), self.space(problem)
-        assert space is not None
-        vector, names = space.vector("column"), ("x", "dy", "dx")
-        if x.dtype is F64 or any(problem.desc(n).dtype is not x.dtype or not space.moves_packs(n, "column", vector) for n in names) or (
-                space.along() != "column" or vector * x.dtype.num_bytes != 16):
-            return refuse("needs f32, f16 or bf16 channels innermost in memory, in packs of 16 bytes")
+        has_values = problem.groups and problem.rows * problem.channels and problem.is_training and problem.desc("dx").numel
+        no_values = "" if has_values else "the statistics are not a sample's, or there are no values"
+        has_relu = any(problem.has(n) for n in ("mask", "y", "d_residual"))
+        fits = self.check_layout(problem, device, no_values or ("no relu behind it" if has_relu else ""))
+        if not fits:
+            return fits
+        vector = 16 // problem.desc("x").dtype.num_bytes
         if problem.width > _MAX_LANES * vector:
             return refuse(f"groups of {problem.width} channels are more than a tile has")
         support = super().check_support(problem, device)
@@ -262,12 +277,8 @@ class ChannelNormResidentBackward(ChannelNormEngine):
 
     def _shapes(self, problem: ChannelNormProblem, vector: int, device: DeviceInfo) -> list[dict[str, int]]:
         """Few waves, several CTAs an SM, runs of 160 bytes; then few threads, each with more in hand."""
-        least = lcm(problem.width, vector)
         found = []
-        for tiles in range(1, problem.channels // least + 1):
-            lanes = tiles * least // vector
-            if problem.channels % (tiles * least) or lanes > _MAX_LANES:
-                continue
+        for lanes in self.lanes_of(problem, vector):
             for slots in (1 << i for i in range(10)):
                 if not 64 <= lanes * slots <= _MAX_THREADS or lanes * slots % 32:
                     continue

@@ -55,8 +55,9 @@ class NormProblem(RowProblem):
 
     @property
     def aliases(self) -> tuple[tuple[str, str], ...]:
-        """Every element is read, for the last time, by the thread that writes it; not so once `sum` is written too."""
-        return () if self.has("sum") else tuple((self.outputs[0].name, n) for n in ("x", "residual", "dy") if self.has(n))
+        """Every element is read, for the last time, by the thread that writes it."""
+        full = [n for n in ("x", "residual", "dy") if self.has(n)]
+        return tuple((o.name, n) for o in self.outputs if o.name in (self.outputs[0].name, "sum") for n in full)
 
 
 def _like(desc: TensorDesc) -> TensorDesc:

@@ -12,7 +12,8 @@ from oxidnn.dispatch.registry import ENGINES
 from oxidnn.errors import InvalidArgument
 from oxidnn.ops.case import parse_case
 from oxidnn.runtime.emu_backend import EmulatedBackend
-from oxidnn.testing.harness import run_problem
+from oxidnn.testing.data import to_storage
+from oxidnn.testing.harness import execute, run_problem
 
 from .differences import central_differences
 
@@ -58,6 +59,31 @@ def test_every_config(line: str, rows: int, columns: int) -> None:
     backend, engine = EmulatedBackend("sm_90a", checkers="all"), ENGINES[problem.op][0]
     for config in engine.configs(problem, backend.info):
         run_problem(backend, problem, engine, config)
+
+
+@pytest.mark.parametrize("norm", ["layer_norm", "rms_norm"])
+@pytest.mark.parametrize("columns", [8, 70, 1001, 4096, 20000])
+def test_a_residual_stream_is_updated_in_place(norm: str, columns: int) -> None:
+    """residual += x, x = norm(residual), as inference engines want it: both outputs where the inputs were, of rows held anywhere."""
+    line = f"{norm} x=bf16[3,{columns}]nchw residual=bf16[3,{columns}]nchw gamma=bf16[{columns}]nchw return_sum=True"
+    problem, backend, engine = parse_case(line), EmulatedBackend("sm_90a", checkers="all"), ENGINES[norm][0]
+    rng = np.random.default_rng(columns)
+    given = {n: to_storage(rng.standard_normal(problem.desc(n).shape), problem.desc(n).dtype) for n in ("x", "residual", "gamma")}
+    for config in engine.configs(problem, backend.info):
+        apart = execute(backend, problem, engine, config, given)
+        for places in ({"y": "x", "sum": "residual"}, {"y": "residual", "sum": "x"}, {"sum": "residual"}):
+            together = execute(backend, problem, engine, config, given, {}, places)
+            for name, values in apart.items():
+                assert values.tobytes() == together[name].tobytes(), (dict(config.knobs), places, name)
+
+
+def test_in_place_by_the_handle(h: oxidnn.DnnHandle) -> None:
+    x, residual, gamma = (np.random.default_rng(2).standard_normal(s) for s in ((4, 9), (4, 9), 9))
+    total = x + residual
+    want = total / np.sqrt((total**2).mean(-1, keepdims=True) + 1e-5) * gamma
+    h.rms_norm(x, gamma, residual=residual, return_sum=True, out=(x, residual))
+    np.testing.assert_allclose(x, want, rtol=1e-12)
+    np.testing.assert_array_equal(residual, total)
 
 
 def test_refusals(h: oxidnn.DnnHandle) -> None:

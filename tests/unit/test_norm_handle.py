@@ -56,7 +56,9 @@ def test_in_place(h: oxidnn.DnnHandle, columns: int) -> None:
         np.testing.assert_array_equal(a, b)
     np.testing.assert_array_equal(h.layer_norm(x, gamma, out=x), y)
     with pytest.raises(oxidnn.InvalidArgument, match="overlaps"):
-        h.rms_norm(x, residual=y, return_sum=True, out=(np.empty_like(x), x))
+        h.rms_norm(x, residual=y, return_sum=True, out=(x, x))
+    with pytest.raises(oxidnn.InvalidArgument, match="overlaps"):
+        h.rms_norm(x[:2], residual=y[:2], return_sum=True, out=(np.empty_like(x[:2]), x[1:]))
 
 
 def test_adaptive_layer_norm_is_an_epilogue() -> None:
