@@ -1,13 +1,13 @@
 """Every convolution of the benchmark shapes in three directions against cuDNN: the untuned choice and the best of a few candidates.
 
     python benches/conv_shapes.py [--networks resnet50,efficientnet_b0,vgg16,convnext_tiny,further] [--match ""]
-                                  [--directions fprop,dgrad,wgrad] [--batch 128] [--candidates 3] [--repeats 5] [--workers 16]
-                                  [--seconds 150] [--json conv_shapes.json]
+                                  [--directions fprop,dgrad,wgrad] [--batch 128] [--kind bf16] [--layout nhwc]
+                                  [--candidates 3] [--repeats 5] [--workers 16] [--seconds 150] [--json conv_shapes.json]
 
-Needs a CUDA device and torch with cuDNN, whose search is on. bf16, channels last. `further`: convolutions in one and three dimensions,
-of many groups, and transposed ones. Candidates are the untuned choice, then the first config of each engine estimated within 1.6 of it, then the next by
-estimate; worker processes assemble all of them first. Every result is compared with cuDNN's on poisoned outputs. Times are medians in
-microseconds, both sides interleaved, L2 flushed before each run. What --seconds cut off is listed.
+Needs a CUDA device and torch with cuDNN, whose search is on. Of f32 TF32 is off. `further`: convolutions in one and three dimensions,
+of many groups, and transposed ones. Candidates are the untuned choice, then the first config of each engine estimated within 1.6 of it,
+then the next by estimate; worker processes assemble all of them first. Every result is compared with cuDNN's on poisoned outputs. Times
+are medians in microseconds, both sides interleaved, L2 flushed before each run. What --seconds cut off is listed.
 """
 
 from __future__ import annotations
@@ -63,12 +63,12 @@ NEAR = 1.6
 Choices = list[tuple[str, EngineConfig, float]]
 
 
-def further() -> Iterator[tuple[str, str, Problem]]:
+def further(kind: str, layout: str) -> Iterator[tuple[str, str, Problem]]:
     """(name, direction, problem)."""
     for name, image, taps, result, attributes, is_transposed in FURTHER:
         op = "conv_transpose" if is_transposed else "conv_fprop"
         stem = "conv_transpose_" if is_transposed else "conv_"
-        x, w, y = f"bf16[{image}]nhwc", f"bf16[{taps}]nhwc", f"bf16[{result}]nhwc"
+        x, w, y = (f"{kind}[{shape}]{layout}" for shape in (image, taps, result))
         yield name, "fprop", parse_case(f"{op} x={x} w={w} y={y} {attributes}")
         yield name, "dgrad", parse_case(f"{stem}dgrad dy={y} w={w} dx={x} {attributes}")
         yield name, "wgrad", parse_case(f"{stem}wgrad x={x} dy={y} dw={w} {attributes}")
@@ -78,9 +78,10 @@ def problems(options: argparse.Namespace) -> list[tuple[str, str, Problem]]:
     found = []
     for network in options.networks.split(","):
         if network == "further":
-            found += list(further())
+            found += list(further(options.kind, options.layout))
             continue
-        layers = [(d, p) for d in ("fprop", "dgrad", "wgrad") for p in layer_counts(network, options.batch, "bf16", "nhwc", (d,))]
+        layers = [(d, p) for d in ("fprop", "dgrad", "wgrad")
+                  for p in layer_counts(network, options.batch, options.kind, options.layout, (d,))]
         found += [(f"{network}/{layer_name(p)}", d, p) for d, p in layers if isinstance(p, ConvProblem)]
     directions = options.directions.split(",")
     return [f for f in found if f[1] in directions and any(part in f[0] for part in options.match.split(","))]
@@ -134,9 +135,11 @@ def library_call(problem: Problem, tensors: dict[str, torch.Tensor]) -> Callable
 
 
 def disagreement(got: torch.Tensor, want: torch.Tensor) -> float:
-    """Difference over what two roundings to bf16 and another order allow, the largest; infinite where a poisoned element was left."""
+    """Difference over what two roundings and another order allow, the largest; infinite where a poisoned element was left. Of f32 the
+    order counts for more: cuDNN's own gradients of filters are 1e-4 of the largest from a plain sum's."""
     want = want.float().reshape(got.shape)
-    allowed = 2.1 * 2.0**-8 * want.abs() + 2.0**-10 * want.square().mean().sqrt()
+    unit = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11, torch.float32: 2.0**-16}[got.dtype]
+    allowed = 2.1 * unit * want.abs() + 2.0**-10 * want.square().mean().sqrt()
     ratio = (got.float() - want).abs_() / allowed
     return float("inf") if bool(torch.isnan(ratio).any()) else float(ratio.max())
 
@@ -194,6 +197,8 @@ def main() -> None:
     parser.add_argument("--match", default="", help="only layers whose name has one of these in it, by commas")
     parser.add_argument("--directions", default="fprop,dgrad,wgrad")
     parser.add_argument("--batch", type=int, default=128)
+    parser.add_argument("--kind", default="bf16", choices=("bf16", "f16", "f32"))
+    parser.add_argument("--layout", default="nhwc", choices=("nhwc", "nchw"))
     parser.add_argument("--candidates", type=int, default=3)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--workers", type=int, default=16)
@@ -210,6 +215,7 @@ def main() -> None:
         info = pool.submit(device_info).result()
         prepared: list[Future[Choices]] = [pool.submit(prepare, p, info, options.candidates) for _, _, p in cases]
         torch.backends.cudnn.benchmark = True
+        torch.backends.cudnn.allow_tf32 = False
         backend = CudaBackend(0)
         ready = [f.result() for f in prepared]  # nothing is timed while the host's cores assemble
     print(f"{sum(map(len, ready))} candidates of {len(cases)} convolutions assembled in {time.monotonic() - begin:.0f} s", flush=True)
