@@ -96,7 +96,7 @@ class _PlaneEngine(Engine):
             return refuse("the operands do not all lie densely in NCHW or in NHWC")
         if layout == "nhwc" and self._group(problem, device, 8) == 0:
             return refuse(f"{shape[1]} channels that lie innermost do not fall into groups of 8 that shared memory holds")
-        if self._image_bytes(problem) + 64 > device.smem_per_cta - 1024:
+        if self._image_bytes(problem) + 256 > device.smem_per_cta - 1024:
             return refuse(f"an image takes {self._image_bytes(problem)} bytes of shared memory (of {device.smem_per_cta})")
         if max(prod(shape), prod(problem.desc(near).shape)) >= _LIMIT * 16 or prod(shape[:2]) >= _LIMIT:
             return refuse("a tensor of too many elements")
@@ -168,7 +168,7 @@ class _PlaneEngine(Engine):
         consts = PlaneConsts(mode, kind.name, kind.num_bytes, compute, group, channels_last, classes, vector, unroll, 8, index,
                              **windows)
         acc = 8 if mode != "unpool" and compute == "f64" else 4
-        smem = (num_far * group * acc + vector * acc + 15) // 16 * 16
+        smem = (num_far * group * acc + 2 * vector * acc + 15) // 16 * 16
         if mode == "search":
             smem += num_far * group * kind.num_bytes
         resident = max(1, min(4, device.smem_per_sm // (smem + 1024), 1536 // threads))
