@@ -32,16 +32,12 @@ class OutputDigit:
 
 @dataclass(frozen=True, slots=True)
 class Walk:
-    """How a tensor is walked, in bytes: per output digit, per loop (advance at its end), and per unrolled step of the innermost digit.
-
-    repeats: several terms of an output may have one address.
-    """
+    """How a tensor is walked, in bytes: per output digit, per loop (advance at its end), and per unrolled step of the innermost digit."""
 
     dtype: str
     digit_bytes: tuple[int, ...]
     loop_bytes: tuple[int, ...] = ()
     unit_bytes: int = 0
-    repeats: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,16 +137,6 @@ def _advances(strides: tuple[int, ...], counts: tuple[int, ...]) -> tuple[int, .
     return tuple(s - back for s, back in zip(strides, inner, strict=False))
 
 
-def _repeats(extents: tuple[int, ...], strides: tuple[int, ...]) -> bool:
-    """Whether digits may give one offset twice: no stride is longer than all shorter ones together reach."""
-    reach = 0
-    for stride, extent in sorted((abs(s), e) for s, e in zip(strides, extents, strict=False) if e > 1):
-        if stride <= reach:
-            return True
-        reach += stride * (extent - 1)
-    return False
-
-
 def _lane_digit(am: AffineMatmul) -> int | None:
     """The digit of k to deal out to the lanes of a warp: of those that keep most lanes busy the one nearest in memory, if any does."""
     busy = [i for i, e in enumerate(am.k.extents) if e and 5 * e >= 3 * _WARP * -(-e // _WARP)]
@@ -211,7 +197,7 @@ def _consts(am: AffineMatmul, lanes: int) -> DirectConsts:
     def walk_source(source: Source, batch: tuple[int, ...], m: tuple[int, ...], n: tuple[int, ...]) -> Walk:
         size = source.dtype.num_bytes
         return Walk(source.dtype.name, over_outputs(size, batch, m, n, source.k_strides), over_loops(size, source.k_strides),
-                    size * source.k_strides[-1] if extents else 0, _repeats(extents, source.k_strides))
+                    size * source.k_strides[-1] if extents else 0)
 
     def walk_target(t: Target) -> Walk:
         return Walk(t.dtype.name, over_outputs(t.dtype.num_bytes, t.batch_strides, t.m_strides, t.n_strides))
