@@ -39,7 +39,7 @@ _LIMIT = 2**31
 _MOST_BYTES = 1 << 31  # of workspace
 _MOST_THREADS = 288  # of a CTA
 _LEAST_TAPS = 4  # along one axis at least: below, Winograd's tiles take fewer products
-_SIDES = (8, 12, 16, 24, 32, 48, 64)  # of tiles of two axes
+_SIDES = (8, 12, 16, 20, 24, 32, 40, 48, 64)  # of tiles of two axes
 _LINES = {32: (8, 4), 64: (8, 8), 128: (16, 8), 256: (16, 16), 512: (32, 16), 1024: (32, 32), 2048: (64, 32),
           4096: (64, 64)}  # T: (rows, columns)
 _GROWTH = 0.3  # root mean square of errors, in epsilons of sqrt(terms * tile size) for elements of variance 1: 0.03 to 0.11 are measured
@@ -332,16 +332,18 @@ class FftEngine(Engine):
         return tuple(sorted(found, key=lambda config: costs[config.name]))
 
     def _transforms_us(self, p: ConvProblem, tile: Tile, device: DeviceInfo, images: int) -> float:
-        """What the transforms of all images and of the filter take: bytes, or about 14 instructions an element at a third of their rate."""
+        """What the transforms of all images and of the filter take: bytes, or about 14 instructions an element; lines of 64 points need
+        so many registers that few threads are under way."""
         total, count = p.desc(p.image).shape[0], self._tile_count(p, tile)
         k, c = p.desc(p.filter).shape[:2]
         items = total * count * (p.desc(p.image).shape[1] + p.desc(p.result).shape[1])
         if device.is_emulated:
             return 3000.0 + 0.01 * tile.size * (items + k * c)
+        rate = device.fma_tflops * (0.17e6 if max(tile.rows, tile.columns) < 64 else 0.09e6)
         cost = 0.5 if images * self._image_bytes(p, tile) < device.l2_bytes * 3 // 4 else 1.0
         moved_bytes = sum(o.desc.num_bytes for o in p.operands) + cost * total * self._image_bytes(p, tile)
-        image_us = max(moved_bytes / (device.bandwidth_gbs * 0.7e3), items * tile.size * 14 / (device.fma_tflops * 0.17e6))
-        filter_us = max(self._filter_bytes(p, tile) / (device.bandwidth_gbs * 0.7e3), k * c * tile.size * 8 / (device.fma_tflops * 0.17e6))
+        image_us = max(moved_bytes / (device.bandwidth_gbs * 0.7e3), 14 * items * tile.size / rate)
+        filter_us = max(self._filter_bytes(p, tile) / (device.bandwidth_gbs * 0.5e3), 8 * k * c * tile.size / rate)
         return image_us + filter_us + 4.0 * (1 + 2 * ceil_div(total, images))
 
     def _rough(self, p: ConvProblem, tile: Tile, device: DeviceInfo) -> float:

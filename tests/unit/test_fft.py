@@ -30,7 +30,7 @@ def split(points: np.ndarray) -> np.ndarray:
     return np.stack([points.real, points.imag], 1).reshape(2 * len(points), -1)
 
 
-@pytest.mark.parametrize("n", [1, 2, 3, 4, 5, 7, 8, 12, 15, 16, 24, 32, 48, 64])
+@pytest.mark.parametrize("n", [1, 2, 3, 4, 5, 7, 8, 12, 15, 16, 20, 24, 32, 40, 48, 64])
 def test_codes_are_transforms(n: int) -> None:
     """With every number of points given or wanted; constants are those of f32."""
     rng = np.random.default_rng(n)
@@ -174,7 +174,7 @@ def test_long_filters_are_chosen() -> None:
         assert engine.id.endswith(".fft") == is_fft, (line, engine.id)
 
 
-@pytest.mark.parametrize("size", [8, 16, 24, 32, 48, 64])
+@pytest.mark.parametrize("size", [8, 16, 20, 24, 32, 40, 48, 64])
 @pytest.mark.parametrize("items_first", [False, True])
 def test_half_a_warp_stores_into_different_banks(size: int, items_first: bool) -> None:
     """Sixteen threads move 128 bytes of shared memory at once: 8 bytes each, neighbours by items or by columns."""
