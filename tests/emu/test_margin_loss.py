@@ -12,7 +12,8 @@ from oxidnn.dispatch.registry import ENGINES
 from oxidnn.errors import InvalidArgument, Unsupported
 from oxidnn.ops.case import parse_case
 from oxidnn.runtime.emu_backend import EmulatedBackend
-from oxidnn.testing.harness import run_problem
+from oxidnn.testing.harness import compare, execute, run_problem
+from oxidnn.testing.reference import REFERENCES
 
 SHAPE = (9, 37)
 VARIANTS: list[tuple[str, dict[str, Any]]] = [
@@ -71,6 +72,21 @@ def test_every_config_on_long_and_turned_rows(line: str) -> None:
     engine = ENGINES[problem.op][0]
     for config in engine.configs(problem, backend.info):
         run_problem(backend, problem, engine, config)
+
+
+@pytest.mark.parametrize("arch", ["sm_75", "sm_80", "sm_90a"])
+@pytest.mark.parametrize("length", [0, 1, 64, 65, 300, 1003])
+@pytest.mark.parametrize("op", ["row_loss", "row_loss_backward"])
+def test_lists_longer_than_a_cta_has_threads(op: str, length: int, arch: str) -> None:
+    """Every config, of rows that take several turns, with classes that a list holds often."""
+    problem = parse_case(f"{op} x=f32[2,1003]nchw target=s64[2,1003]nchw name=multilabel_margin reduction=sum")
+    rng, backend = np.random.default_rng(length), EmulatedBackend(arch, checkers="all")
+    lists = rng.integers(0, 200, (2, 1003))
+    lists[:, length:] = -1
+    given = {"x": np.round(rng.standard_normal((2, 1003)) * 4).astype(np.float32) / 4, "target": lists}
+    engine, want = ENGINES[op][1], REFERENCES[op](problem, given, {})
+    for config in engine.configs(problem, backend.info):
+        compare(problem, execute(backend, problem, engine, config, given), want, config.name)
 
 
 @pytest.mark.parametrize("name", ["multi_margin", "multilabel_margin"])
