@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import log2
 
 from ..codegen.pointwise import Expression
 from ..codegen.spec import Target
 from ..device import DeviceInfo
 from ..dtypes import dtype
 from ..ops.base import Problem
-from ..ops.causal_conv import CausalConvProblem
+from ..ops.causal_conv import MAX_UPDATE, CausalConvProblem
 from ..tensor import TensorDesc
 from .base import SUPPORTED, Arg, Build, Engine, EngineConfig, Scratch, Step, Support, TensorArg, refuse
 from .digits import DigitConsts, Digits, ceil_div, power_of_two
@@ -26,10 +27,11 @@ _LIMIT = 2**31
 
 @dataclass(frozen=True, slots=True)
 class CausalConsts:
-    """types: of the operands by name. vector: channels of a pack. segment: positions, no fewer than width - 1 (the gradient's walk: width
-    of them, again and again). along: neighbouring threads
-    have neighbouring segments. dense: the sequences whose positions lie innermost, read in packs if is_packed. is_whole: segments fill the
-    sequence. filter_packs: the taps of a pack of channels are read at once."""
+    """types: of the operands by name. vector: channels of a pack. segment: positions, no fewer than width - 1 unless it is all of the
+    sequence (the gradient's walk: width of them, again and again). along: neighbouring threads have neighbouring segments. dense: the
+    sequences whose positions lie innermost; packed: those read in packs of them. is_whole: segments fill the sequence. length: of the
+    sequence, if it is one segment, else 0. ahead: the walk loads rows ahead. blocks: the filter and states, where they lie in one
+    piece for a pack of channels."""
 
     types: tuple[tuple[str, str], ...]
     compute: str
@@ -40,7 +42,9 @@ class CausalConsts:
     dense: tuple[str, ...]
     packed: tuple[str, ...]
     is_whole: bool
-    filter_packs: bool
+    length: int
+    ahead: bool
+    blocks: tuple[str, ...]
     activation: Expression | None
     is_brief: bool
     final: str
@@ -78,10 +82,9 @@ class CausalConvEngine(Engine):
         assert isinstance(p, CausalConvProblem)
         x = p.sequences["x"]
         least = max(4, power_of_two(p.width - 1))
-        if p.op == "causal_conv1d_update":
-            segments = [max(power_of_two(x.shape[2]), power_of_two(p.width - 1))]
-        else:
-            segments = [s for s in (8, 16, 4) if s >= least] or [least]
+        segments = [s for s in (8, 16, 4) if s >= least] or [least]
+        if not p.is_backward and 1 <= x.shape[2] <= MAX_UPDATE:
+            segments = [x.shape[2]]
         found = []
         for vector in _packs(p):
             if p.is_backward and not _is_along(p):
@@ -94,10 +97,14 @@ class CausalConvEngine(Engine):
     def estimate(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> float:
         p = problem
         assert isinstance(p, CausalConvProblem)
-        size, vector, segment = p.desc("x").dtype.num_bytes, config["vec"], config["seg"]
-        again = 1 + 0.1 * p.width / segment
-        across = 1 + 0.8 * max(0, 8 - vector * size) / 8 if not _is_along(p) else 1 + 0.05 * abs(segment - 8) / 8
-        return 3.0 + p.num_bytes / (device.bandwidth_gbs * 1e3 * 0.9) * again * across + (3.0 if p.is_backward else 0.0)
+        x, vector, segment = p.sequences["x"], config["vec"], config["seg"]
+        if not _is_along(p):  # packs of 8 bytes do best
+            cost = 1.3 + 0.1 * abs(log2(vector * x.dtype.num_bytes / 8)) + 0.01 * segment
+        elif x.shape[2] % segment == 0 and _in_packs(x, segment):
+            cost = 1.15 + 0.1 * abs(log2(segment * x.dtype.num_bytes / 32))
+        else:
+            cost = 1.5 + 0.5 * segment
+        return 3.0 + p.num_bytes / (device.bandwidth_gbs * 1e3) * cost * (1.4 if p.is_backward else 1.0)
 
     def build_steps(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> Build:
         p = problem
@@ -112,7 +119,7 @@ class CausalConvEngine(Engine):
         lanes = 32 if along else 1
         packs, rounds = channels // vector, 1
         if p.is_backward:
-            wanted = 1024 * device.num_sms if not device.is_emulated else 64
+            wanted = 2048 * device.num_sms if not device.is_emulated else 64
             strips = max(1, min(ceil_div(segments, lanes), wanted // max(1, batch * packs * lanes)))
             rounds = ceil_div(segments, lanes * strips)
             strips = ceil_div(segments, lanes * rounds)
@@ -121,16 +128,18 @@ class CausalConvEngine(Engine):
         names = ("b", "c", "strip", *(("lane",) if lanes > 1 else ())) if along else ("b", "strip", "c")
         counts = {"b": batch, "c": packs, "strip": strips, "lane": lanes}
         digits = Digits(names, tuple(counts[n] for n in names), {})
+        blocks = tuple(n for n in ("w", "state", p.final) if n and p.has(n) and _is_block(p.desc(n), vector))
+        known = length if segments == 1 and length == segment and not p.is_backward else 0
+        ahead = kind.name == "f32" and (vector > 1 or p.desc("x").dtype.name == "f32")
         is_whole = length > 0 and length % segment == 0
         dense = tuple(n for n, d in sequences.items() if d.strides[2] == 1 and vector == 1)
         packed = tuple(n for n in dense if is_whole and _in_packs(sequences[n], segment))
-        taken = vector * p.width * w.dtype.num_bytes
-        piece = min(16, taken)
-        filter_packs = (w.strides == (p.width, 1) and (taken % 16 == 0 or taken in (2, 4, 8)) and w.align % piece == 0)
         consts = CausalConsts(tuple((o.name, o.desc.dtype.name) for o in p.operands), kind.name, p.width, vector, segment, along, dense,
-                              packed, is_whole, filter_packs, p.activation, p.desc("x").dtype.num_bytes == 2, p.final, digits.consts())
+                              packed, is_whole, known, ahead, blocks, p.activation, p.desc("x").dtype.num_bytes == 2, p.final,
+                              digits.consts())
         args = [Arg("num_threads", "u32", digits.size), Arg("length", "u32", length)]
-        steps_of = dict(sequences) | {n: p.desc(n) for n in ("state", p.final, "d_final_state", "dstate") if n and p.has(n)}
+        states = [n for n in ("state", p.final, "d_final_state", "dstate") if n and p.has(n)]
+        steps_of = dict(sequences) | {n: p.desc(n) for n in states}
         for name, desc in steps_of.items():
             args.append(Arg(f"ptr_{name}", "u64", TensorArg(name)))
             args += [Arg(f"{name}_{axis}", "s64", s * desc.dtype.num_bytes) for axis, s in zip("bcl", desc.strides, strict=True)]
@@ -172,6 +181,15 @@ def _in_packs(desc: TensorDesc, count: int) -> bool:
     size = desc.dtype.num_bytes
     unit = min(16, count * size)
     return desc.align % unit == 0 and all(s * size % unit == 0 for s, n in zip(desc.strides[:2], desc.shape[:2], strict=True) if n > 1)
+
+
+def _is_block(desc: TensorDesc, vector: int) -> bool:
+    """Whether what packs of channels have of (..., D, elements) lies densely, aligned."""
+    *rows, count = desc.shape
+    taken = vector * count * desc.dtype.num_bytes
+    piece = min(16, taken)
+    return (desc.strides[-2:] == (count, 1) and (taken % 16 == 0 or taken in (2, 4, 8)) and desc.align % piece == 0
+            and (len(rows) == 1 or rows[0] == 1 or desc.strides[0] * desc.dtype.num_bytes % piece == 0))
 
 
 def _packs(p: CausalConvProblem) -> list[int]:
