@@ -1,7 +1,7 @@
-"""Depthwise convolution of channels-last images in one or two dimensions: bytes and FMAs, not a matrix product.
+"""Depthwise convolution in one or two dimensions: bytes and FMAs, not a matrix product.
 
-A thread has a pack of neighbouring channels and a tile of neighbouring columns, holds its channels' taps in registers and walks down a
-strip of rows. Every row of the source is loaded once and added to all rows of the target that it meets, which are under way in registers.
+A thread has a pack of neighbouring channels (or one, of any layout) and a tile of neighbouring columns, holds its channels' taps in
+registers and walks down a strip of rows. Every row of the source is loaded once and added to all rows of the target that it meets, which are under way in registers.
 The filter's gradient walks likewise: rows of dy are under way, and the taps are what is summed.
 
 A step reads `per_step` rows of the source (fprop: the stride, dgrad: 1) and completes a group of `per_group` rows of the target (fprop:
@@ -12,7 +12,7 @@ dilation, which is row (r * dilation) % stride of group p + r * dilation // stri
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import gcd, prod
 
@@ -25,7 +25,7 @@ from ..ops.base import Problem
 from ..ops.conv import ConvProblem
 from ..tensor import TensorDesc, packed_strides
 from .base import SUPPORTED, Arg, Build, Engine, EngineConfig, ScalarArg, Scratch, Step, Support, TensorArg, refuse
-from .digits import DigitConsts, Digits, ceil_div
+from .digits import DigitConsts, Digits, ceil_div, power_of_two
 from .element_epilogue import ElementEpilogue, OperandConsts, operand_over
 from .reduce_tree import reduction_steps
 
@@ -177,11 +177,23 @@ class Depthwise:
     names: tuple[str, str, str]
     depth: Axis = POINT
 
+    @property
+    def has_planes(self) -> bool:
+        """Whether columns, not channels, lie innermost."""
+        return self.channels > 1 and self.source.strides[1] > self.source.strides[-1]
 
-def byte_strides(desc: TensorDesc) -> tuple[int, int, int, int]:
-    """Byte strides along images, channels, rows and columns; of a dimension that is not there 0."""
-    size = desc.dtype.num_bytes
-    return tuple(s * size for s in (desc.strides if desc.rank == 4 else (*desc.strides, 0)))  # type: ignore[return-value]
+    @property
+    def is_row(self) -> bool:
+        """Whether the one dimension goes across."""
+        return self.source.rank == 3 and self.has_planes
+
+
+def byte_strides(desc: TensorDesc, is_row: bool = False) -> tuple[int, int, int, int]:
+    """Byte strides along images, channels, rows and columns; 0 of a dimension that is not there: columns, or rows where it `is_row`."""
+    strides = [s * desc.dtype.num_bytes for s in desc.strides]
+    if desc.rank == 3:
+        strides.insert(2 if is_row else 3, 0)
+    return tuple(strides)  # type: ignore[return-value]
 
 
 def lower(p: ConvProblem) -> Depthwise | str:
@@ -200,8 +212,8 @@ def lower_any(p: ConvProblem) -> Depthwise | str:
         if desc.dtype not in (F32, F16, BF16):
             return f"{name} is {desc.dtype} (f32, f16 and bf16 are supported; the direct engine takes all)"
     for desc, name in ((image, p.image), (result, p.result)):
-        if desc.strides[1] != 1 or any(s < 0 for s in desc.strides):
-            return f"{name}'s channels must lie innermost (the direct engine takes any strides)"
+        if any(s < 0 for s in desc.strides):
+            return f"{name} has negative strides (the direct engine takes any)"
     is_gradient = p.direction == "dgrad"
     names = (p.result, p.image, p.filter) if is_gradient else (p.image, p.result, p.filter)
     source, target = p.desc(names[0]), p.desc(names[1])
@@ -210,36 +222,37 @@ def lower_any(p: ConvProblem) -> Depthwise | str:
     if any(a.low + a.source + a.target * a.stride + a.taps * a.dilation >= _LIMIT for a in axes):
         return "a coordinate exceeds 31 bits"
     depth, rows, columns = (POINT, axes[0], POINT) if len(axes) == 1 else (POINT, *axes)[-3:]
-    return Depthwise(p.direction, image.shape[1], image.shape[0], rows, columns, source, target, filter, names, depth)
+    d = Depthwise(p.direction, image.shape[1], image.shape[0], rows, columns, source, target, filter, names, depth)
+    return replace(d, rows=POINT, columns=d.rows) if d.is_row else d
 
 
 def _registers(d: Depthwise, vector: int, tile: int, depth: int, operands: int = 0) -> int:
     """About what the kernel needs: taps, groups under way, a row as values, rows still being loaded, an epilogue's operands."""
     rows, columns = len({m.source for m in d.rows.steps}), len({m.source for m in d.columns.tile(tile)})
     under_way = d.rows.lags * d.rows.per_group * tile * d.columns.per_group * vector
-    words = depth * rows * columns * vector * d.source.dtype.num_bytes // 4
+    words = depth * rows * columns * ceil_div(vector * d.source.dtype.num_bytes, 4)
     if d.kind == "wgrad":
-        words += depth * tile * vector * d.target.dtype.num_bytes // 4 + (rows - 1) * columns * vector
+        words += depth * tile * ceil_div(vector * d.target.dtype.num_bytes, 4) + (rows - 1) * columns * vector
     written = d.rows.per_group * tile * d.columns.per_group * vector  # whose operands are all loaded at a time
     return d.rows.taps * d.columns.taps * vector + under_way + columns * vector + words + operands * (written + 2) + 36
 
 
 def _packs(d: Depthwise) -> Iterator[int]:
-    """Vector widths, widest first, that every tensor is aligned to."""
-    for vector in (8, 4, 2, 1):
-        if d.channels % vector or vector * d.source.dtype.num_bytes > 16:
-            continue
-        if vector == 1 and any(x.dtype is not F32 for x in (d.source, d.target, d.filter)):
-            continue
-        if all(_takes_packs(x, vector) for x in (d.source, d.target)):
-            yield vector
+    """Vector widths, widest first, that every tensor is aligned to. Lone channels of 16 bits only where there are no packs."""
+    found = [v for v in (8, 4, 2) if d.channels % v == 0 and v * d.source.dtype.num_bytes <= 16
+             and all(_takes_packs(x, v) for x in (d.source, d.target))]
+    yield from found
+    if not found or all(x.dtype is F32 for x in (d.source, d.target, d.filter)):
+        yield 1
 
 
 def _takes_packs(desc: TensorDesc, vector: int) -> bool:
-    """Whether each pack is aligned to its size, or to 16 bytes if it is larger."""
+    """Whether channels lie innermost and each pack is aligned to its size, or to 16 bytes if it is larger."""
     unit = min(16, vector * desc.dtype.num_bytes)
     size = desc.dtype.num_bytes
-    return desc.align % unit == 0 and all(s * size % unit == 0 for i, s in enumerate(desc.strides) if i != 1 and desc.shape[i] > 1)
+    if desc.strides[1] != 1 or desc.align % unit:
+        return False
+    return all(s * size % unit == 0 for i, s in enumerate(desc.strides) if i != 1 and desc.shape[i] > 1)
 
 
 class DepthwiseEngine(Engine):
@@ -324,6 +337,10 @@ class DepthwiseEngine(Engine):
         compute_us = rounds * max(per_scheduler, 1.0) * thread_slots / _SLOTS_PER_US
         reread = steps * strips * d.rows.per_step / d.rows.source
         bytes_us = (problem.num_bytes + (reread - 1) * d.source.num_bytes * 0.3) / (device.bandwidth_gbs * 0.75e3)
+        if vector == 1:  # a warp's elements lie `tile` columns apart, or alone in their sectors
+            lines = max(1.0, tile * d.source.dtype.num_bytes / 4) if d.has_planes else 2.0
+            stored = 0 if d.kind == "wgrad" else d.rows.per_group * tile * d.columns.per_group
+            bytes_us = max(1.3 * bytes_us, threads / 32 * steps * (loads + stored) * lines / device.num_sms / 1750)
         under_way = min(resident, threads) * loads * vector * d.source.dtype.num_bytes * depth
         latency_us = d.source.num_bytes * reread / under_way * 0.9
         summed_us = compute_us * 0.25 + 4 if d.kind == "wgrad" else 0.0
@@ -339,7 +356,7 @@ class DepthwiseEngine(Engine):
 
     def _walk(self, p: ConvProblem, d: Depthwise, config: EngineConfig, device: DeviceInfo) -> Build:
         vector, tile, strip = config["vec"], config["tile"], config["strip"]
-        source, target = (byte_strides(x) for x in (d.source, d.target))
+        source, target = (byte_strides(x, d.is_row) for x in (d.source, d.target))
         moved = (d.rows.per_group * strip, d.columns.per_group * tile)  # rows and columns of the target from strip to strip, tile to tile
         strides = {"source": digit_strides(source, (d.rows.per_step * strip, d.columns.per_step * tile), vector),
                    "target": digit_strides(target, moved, vector)}
@@ -351,12 +368,18 @@ class DepthwiseEngine(Engine):
         operands = []
         for name in (n for n in (p.epilogue.args if p.epilogue is not None else ()) if n != "acc"):
             operand, row = operand_over(p, p.epilogue, name, d.target.shape, vector)
+            if d.is_row:
+                operand, row = replace(operand, column_bytes=row[2]), (row[0], row[1], 0, row[2])
             operands.append(operand)
             strides[name] = digit_strides(row, moved, vector)
             args.append(Arg(f"ptr_{name}", "u64", TensorArg(name, begin * row[2] + d.columns.first_target * row[3])))
             rows += [Arg(f"row_{name}", "s64", row[2])] if operand.walks else []
         extents = (d.images, ceil_div(d.rows.groups, strip), ceil_div(d.columns.groups, tile), d.channels // vector)
         digits = Digits(("n", "strip", "tile", "pack"), extents, strides)
+        if d.has_planes:  # neighbouring threads have neighbouring columns
+            order = (0, 3, 1, 2)
+            digits = Digits(tuple(digits.names[i] for i in order), tuple(extents[i] for i in order),
+                            {name: tuple(row[i] for i in order) for name, row in strides.items()})
         consts = self._consts(p, d, config, digits.consts(), tuple(operands))
         args += [Arg("num_threads", "u32", digits.size), Arg("num_steps", "u32", strip + d.rows.lags - 1),
                  *self._extents(d, strip), Arg("first_target_row", "s32", d.rows.first_target), *rows, *digits.args(consts.digits.wide)]
@@ -380,17 +403,21 @@ class DepthwiseEngine(Engine):
         is_dense = all(n == 1 or s == want * size for n, s, want in
                        zip((2, *taps), strides, (prod(taps), *packed_strides(taps)), strict=True))
         align = gcd(16, vector * prod(taps) * size, desc.align)
+        apart = (strides[0], 0, strides[1]) if d.is_row else (*strides, 0)[:3]
         return DepthwiseConsts(
             d.source.dtype.name, d.target.dtype.name, desc.dtype.name, vector, d.rows, d.rows.steps, d.columns.tile(tile), d.columns.taps,
-            tile * d.columns.per_group, config["depth"], digits, byte_strides(d.source)[3], byte_strides(d.target)[3],
+            tile * d.columns.per_group, config["depth"], digits, byte_strides(d.source, d.is_row)[3],
+            byte_strides(d.target, d.is_row)[3],
             (d.columns.first_source, d.columns.per_step * tile), (d.columns.first_target, d.columns.per_group * tile),
-            () if is_dense and align >= 4 else (*strides, 0)[:3], align, p.flip, operands, p.epilogue, packs=packs)
+            () if is_dense and align >= 4 else apart, align, p.flip, operands, p.epilogue, packs=packs)
 
     def _sum_taps(self, p: ConvProblem, d: Depthwise, config: EngineConfig, device: DeviceInfo) -> Build:
         vector, tile, strip = config["vec"], config["tile"], config["strip"]
-        source, target = (byte_strides(x) for x in (d.source, d.target))
+        source, target = (byte_strides(x, d.is_row) for x in (d.source, d.target))
         taps, count = d.rows.taps * d.columns.taps, d.channels // vector
-        packs = next(n for n in (32, 16, 8, 4, 2, 1) if n <= count and (count % n == 0 or n <= 8 or count > 4 * n))
+        items = d.images * ceil_div(d.rows.groups, strip) * ceil_div(d.columns.groups, tile)
+        widest = max(1, _THREADS // power_of_two(items)) if d.has_planes else 32
+        packs = next(n for n in (32, 16, 8, 4, 2, 1) if n <= min(count, widest) and (count % n == 0 or n <= 8 or count > 4 * n))
         walkers, chunks = _THREADS // packs, ceil_div(count, packs)
         extents = (d.images, ceil_div(d.rows.groups, strip), ceil_div(d.columns.groups, tile))
         digits = Digits(("n", "strip", "tile"), extents,
@@ -407,6 +434,7 @@ class DepthwiseEngine(Engine):
         args = [Arg("ptr_source", "u64", TensorArg(d.names[0], d.rows.first_source * source[2] + d.columns.first_source * source[3])),
                 Arg("ptr_target", "u64", TensorArg(d.names[1])), Arg("ptr_partial", "u64", partial),
                 *(Arg(name, "u32", value) for name, value in counts.items()), *self._extents(d, strip),
+                Arg("pack_source", "u64", vector * source[1]), Arg("pack_target", "u64", vector * target[1]),
                 Arg("row_source", "s64", source[2]), Arg("row_target", "s64", target[2]), *digits.args(consts.digits.wide)]
         first = Step.of("conv/depthwise_wgrad", self.op, Target.for_arch(device.arch), _THREADS, args, consts, groups * chunks,
                         suffix=f"{consts.source}_{d.rows.taps}x{d.columns.taps}_v{vector}_t{tile}")
