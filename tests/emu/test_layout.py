@@ -192,3 +192,33 @@ def test_copies_may_not_overlap_what_they_read(h: oxidnn.DnnHandle) -> None:
     for call in (lambda: h.flip(x, 0, out=x), lambda: h.permute(x, out=x), lambda: h.roll(x, 1, 0, out=x)):
         with pytest.raises(oxidnn.InvalidArgument, match="overlap"):
             call()
+
+
+@pytest.mark.parametrize("line", [
+    "concat x0=bf16[2,4,6,8] x1=bf16[2,7,6,8] x2=bf16[2,3,6,8] axis=1", "concat x0=bf16[2,8,3,5]nhwc x1=bf16[2,16,3,5]nhwc axis=1",
+    "split x=f32[40,13,4] sizes=(5,8) axis=1", "concat x0=u8[300,16] x1=u8[77,16] axis=0", "split x=s64[700,8] sizes=(4,4) axis=1",
+])
+def test_parts_of_several_packs_a_thread(line: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(layout_copy, "_SEVERAL", 0)
+    problem, backend = parse_case(line), EmulatedBackend("sm_80", checkers="all")
+    for config in ENGINES[problem.op][0].configs(problem, backend.info):
+        steps = ENGINES[problem.op][0].build_steps(problem, config, backend.info).steps
+        assert any(step.spec.consts.packs > 1 for step in steps)
+        run_problem(backend, problem, ENGINES[problem.op][0], config)
+
+
+@pytest.mark.parametrize("line", [
+    "pad_backward dy=f32[2,3,14,18]nchw padding=((0,0),(0,0),(3,3),(3,3)) mode=reflect",
+    "pad_backward dy=f16[2,8,9,7]nhwc padding=((0,0),(0,0),(2,3),(3,1)) mode=reflect",
+    "pad_backward dy=bf16[2,3,14,19]nchw padding=((0,0),(0,0),(3,2),(2,1)) mode=circular",
+    "pad_backward dy=f64[5,4,8] padding=((2,2),(1,2),(0,4)) mode=circular",  # as long as what is left
+    "pad_backward dy=f32[6,7,8] padding=((1,1),(1,2),(2,2)) mode=reflect",
+    "pad_backward dy=f32[3,9] padding=((0,0),(4,1)) mode=reflect",  # longer than two copies allow
+    "pad_backward dy=f32[9,10] padding=((1,2),(2,4)) mode=replicate",
+])
+def test_gradients_of_padding_by_every_config(line: str) -> None:
+    problem = parse_case(line)
+    for arch in ("sm_80", "sm_90a"):
+        backend = EmulatedBackend(arch, checkers="all")
+        for config in layout_sum.LayoutSum().configs(problem, backend.info):
+            run_problem(backend, problem, layout_sum.LayoutSum(), config)

@@ -36,6 +36,8 @@ LINES = [
     "layer_norm_backward dy=bf16[37,1001] x=bf16[37,1001] mean=f32[37] rstd=f32[37] gamma=bf16[1001]",
     "layer_norm_backward dy=f16[19,12289] x=f16[19,12289] mean=f32[19] rstd=f32[19] gamma=f32[12289]",
     "rms_norm_backward dy=f32[21,3001] x=f32[21,3001] rstd=f32[21] gamma=f32[3001]",
+    "layer_norm_backward dy=bf16[50,1033] x=bf16[50,1033] mean=f32[50] rstd=f32[50] gamma=bf16[1033]",  # CTAs' rows change their skew
+    "rms_norm_backward dy=bf16[16,1537] x=bf16[16,1537] rstd=f32[16] gamma=bf16[1537]",  # a skew's rows end with a CTA's
     "rms_norm_backward dy=bf16[3,2003] x=bf16[3,2003] rstd=f32[3] gamma=bf16[2003]",
 ]
 

@@ -292,3 +292,16 @@ def test_probabilities_of_eight_bits(arch: str) -> None:
     for kind, given in (("e4m3", ml_dtypes.float8_e4m3fn), ("e5m2", ml_dtypes.float8_e5m2)):
         np.testing.assert_array_equal(h.softmax(x, out_dtype=kind).numpy().view(np.uint8), want.astype(given).view(np.uint8))
     np.testing.assert_array_equal(h.softmax(x, out_dtype="bf16").numpy(), want.astype(ml_dtypes.bfloat16))
+
+
+@pytest.mark.parametrize("line", [
+    "softmax x=bf16[3,8192] mask=bool[3,8192]", "softmax x=f32[2,2,4100] mask=bool[2,1,4100] diagonal=1",
+    "softmax x=f16[2,20000] mask=bool[2,20000] scale=0.5", "softmax x=f64[2,4100] mask=bool[2,4100] log=True",
+    "hardmax x=bf16[2,8192]",
+])
+def test_long_rows_by_every_config(line: str) -> None:
+    """Where only a mask or a diagonal stands between x and the logits, those take its place in shared memory."""
+    problem, backend = parse_case(line), EmulatedBackend("sm_90a", checkers="all")
+    engine = ENGINES[problem.op][0]
+    for config in engine.configs(problem, backend.info):
+        run_problem(backend, problem, engine, config)
