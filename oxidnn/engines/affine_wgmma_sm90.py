@@ -136,6 +136,15 @@ class WgmmaConsts:
     target_params: tuple[tuple[str, str], ...] = ()
     ragged: tiling.RaggedConsts | None = None
     absent: tuple[tuple[int, int], ...] = ()  # (offset, bytes) of a stage's lines that no box brings
+    own_k: int = 0  # k's of the first k tile that the second does not repeat; 0: none are repeated, the last tile ends beyond k
+
+    @property
+    def steps(self) -> list[tuple[int, bool]]:
+        """k steps of 32 bytes in the order of their products, and whether the first k tile's begin anew: sums of repeated k's come first and
+        are dropped."""
+        size = 4 if self.kind == "tf32" else 2 if self.kind in ("f16", "bf16") else 1
+        own = self.own_k * size // 32
+        return [(step, step in (3, own - 1)) for step in (3, 2, 1, 0)] if own else [(step, step == 0) for step in range(4)]
 
     @property
     def table_at(self) -> int:
@@ -230,6 +239,21 @@ def box_rows(x: tiling.Operand, tile_rows: int, is_alone: bool) -> int:
     """Rows of a tile's boxes: in groups of 8 no more than there are, for a row that lies beyond costs some 7 clocks (H200, e4m3: 128x64
     tiles take 12.2 us with 128 rows of A and 18.6 with 64). What then stands in the tile makes results that are not stored."""
     return min(tile_rows, -(-x.rows[0] // 8) * 8) if is_alone and len(x.rows) == 1 and x.rows[0] else tile_rows
+
+
+def own_k(am: AffineMatmul, d: tiling.Digits, walk: Walk, boxes: Sequence[Boxes], size: int) -> int:
+    """WgmmaConsts.own_k. A row that k cuts off within its box costs a tensor copy some 3 to 7 clocks (H200, 16896 x 256: k = 504 takes 14.0 us,
+    512 takes 13.1), so the second k tile begins early and all boxes are whole.
+
+    Where rows begin at whole lines of L2 all boxes would part lines instead.
+    """
+    own = am.k.size % walk.tile_k
+    if own == 0 or am.k.size < walk.tile_k or own * size % 32 or len(d.k) > 1 or not walk.is_linear:
+        return 0
+    if any(any(bound.k_coefs) for x in (d.a, d.b) for bound in x.bounds):
+        return 0
+    lines = [x.row_strides for x, box in zip((d.a, d.b), boxes, strict=True) if box.major == "k"]
+    return 0 if any(all(stride * size % SPAN_BYTES == 0 for stride in strides) for strides in lines) else own
 
 
 @dataclass(frozen=True, slots=True)
@@ -538,7 +562,10 @@ def _plan(am: AffineMatmul | MatmulGroup, config: EngineConfig) -> _Plan | str:
                          not (shares or is_merged) and prefetches(first, grids[0], walks[0], stages, a[0]),
                          streamed(first, grids[0], walks[0], (a[0], b[0])) if halo is None else (), scales, halo, defers,
                          lead, streams)
-    consts = replace(consts, absent=tuple(absent), ragged=tiling.RaggedConsts.of(first),
+    own = 0
+    if is_alone and not (promotes or scales or is_split or streams) and isinstance(a[0], Boxes):
+        own = own_k(first, digits[0], walks[0], (a[0], b[0]), size)
+    consts = replace(consts, absent=tuple(absent), own_k=own, ragged=tiling.RaggedConsts.of(first),
                      streamed=() if ragged is not None else consts.streamed, prefetches=consts.prefetches and ragged is None)
     if consts.table_at + _table_bytes(first) > SMEM_BYTES:
         return f"a table of {ragged.count if ragged else 0} groups leaves too little shared memory"
@@ -770,7 +797,10 @@ class WgmmaSm90Matmul:
         cut_rows = sum(rows for x, rows in zip(plan.members[0].boxes, (min(c.tile_m, first.m.size), c.tile_n), strict=True)
                        if isinstance(x, Boxes) and x.major == "k" and x.map.dims[0] * first.a.dtype.num_bytes < SPAN_BYTES)
         columns = c.tile_n - sum(b for at, b in c.absent if at >= c.tile_m * SPAN_BYTES) // SPAN_BYTES  # that are brought
-        load_clocks = max((rows_bytes + columns * SPAN_BYTES) / rate, 3.5 * pixels, 7.0 * cut_rows)
+        # So does one that lies beyond the last column, of which the last tile of a row has some: with a tile an SM all wait for that.
+        beyond = grid.n_tiles * c.tile_n - tiling.columns_of(first) if grid.n_tiles > 1 and c.b.major == "k" else 0
+        beyond_clocks = 5.1 * beyond / (1 if num_ctas <= device.num_sms else grid.n_tiles)
+        load_clocks = max((rows_bytes + columns * SPAN_BYTES) / rate + beyond_clocks, 3.5 * pixels, 7.0 * cut_rows)
         # Of an epilogue, a part is hidden by the products of the next tile; in ping-pong all, while it and a tile's products take less than
         # those of two tiles: one warpgroup alone does it, in twice the time.
         in_turns = c.is_ping_pong and num_ctas > device.num_sms
@@ -809,7 +839,7 @@ class WgmmaSm90Matmul:
         # Reads come at less than the speed of a copy, writes partly stay in L2.
         memory_us = (read / 0.96 + written / 1.06) / (device.bandwidth_gbs * 1e3)
         # Of products with few rows hardly anything but the weights' way from memory shows.
-        beside = 0.0 if first.m.size <= 128 and first.n.size >= 1024 and not c.absent else 0.33
+        beside = 0.0 if 32 < first.m.size <= 128 and first.n.size >= 1024 else 0.33
         if c.defers and compute_us < memory_us:  # stores that wait for memory are not hidden by being put off
             compute_us = min(memory_us, compute_us + rounds * (1 - between) * epilogue_clocks / 1620)
         total = max(compute_us, memory_us) + beside * min(compute_us, memory_us) + meet_us + 4.4

@@ -123,6 +123,19 @@ FORMS = (
     ("gemm a=e4m3[140,656] b=e4m3[136,656] transpose_b=True scale_a=f32[140,6] scale_b=f32[6,2]", {"streams": 9, "promotes": True}),
     ("gemm a=f32[200,200] b=f32[72,200] transpose_b=True math=tf32", {"streams": 5, "tile_n": 64}),
     ("conv_wgrad dy=bf16[2,72,9,10]nhwc x=bf16[2,64,9,10]nhwc w_shape=(72,64,3,3) padding=1", {"streams": 4, "tile_n": 192}),
+    ("gemm a=bf16[300,176] b=bf16[136,176] transpose_b=True", {}),  # the second k tile repeats 16 k's
+    ("gemm a=f16[3,200,72] b=f16[3,72,144]", {}),  # 8 k's are no whole step
+    ("gemm a=f16[3,200,80] b=f16[3,80,144] d=f32[3,200,144]", {}),
+    ("gemm a=bf16[432,200] b=bf16[432,136] transpose_a=True bias=f32[136] epilogue=bias_relu", {"defers": True}),
+    ("gemm a=bf16[300,112] b=bf16[136,112] transpose_b=True", {"schedule": "pingpong", "tile_m": 64}),
+    ("gemm a=bf16[600,304] b=bf16[264,304] transpose_b=True", {"tile_m": 192, "tile_n": 256}),
+    ("gemm a=bf16[300,304] b=bf16[264,304] transpose_b=True", {"lead": 1}),
+    ("gemm a=f32[200,88] b=f32[136,88] transpose_b=True math=tf32", {}),
+    ("gemm a=s8[201,224] b=s8[139,224] transpose_b=True", {}),
+    ("gemm a=bf16[40,144] b=bf16[56,144] transpose_b=True", {}),
+    ("conv_fprop x=bf16[3,240,9,10]nhwc w=bf16[136,240,1,1]nhwc bias=f32[136] epilogue=bias_relu", {"defers": True}),
+    ("conv_fprop x=bf16[2,144,9,9]nhwc w=bf16[72,144,1,1]nhwc stride=2", {}),
+    ("conv_wgrad dy=bf16[2,72,4,10]nhwc x=bf16[2,64,4,10]nhwc w_shape=(72,64,1,1)", {}),
     ("gemm a=bf16[300,200] b=bf16[80,200] transpose_b=True", {"defers": True}),  # boxes of 80 rows
     ("gemm a=f16[40,200] b=f16[264,200] transpose_b=True", {"tile_m": 192, "tile_n": 256}),
     ("gemm a=e4m3[40,656] b=e4m3[72,656] transpose_b=True scale_a=f32[40,6] scale_b=f32[6,1]", {"promotes": True, "tile_m": 192}),
