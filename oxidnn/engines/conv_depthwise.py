@@ -1,8 +1,8 @@
 """Depthwise convolution in one or two dimensions: bytes and FMAs, not a matrix product.
 
 A thread has a pack of neighbouring channels (or one, of any layout) and a tile of neighbouring columns, holds its channels' taps in
-registers and walks down a strip of rows. Every row of the source is loaded once and added to all rows of the target that it meets, which are under way in registers.
-The filter's gradient walks likewise: rows of dy are under way, and the taps are what is summed.
+registers and walks down a strip of rows. Every row of the source is loaded once and added to all rows of the target that it meets, which
+are under way in registers. The filter's gradient walks likewise: rows of dy are under way, and the taps are what is summed.
 
 A step reads `per_step` rows of the source (fprop: the stride, dgrad: 1) and completes a group of `per_group` rows of the target (fprop:
 1, dgrad: the stride). With positions of dgrad counted from the padding's begin, tap r of position p of dy meets row stride * p + r *
