@@ -113,7 +113,7 @@ class CausalConvEngine(Engine):
             return Build(())
         sequences, vector, segment, along = p.sequences, config["vec"], config["seg"], _is_along(p)
         batch, channels, length = sequences["x"].shape
-        kind, w = p.accumulator, p.desc("w")
+        kind = p.accumulator
         segments = max(1, ceil_div(length, segment))
         # A thread's segments lie side by side, or (along) a warp's length apart.
         lanes = 32 if along else 1

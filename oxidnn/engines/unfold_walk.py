@@ -30,8 +30,9 @@ _MAX_ALONG = 16  # taps of one dimension in the text
 @dataclass(frozen=True, slots=True)
 class AxisConsts:
     """A dimension of windows. place: where a tap lies on the side that is read: first + digit * scale + tap * step, of that / divisor if
-    it divides. form: "unrolled" taps, a "loop", or a "digit" of their own. source, target: bytes from place to place in the source, and
-    from tap to tap in either; place_source: from place to place, if it is divided."""
+    it divides. form: "unrolled" taps, a "loop", or a "digit" of their own. tap_source, tap_target: bytes from tap to tap; place_source:
+    from place to place of the source, if it is divided. rest: not 0 if only the taps that divide are gone over, `divisor` apart from the
+    first of them on, the last of them only if the first is below rest; tap: bytes from one tap to the next then."""
 
     taps: int
     form: str
@@ -42,6 +43,8 @@ class AxisConsts:
     tap_source: int
     tap_target: int
     place_source: int
+    rest: int = 0
+    tap: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +81,8 @@ class UnfoldWalk(Engine):
         found, model = [], _model(p)
         for turn in (0, 1) if model is not None and not p.desc(p.image).is_packed(model) else (0,):
             found += [EngineConfig.of(vec=v, deal=d, turn=turn) for v in _packs(p, _image(p, turn)) for d in ((0,) if p.sums else (0, 1))]
+        if model is None and p.has_rows and prod(p.kernel) > 1:
+            found.append(EngineConfig.of(vec=1, deal=0, turn=2))
         limit = p.policy.workspace_limit
         if limit is not None:
             found = [c for c in found if not c["turn"] or self.build_steps(p, c, device).workspace_bytes <= limit]
@@ -90,8 +95,10 @@ class UnfoldWalk(Engine):
         size, model, turn = p.desc("x").dtype.num_bytes, _model(p), config["turn"]
         _, channel, _, positions = p.column_strides
         cost = 1.1 + 0.8 * config["deal"] + 1.6 / (config["vec"] * size)
-        if model is None and not config["deal"]:
-            cost *= min(8.0, positions[-1], channel)
+        if turn == 2:
+            return 6.0 + (p.num_bytes * cost + 2.2 * p.desc(p.columns).num_bytes) / (device.bandwidth_gbs * 1e3)
+        if model is None:
+            cost *= 2.5 if config["deal"] else min(8.0, positions[-1], channel)
         if model is not None and not turn and not p.desc(p.image).is_packed(model):
             cost *= 2.5
         moved = p.num_bytes * cost + turn * 2.5 * p.desc(p.image).num_bytes
@@ -102,21 +109,27 @@ class UnfoldWalk(Engine):
         assert isinstance(p, UnfoldProblem)
         if p.is_empty:
             return Build(())
-        image, place = _image(p, config["turn"]), TensorArg(p.image)
+        places: dict[str, Place] = {name: TensorArg(name) for name in (p.image, p.columns)}
         if not config["turn"]:
-            return Build(tuple(self._walk(p, image, place, config, device)))
-        scratch = Scratch()
-        copy = scratch.take(image.num_bytes)
-        given, turned = (p.desc(p.image), place), (image, copy)
-        x, y = (turned, given) if p.sums else (given, turned)
+            return Build(tuple(self._walk(p, places, config, device)))
+        # One of the two lies otherwise meanwhile: the image as the columns do, or columns with positions innermost.
+        name, scratch = p.columns if config["turn"] == 2 else p.image, Scratch()
+        desc, turned = p.desc(name), _image(p, config["turn"])
+        if name == p.columns:
+            turned = TensorDesc(desc.dtype, desc.shape, (desc.shape[1] * desc.shape[2], 1, desc.shape[1]))
+        inner = replace(p, operands=tuple(replace(o, desc=turned) if o.name == name else o for o in p.operands))
+        copy = scratch.take(turned.num_bytes)
+        walks = self._walk(inner, places | {name: copy}, config, device)
+        is_first = name == "x"  # copied before it is read, else after it is written
+        x, y = ((desc, TensorArg(name)), (turned, copy)) if is_first else ((turned, copy), (desc, TensorArg(name)))
         build, _ = cheapest("transform", (("x", x[0]), ("y", y[0])), (), replace(p.policy, workspace_limit=None), device, COPIES)
         copies = moved(build, scratch.take(build.workspace_bytes), x=x[1], y=y[1])
-        walks = self._walk(p, image, copy, config, device)
-        return Build((*walks, *copies) if p.sums else (*copies, *walks), scratch.num_bytes)
+        return Build((*copies, *walks) if is_first else (*walks, *copies), scratch.num_bytes)
 
     @staticmethod
-    def _walk(p: UnfoldProblem, image: TensorDesc, place: Place, config: EngineConfig, device: DeviceInfo) -> list[Step]:
-        """The launches, for an image that lies as described."""
+    def _walk(p: UnfoldProblem, places: dict[str, Place], config: EngineConfig, device: DeviceInfo) -> list[Step]:
+        """The launches over an image and columns that lie where `places` says."""
+        image = p.desc(p.image)
         vector, dtype = config["vec"], p.desc("x").dtype
         size = dtype.num_bytes
         in_image = tuple(s * size for s in image.strides)
@@ -124,9 +137,9 @@ class UnfoldWalk(Engine):
         n_columns, c_columns = n_columns * size, c_columns * size
         taps, positions = (tuple(s * size for s in row) for row in rows)
         rank = len(p.kernel)
-        forms = _forms(p, bool(config["deal"]))
+        forms, taps_over = _forms(p, bool(config["deal"]))
         if sum((r - 1) * max(abs(t), d * abs(s)) for r, t, d, s in zip(p.kernel, taps, p.dilation, in_image[2:], strict=True)) >= _LIMIT:
-            forms = tuple("digit" if f == "digit" else "loop" for f in forms)
+            forms, taps_over = tuple("digit" if f == "digit" else "loop" for f in forms), p.kernel
         # Bytes that each digit moves in the image and in the columns.
         names = ["n", "c", *(f"p{i}" for i in range(rank))]
         extents = [image.shape[0], image.shape[1] // vector, *(image.shape[2:] if p.sums else p.positions)]
@@ -138,7 +151,13 @@ class UnfoldWalk(Engine):
                 is_divided = u > 1
                 by_image.append(in_image[2 + i])
                 by_columns.append(0 if is_divided else positions[i])
-                axes.append(AxisConsts(r, forms[i], 1, -d, u, magic(u), taps[i] - (0 if is_divided else d * positions[i]), 0, positions[i]))
+                if taps_over[i] != r or (is_divided and d == 1 and forms[i] == "unrolled"):
+                    rest = r - (taps_over[i] - 1) * u
+                    step = u * taps[i] - positions[i]
+                    axes.append(AxisConsts(taps_over[i], forms[i], 1, -1, u, magic(u), step, 0, positions[i], rest, taps[i]))
+                else:
+                    step = taps[i] - (0 if is_divided else d * positions[i])
+                    axes.append(AxisConsts(r, forms[i], 1, -d, u, magic(u), step, 0, positions[i]))
                 first.append(lo)
                 base += 0 if is_divided else lo * positions[i]
             else:
@@ -157,7 +176,6 @@ class UnfoldWalk(Engine):
         bounds = p.positions if p.sums else image.shape[2:]
         per_image = prod(extents[1:])
         images = max(1, min(extents[0], (_LIMIT - 1) // per_image))
-        places = {p.image: place, p.columns: TensorArg(p.columns)}
         steps = []
         for begin in range(0, extents[0], images):
             counts = (min(images, extents[0] - begin), *extents[1:])
@@ -198,16 +216,21 @@ def _packs(p: UnfoldProblem, image: TensorDesc) -> list[int]:
             and not any(a % (v * size) for a in aligns)] + [1]
 
 
-def _forms(p: UnfoldProblem, deal: bool) -> tuple[str, ...]:
-    """How the taps of each dimension are gone over: from the last dimension on in the text, as long as they are few."""
+def _forms(p: UnfoldProblem, deal: bool) -> tuple[tuple[str, ...], tuple[int, ...]]:
+    """How the taps of each dimension are gone over, from the last dimension on in the text, as long as they are few, and how many: of a
+    sum over windows that lie `stride` apart only those that may meet an element."""
     if deal:
-        return ("digit",) * len(p.kernel)
+        return ("digit",) * len(p.kernel), p.kernel
     forms: list[str] = []
+    over: list[int] = []
     count = 1
-    for r in reversed(p.kernel):
-        count *= r
-        forms.append("unrolled" if count <= _MAX_UNROLLED and r <= _MAX_ALONG and "loop" not in forms else "loop")
-    return tuple(reversed(forms))
+    for r, u, d in reversed(tuple(zip(p.kernel, p.stride, p.dilation, strict=True))):
+        few = ceil_div(r, u) if p.sums and d == 1 else r
+        count *= few
+        is_short = count <= _MAX_UNROLLED and few <= _MAX_ALONG and "loop" not in forms
+        forms.append("unrolled" if is_short else "loop")
+        over.append(few if is_short else r)
+    return tuple(reversed(forms)), tuple(reversed(over))
 
 
 ENGINES: dict[str, tuple[Engine, ...]] = {op: (UnfoldWalk(),) for op in ("unfold", "fold", "im2col", "col2im")}
