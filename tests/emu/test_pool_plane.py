@@ -1,4 +1,4 @@
-"""Images in shared memory: gradients of maxima and unpooling, of every layout, odd sizes and images that share a CTA; whatever runs first."""
+"""Images in shared memory: gradients of maxima, and unpooling; every layout, odd sizes, images that share a CTA, whatever runs first."""
 
 from __future__ import annotations
 
