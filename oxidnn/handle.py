@@ -1278,6 +1278,14 @@ class DnnHandle(ListOps):
         """Normal numbers: see `random`."""
         return self.random(shape, "normal", (mean, std), dtype, seed=seed, offset=offset, state=state, out=out, stream=stream)
 
+    def cast_stochastic(self, x: Any, dtype: Any, *, saturate: bool = True, seed: int | None = None, offset: int = 0, state: Any = None,
+                        out: Any = None, stream: Any = None) -> Any:
+        """x as one of the two numbers of `dtype` around each element, the nearer the likelier, so that the mean is x (to 2^-24 of their
+        distance); what `dtype` holds stays. dtype: floats of at most 32 bits, integers. What is beyond its largest number, and saturate:
+        as of `cast`. seed, offset: see `dropout`."""
+        draw = _draw("cast_stochastic", seed, offset, state)
+        return self._session.run(CALLS["cast_stochastic"], (x, state), (dtype, saturate), out, stream, draw)
+
     def poisson(self, rate: Any, *, dtype: Any = None, seed: int | None = None, offset: int = 0, state: Any = None, out: Any = None,
                 stream: Any = None) -> Any:
         """Events at the rate (0 to 700, beyond NaN) that each element says; of its type, or `dtype`. seed, offset: see `dropout`."""

@@ -238,6 +238,6 @@ def map_step(problem: PointwiseProblem, vec: int, device: DeviceInfo, wide: bool
                    min_ctas_per_sm=6 if is_short else 1)
 
 
-_OPS = ("pointwise", "activation", "activation_backward", "dropout", "dropout_backward", "random", "bernoulli", "poisson", "rrelu",
-        "rrelu_backward", "glu", "glu_backward")
+_OPS = ("pointwise", "activation", "activation_backward", "dropout", "dropout_backward", "random", "bernoulli", "poisson",
+        "cast_stochastic", "rrelu", "rrelu_backward", "glu", "glu_backward")
 ENGINES: dict[str, tuple[Engine, ...]] = {op: (PointwiseMap(),) for op in _OPS}

@@ -6,6 +6,7 @@
     random shape=(8,64) distribution=normal parameters=(0.0,1.0)    y; see DISTRIBUTIONS
     bernoulli probability=f32[8,64]                                 y: 1 where u < probability
     poisson rate=f32[8,64]                                          y: events at that rate
+    cast_stochastic x=f32[8,64] dtype=e4m3                          y: one of the two neighbours, the nearer the likelier
 
 The scalars seed and offset (64 bits each) come with every call, or lie in memory: `state`, two integers of 64 bits. Element i of a
 tensor, counted in the order of its dimensions however it lies in memory, takes word i % 4 of what the counter (i // 4, offset) gives under
@@ -100,7 +101,7 @@ class RandomProblem(PointwiseProblem):
 
 
 def _problem(op: str, expression: str | Expression, operands: tuple[Operand, ...], tensors: Mapping[str, TensorDesc],
-             attrs: list[tuple[str, Any]], policy: Policy, **values: float) -> RandomProblem:
+             attrs: list[tuple[str, Any]], policy: Policy, saturate: bool = True, **values: float) -> RandomProblem:
     is_double = any(o.desc.dtype.name == "f64" for o in operands)
     shape = operands[-1].desc.shape
     if len(shape) > MAX_RANK:
@@ -112,7 +113,7 @@ def _problem(op: str, expression: str | Expression, operands: tuple[Operand, ...
         first = sum(not o.is_output for o in operands)
         operands = (*operands[:first], Operand("state", state), *operands[first:])
     return RandomProblem(op, operands, tuple(attrs), () if "state" in tensors else DRAW, policy=policy, expression=parse(expression),
-                         shape=shape, compute="f64" if is_double else "f32", values=tuple(values.items()))
+                         shape=shape, compute="f64" if is_double else "f32", values=tuple(values.items()), saturate=saturate)
 
 
 def _dropout(op: str, source: str, result: str, tensors: Mapping[str, TensorDesc], attrs: Mapping[str, Any], policy: Policy) -> Problem:
@@ -219,6 +220,29 @@ def make_poisson(tensors: Mapping[str, TensorDesc], attrs: Mapping[str, Any], po
     return _of_each("poisson", "rate", "poisson_quantile(uniform, rate)", tensors, attrs, policy)
 
 
+def _one_of_two(kind: DType) -> str:
+    """x as one of the numbers of `kind` around it, with a mean of x. y is the nearest and z the next one beyond x: 0.6 of y's spacing away,
+    and rounded. What is beyond the largest number is left to the conversion."""
+    if not kind.is_float:
+        return "(f := floor(x)) + where(uniform < x - f, 1, 0)"
+    near = f"(d := x - (y := cast(x, {kind.name})))"
+    next_one = f"(z := cast(y + copysign(maximum(abs(y) * {0.6 * kind.epsilon!r}, {0.6 * kind.smallest!r}), d), {kind.name}))"
+    return f"where(abs(x) >= {kind.max!r}, x, where(abs({near}) > uniform * abs({next_one} - y), z, y))"
+
+
+def make_cast_stochastic(tensors: Mapping[str, TensorDesc], attrs: Mapping[str, Any], policy: Policy) -> Problem:
+    """dtype: of y, a float type of at most 32 bits or an integer type; default: that of x. saturate: as of cast."""
+    op = "cast_stochastic"
+    x = operand(op, "x", tensors, FLOATS)
+    kind = _result_type(op, attrs["dtype"] if "dtype" in attrs else tensors.get("y", x).dtype, STORED[1:-1])
+    y = tensors["y"] if "y" in tensors else canonical(like(x, kind))
+    check_output(op, "y", y, x.shape, tensors, (kind,))
+    saturate = check_bool(op, "saturate", attrs.get("saturate", True))
+    normal: list[tuple[str, Any]] = [("dtype", kind.name)] if kind is not x.dtype else []
+    normal += [] if saturate else [("saturate", False)]
+    return _problem(op, _one_of_two(kind), (Operand("x", x), Operand("y", y, True)), tensors, normal, policy, saturate)
+
+
 _RRELU = (("lower", 1 / 8), ("upper", 1 / 3))
 _RANDOM_ATTRS = (("shape", None), ("distribution", "uniform"), ("parameters", None), ("dtype", None))
 
@@ -235,4 +259,5 @@ DEFINITIONS = (
     _def("rrelu", ("x",), ("y",), make_rrelu, _RRELU),
     _def("rrelu_backward", ("dy", "x"), ("dx",), make_rrelu_backward, _RRELU),
     _def("poisson", ("rate",), ("y",), make_poisson, (("dtype", None),)),
+    _def("cast_stochastic", ("x",), ("y",), make_cast_stochastic, (("dtype", None), ("saturate", True))),
 )

@@ -9,6 +9,7 @@ import pytest
 
 import oxidnn
 from oxidnn.dispatch.registry import ENGINES
+from oxidnn.dtypes import dtype
 from oxidnn.engines.base import EngineConfig
 from oxidnn.engines.pointwise_map import PointwiseMap
 from oxidnn.errors import InvalidArgument
@@ -174,6 +175,47 @@ def test_the_mask_is_what_was_kept() -> None:
     infinite = np.array([np.inf, -np.inf, np.nan] * 20, np.float32)
     assert (h.dropout(infinite, 1.0, seed=1) == 0).all()
     np.testing.assert_array_equal(h.dropout(infinite, 0.0, seed=1), infinite)
+
+
+@pytest.mark.parametrize("source", ["float32", "float64"])
+@pytest.mark.parametrize("kind", ["f16", "bf16", "e4m3", "e5m2", "s8"])
+def test_stochastic_rounding_takes_a_neighbour_and_keeps_the_mean(kind: str, source: str) -> None:
+    """Of numbers between every two neighbours, subnormal ones and powers of two among them: by the sorted list of all of them."""
+    h, rng, t = oxidnn.DnnHandle("emu:sm_80"), np.random.default_rng(5), dtype(kind)
+    if t.is_float:
+        codes = np.arange(2**t.bits, dtype=np.uint8 if t.bits == 8 else np.uint16).view(t.numpy).astype(np.float64)
+        grid = np.unique(codes[np.isfinite(codes)])
+    else:
+        grid = np.arange(-128, 128.0)
+    step = max(1, len(grid) // 400)
+    low = grid[:-1:step]
+    low = np.concatenate([low, grid[:-1][np.abs(grid[:-1]) <= 40 * t.smallest] if t.is_float else low])[:600]
+    high = grid[np.searchsorted(grid, low) + 1]
+    share = rng.choice([0.0, 0.25, 0.5, 0.75, 0.9], low.shape)
+    x = (low + (high - low) * share).astype(source)
+    exact = x.astype(np.float64)
+    share = (exact - low) / (high - low)  # as f32 could hold it
+    draws = 400
+    many = np.asarray(h.cast_stochastic(np.tile(x, (draws, 1)), kind, seed=9)).astype(np.float64)
+    assert ((many == low) | (many == high)).all()
+    assert (many[:, share == 0] == low[share == 0]).all()
+    ups = (many == high).mean(0)
+    assert (np.abs(ups - share) <= 5.5 * np.sqrt(share * (1 - share) / draws)).all()
+    assert abs((ups - share).mean()) < 5 * (0.25 / draws / len(low)) ** 0.5
+
+
+def test_stochastic_rounding_of_what_is_no_number() -> None:
+    h = oxidnn.DnnHandle("emu:sm_90a")
+    x = np.array([np.nan, np.inf, -np.inf, 1e9, -1e9, -0.0], np.float32)
+    for kind, saturate in (("e4m3", True), ("e4m3", False), ("e5m2", False), ("float16", True)):
+        got, want = (np.asarray(f).astype(np.float64) for f in (h.cast_stochastic(x, kind, saturate=saturate, seed=1),
+                                                                h.cast(x, kind, saturate=saturate)))
+        np.testing.assert_array_equal(got, want)
+        assert np.signbit(got[-1])
+    with pytest.raises(oxidnn.InvalidArgument, match="dtype"):
+        h.cast_stochastic(x, "float64", seed=1)
+    with pytest.raises(oxidnn.InvalidArgument, match="seed"):
+        h.cast_stochastic(x, "e4m3")
 
 
 def test_drawn_slopes_and_their_way_back() -> None:

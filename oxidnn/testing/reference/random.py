@@ -50,4 +50,5 @@ def reference(problem: Problem, inputs: Mapping[str, np.ndarray], scalars: Mappi
     return pointwise(problem, {**inputs, **sources(problem.shape, seed, offset)}, scalars)
 
 
-REFERENCES = {op: reference for op in ("dropout", "dropout_backward", "random", "bernoulli", "poisson", "rrelu", "rrelu_backward")}
+REFERENCES = {op: reference for op in ("dropout", "dropout_backward", "random", "bernoulli", "poisson", "rrelu", "rrelu_backward",
+                                      "cast_stochastic")}

@@ -65,6 +65,24 @@ def _rrelu(op: str, rng: np.random.Generator, size: str) -> Problem:
     return OPS[op].make(tensors, {} if rng.random() < 0.3 else {"lower": 0.0, "upper": float(rng.choice([0.0, 0.5]))}, Policy())
 
 
+def _cast(rng: np.random.Generator, size: str) -> Problem:
+    kind, shape = dtype(str(rng.choice(FLOATS))), _shape(rng, size)
+    tensors = {"x": view(rng, kind, shape)}
+    attrs: dict[str, Any] = {"dtype": str(rng.choice(["f32", "f16", "bf16", "e4m3", "e5m2", "s8", "u8", "s32"]))}
+    if rng.random() < 0.4:
+        tensors["y"] = view(rng, dtype(attrs["dtype"]), shape, True)
+    if rng.random() < 0.2:
+        attrs["saturate"] = False
+    return OPS["cast_stochastic"].make(tensors, attrs, Policy())
+
+
+def _wide(rng: np.random.Generator, problem: Problem) -> np.ndarray:
+    """Of every size that 16 bits hold, and whole numbers."""
+    shape = problem.desc("x").shape
+    x = rng.standard_normal(shape) * 2.0 ** rng.integers(-24, 10, shape)
+    return np.where(rng.random(shape) < 0.1, np.round(x), x)
+
+
 def _probability(rng: np.random.Generator, problem: Problem) -> np.ndarray:
     return rng.uniform(0, 1, problem.desc("probability").shape).round(2)
 
@@ -85,14 +103,18 @@ def _with_state(draw: Sampler, rng: np.random.Generator, size: str) -> Problem:
 _DRAWS: dict[str, Sampler] = {
     "dropout": partial(_dropout, "dropout", "x", "y"), "dropout_backward": partial(_dropout, "dropout_backward", "dy", "dx"),
     "random": sample_random, "bernoulli": partial(_of_each, "bernoulli", "probability"), "poisson": partial(_of_each, "poisson", "rate"),
-    "rrelu": partial(_rrelu, "rrelu"), "rrelu_backward": partial(_rrelu, "rrelu_backward"),
+    "cast_stochastic": _cast, "rrelu": partial(_rrelu, "rrelu"), "rrelu_backward": partial(_rrelu, "rrelu_backward"),
 }
 SAMPLES: dict[str, Sampler] = {op: partial(_with_state, draw) for op, draw in _DRAWS.items()}
-FILLS: dict[tuple[str, str], Fill] = {("bernoulli", "probability"): _probability, ("poisson", "rate"): _rate}
+FILLS: dict[tuple[str, str], Fill] = {("bernoulli", "probability"): _probability, ("poisson", "rate"): _rate,
+                                      ("cast_stochastic", "x"): _wide}
 FILLS |= {(op, "state"): lambda rng, problem: rng.integers(0, 2**63 - 1, 2) >> rng.integers(0, 63, 2) for op in _DRAWS}
 CASES: dict[str, tuple[str, ...]] = {
     "rrelu": ("rrelu x=f16[7,40]nchw", "rrelu x=f32[33]nchw upper=0.5"),
     "rrelu_backward": ("rrelu_backward dy=bf16[2,8,3,5]nhwc x=bf16[2,8,3,5]nhwc", "rrelu_backward dy=f64[9] x=f64[9] lower=-0.5"),
+    "cast_stochastic": ("cast_stochastic x=f32[7,33]nchw dtype=bf16", "cast_stochastic x=bf16[5,40]nchw dtype=e4m3",
+                        "cast_stochastic x=f64[9]nchw dtype=f32", "cast_stochastic x=f16[2,8,3,5]nhwc dtype=s8",
+                        "cast_stochastic x=f32[33]nchw dtype=e5m2 saturate=False state=u64[2]@8"),
     "poisson": ("poisson rate=f32[5,13]nchw", "poisson rate=f16[64]nchw dtype=s32"),
     "dropout": ("dropout x=f16[7,33]nchw p=0.1", "dropout x=bf16[5,24]nchw p=0.3 return_mask=True",
                 "dropout x=f32[2,5,3,4]nhwc p=0.25", "dropout x=f64[9]nchw@8", "dropout x=f16[5,33]nchw state=s64[2]@8",
