@@ -560,8 +560,11 @@ class MatmulEngine(Engine):
         if not by_products.has_moments(problem) or not hasattr(self.algorithm, "moments_block"):
             return 0
         jobs = _jobs(self.algorithm, problem, device)
-        is_one = len(jobs) == 1 and jobs[0].algorithm is self.algorithm and isinstance(jobs[0].am, AffineMatmul)
-        return int(self.algorithm.moments_block(jobs[0].am, config, device)) if is_one else 0
+        if len(jobs) != 1 or jobs[0].algorithm is not self.algorithm or not isinstance(jobs[0].am, AffineMatmul):
+            return 0
+        am = jobs[0].am  # whose columns are channels; of windows that tile, taps too
+        is_by_channels = am.batch.size * am.n.size == problem.outputs[0].desc.shape[1]
+        return int(self.algorithm.moments_block(am, config, device)) if is_by_channels else 0
 
     def configs(self, problem: Problem, device: DeviceInfo) -> tuple[EngineConfig, ...]:
         """Those of the largest matmul; the others use the same one where it is legal for them, else their first."""
