@@ -140,8 +140,8 @@ class WgmmaConsts:
 
     @property
     def steps(self) -> list[tuple[int, bool]]:
-        """k steps of 32 bytes in the order of their products, and whether the first k tile's begin anew: sums of repeated k's come first and
-        are dropped."""
+        """k steps of 32 bytes in the order of their products, and whether the first k tile's sums begin anew there: sums of repeated k's
+        come first and are dropped."""
         size = 4 if self.kind == "tf32" else 2 if self.kind in ("f16", "bf16") else 1
         own = self.own_k * size // 32
         return [(step, step in (3, own - 1)) for step in (3, 2, 1, 0)] if own else [(step, step == 0) for step in range(4)]
@@ -242,8 +242,8 @@ def box_rows(x: tiling.Operand, tile_rows: int, is_alone: bool) -> int:
 
 
 def own_k(am: AffineMatmul, d: tiling.Digits, walk: Walk, boxes: Sequence[Boxes], size: int) -> int:
-    """WgmmaConsts.own_k. A row that k cuts off within its box costs a tensor copy some 3 to 7 clocks (H200, 16896 x 256: k = 504 takes 14.0 us,
-    512 takes 13.1), so the second k tile begins early and all boxes are whole.
+    """WgmmaConsts.own_k. A row that k cuts off within its box costs a tensor copy some 3 to 7 clocks (H200, 16896 x 256: k = 504 takes
+    14.0 us, 512 takes 13.1), so the second k tile begins early and all boxes are whole.
 
     Where rows begin at whole lines of L2 all boxes would part lines instead.
     """
