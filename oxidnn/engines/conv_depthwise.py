@@ -138,6 +138,7 @@ class DepthwiseConsts(ElementEpilogue):
     epilogue: Expression | None = None
     compute: str = "f32"
     packs: int = 0  # of a CTA, in the filter's gradient
+    multiplier: int = 1  # filters of a channel
 
     @property
     def num_taps(self) -> int:
@@ -176,6 +177,11 @@ class Depthwise:
     filter: TensorDesc
     names: tuple[str, str, str]
     depth: Axis = POINT
+    multiplier: int = 1  # filters of a channel
+
+    @property
+    def filters(self) -> int:
+        return self.channels * self.multiplier
 
     @property
     def has_planes(self) -> bool:
@@ -205,9 +211,12 @@ def lower(p: ConvProblem) -> Depthwise | str:
 @lru_cache(maxsize=256)
 def lower_any(p: ConvProblem) -> Depthwise | str:
     image, filter, result = p.desc(p.image), p.desc(p.filter), p.desc(p.result)
-    if p.groups != image.shape[1] or filter.shape[0] != p.groups or filter.shape[1] != 1:
-        return (f"{p.groups} groups of {image.shape[1]} channels and {filter.shape[0]} filters: "
-                "as many of each are supported (direct and im2col take others)")
+    multiplier = filter.shape[0] // p.groups
+    if p.groups != image.shape[1] or filter.shape[0] != p.groups * multiplier or filter.shape[1] != 1:
+        return (f"{p.groups} groups of {image.shape[1]} channels and {filter.shape[0]} filters: groups of one channel are supported "
+                "(direct and im2col take others)")
+    if multiplier != 1 and p.direction == "dgrad":
+        return f"dgrad of {multiplier} filters a channel (1 is supported; direct and im2col take others)"
     for desc, name in ((image, p.image), (filter, p.filter), (result, p.result)):
         if desc.dtype not in (F32, F16, BF16):
             return f"{name} is {desc.dtype} (f32, f16 and bf16 are supported; the direct engine takes all)"
@@ -222,7 +231,7 @@ def lower_any(p: ConvProblem) -> Depthwise | str:
     if any(a.low + a.source + a.target * a.stride + a.taps * a.dilation >= _LIMIT for a in axes):
         return "a coordinate exceeds 31 bits"
     depth, rows, columns = (POINT, axes[0], POINT) if len(axes) == 1 else (POINT, *axes)[-3:]
-    d = Depthwise(p.direction, image.shape[1], image.shape[0], rows, columns, source, target, filter, names, depth)
+    d = Depthwise(p.direction, image.shape[1], image.shape[0], rows, columns, source, target, filter, names, depth, multiplier)
     return replace(d, rows=POINT, columns=d.rows) if d.is_row else d
 
 
@@ -239,7 +248,7 @@ def _registers(d: Depthwise, vector: int, tile: int, depth: int, operands: int =
 
 def _packs(d: Depthwise) -> Iterator[int]:
     """Vector widths, widest first, that every tensor is aligned to. Lone channels of 16 bits only where there are no packs."""
-    found = [v for v in (8, 4, 2) if d.channels % v == 0 and v * d.source.dtype.num_bytes <= 16
+    found = [v for v in (8, 4, 2) if d.channels % v == 0 and d.multiplier == 1 and v * d.source.dtype.num_bytes <= 16
              and all(_takes_packs(x, v) for x in (d.source, d.target))]
     yield from found
     if not found or all(x.dtype is F32 for x in (d.source, d.target, d.filter)):
@@ -311,7 +320,7 @@ class DepthwiseEngine(Engine):
 
     @staticmethod
     def _threads(d: Depthwise, vector: int, tile: int, strip: int) -> int:
-        return d.images * ceil_div(d.rows.groups, strip) * ceil_div(d.columns.groups, tile) * (d.channels // vector)
+        return d.images * ceil_div(d.rows.groups, strip) * ceil_div(d.columns.groups, tile) * (d.filters // vector)
 
     def estimate(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> float:
         """The largest of: a scheduler's instructions, bytes at three quarters of the bandwidth, bytes under way over 0.9 us of latency."""
@@ -374,12 +383,15 @@ class DepthwiseEngine(Engine):
             strides[name] = digit_strides(row, moved, vector)
             args.append(Arg(f"ptr_{name}", "u64", TensorArg(name, begin * row[2] + d.columns.first_target * row[3])))
             rows += [Arg(f"row_{name}", "s64", row[2])] if operand.walks else []
-        extents = (d.images, ceil_div(d.rows.groups, strip), ceil_div(d.columns.groups, tile), d.channels // vector)
-        digits = Digits(("n", "strip", "tile", "pack"), extents, strides)
-        if d.has_planes:  # neighbouring threads have neighbouring columns
-            order = (0, 3, 1, 2)
-            digits = Digits(tuple(digits.names[i] for i in order), tuple(extents[i] for i in order),
-                            {name: tuple(row[i] for i in order) for name, row in strides.items()})
+        names = ["n", "strip", "tile", "pack"]
+        extents = [d.images, ceil_div(d.rows.groups, strip), ceil_div(d.columns.groups, tile), d.filters // vector]
+        if d.multiplier > 1:
+            names[3:], extents[3:] = ["channel", "filter"], [d.channels, d.multiplier]
+            strides = {name: (*row[:3], *((row[3], 0) if name == "source" else (d.multiplier * row[3], row[3])))
+                       for name, row in strides.items()}
+        order = [0, *range(3, len(names)), 1, 2] if d.has_planes else [*range(len(names))]  # neighbouring threads: columns, else channels
+        digits = Digits(tuple(names[i] for i in order), tuple(extents[i] for i in order),
+                        {name: tuple(row[i] for i in order) for name, row in strides.items()})
         consts = self._consts(p, d, config, digits.consts(), tuple(operands))
         args += [Arg("num_threads", "u32", digits.size), Arg("num_steps", "u32", strip + d.rows.lags - 1),
                  *self._extents(d, strip), Arg("first_target_row", "s32", d.rows.first_target), *rows, *digits.args(consts.digits.wide)]
@@ -409,12 +421,12 @@ class DepthwiseEngine(Engine):
             tile * d.columns.per_group, config["depth"], digits, byte_strides(d.source, d.is_row)[3],
             byte_strides(d.target, d.is_row)[3],
             (d.columns.first_source, d.columns.per_step * tile), (d.columns.first_target, d.columns.per_group * tile),
-            () if is_dense and align >= 4 else apart, align, p.flip, operands, p.epilogue, packs=packs)
+            () if is_dense and align >= 4 else apart, align, p.flip, operands, p.epilogue, packs=packs, multiplier=d.multiplier)
 
     def _sum_taps(self, p: ConvProblem, d: Depthwise, config: EngineConfig, device: DeviceInfo) -> Build:
         vector, tile, strip = config["vec"], config["tile"], config["strip"]
         source, target = (byte_strides(x, d.is_row) for x in (d.source, d.target))
-        taps, count = d.rows.taps * d.columns.taps, d.channels // vector
+        taps, count = d.rows.taps * d.columns.taps, d.filters // vector
         items = d.images * ceil_div(d.rows.groups, strip) * ceil_div(d.columns.groups, tile)
         widest = max(1, _THREADS // power_of_two(items)) if d.has_planes else 32
         packs = next(n for n in (32, 16, 8, 4, 2, 1) if n <= min(count, widest) and (count % n == 0 or n <= 8 or count > 4 * n))
@@ -427,7 +439,7 @@ class DepthwiseEngine(Engine):
         groups = max(1, min(ceil_div(resident, chunks), ceil_div(digits.size, walkers)))
         consts = self._consts(p, d, config, digits.consts(), packs=packs)
         scratch = Scratch()
-        partial = scratch.take(groups * d.channels * taps * 4)
+        partial = scratch.take(groups * d.filters * taps * 4)
         multiplier, shift = magic(chunks)
         counts = {"num_items": digits.size, "item_step": groups * walkers, "num_packs": count, "chunks": chunks,
                   "chunks_multiplier": multiplier, "chunks_shift": shift, "num_steps": strip + d.rows.lags - 1}
@@ -439,7 +451,7 @@ class DepthwiseEngine(Engine):
         first = Step.of("conv/depthwise_wgrad", self.op, Target.for_arch(device.arch), _THREADS, args, consts, groups * chunks,
                         suffix=f"{consts.source}_{d.rows.taps}x{d.columns.taps}_v{vector}_t{tile}")
         shape = d.filter.shape
-        whole = TensorDesc(F32, (groups, *shape), (d.channels * taps, taps, taps, *packed_strides(shape[2:])))
+        whole = TensorDesc(F32, (groups, *shape), (d.filters * taps, taps, taps, *packed_strides(shape[2:])))
         steps = reduction_steps(p.op, (whole, partial), (d.filter, TensorArg(d.names[2])), (0,), "sum", device, scratch)
         return Build((first, *steps), scratch.num_bytes)
 

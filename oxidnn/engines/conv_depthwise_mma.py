@@ -138,6 +138,8 @@ def lower_to_products(p: ConvProblem) -> Depthwise | str:
 
 def as_products(d: Depthwise) -> Depthwise | str:
     """The gradient of unit stride as a convolution, or why products with diagonals do not serve."""
+    if d.multiplier != 1:
+        return f"{d.multiplier} filters a channel (1 is supported)"
     if any(x.dtype not in (F16, BF16) for x in (d.source, d.target)) or d.source.dtype != d.filter.dtype:
         return f"types are {d.source.dtype}, {d.filter.dtype} and {d.target.dtype} (f16 and bf16 are supported)"
     if d.kind == "wgrad" and d.target.dtype != d.source.dtype:

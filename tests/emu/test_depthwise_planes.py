@@ -1,4 +1,4 @@
-"""Depthwise walks over channels that lie not innermost, or in no packs, in the emulator with all checkers, against float64."""
+"""Depthwise walks over channels not innermost, in no packs or of several filters, in the emulator with all checkers, against float64."""
 
 from __future__ import annotations
 
@@ -15,6 +15,12 @@ from oxidnn.runtime.emu_backend import EmulatedBackend
 from oxidnn.testing.harness import run_problem
 
 LINES = (
+    "conv_fprop x=bf16[2,6,9,20]nhwc w=bf16[12,1,3,3] padding=1 groups=6 "
+    "epilogue='relu(acc + bias[c]) + z' bias=f32[12] z=bf16[2,12,9,20]nhwc",
+    "conv_fprop x=f32[2,5,9,20] w=f32[15,1,3,3] padding=1 stride=2 groups=5",
+    "conv_fprop x=f16[2,4,50] w=f16[12,1,4] padding='((3,0),)' groups=4",
+    "conv_wgrad x=bf16[2,6,9,20]nhwc dy=bf16[2,12,9,20]nhwc w_shape=(12,1,3,3) padding=1 groups=6",
+    "conv_wgrad x=f32[2,5,9,20] dy=f32[2,15,5,10] w_shape=(15,1,3,3) padding=1 stride=2 groups=5",
     "conv_fprop x=bf16[2,6,9,20] w=bf16[6,1,3,3] padding=1 groups=6 epilogue='relu(acc + bias[c])' bias=f32[6]",
     "conv_fprop x=f16[2,5,9,20] w=f16[5,1,5,5] padding=2 stride=2 groups=5 epilogue='acc + z' z=f16[2,5,5,10]",
     "conv_fprop x=f32[2,5,9,20] w=f32[5,1,3,3] padding=1 groups=5",
