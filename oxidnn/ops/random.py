@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -101,7 +101,7 @@ class RandomProblem(PointwiseProblem):
 
 
 def _problem(op: str, expression: str | Expression, operands: tuple[Operand, ...], tensors: Mapping[str, TensorDesc],
-             attrs: list[tuple[str, Any]], policy: Policy, saturate: bool = True, **values: float) -> RandomProblem:
+             attrs: list[tuple[str, Any]], policy: Policy, **values: float) -> RandomProblem:
     is_double = any(o.desc.dtype.name == "f64" for o in operands)
     shape = operands[-1].desc.shape
     if len(shape) > MAX_RANK:
@@ -113,7 +113,7 @@ def _problem(op: str, expression: str | Expression, operands: tuple[Operand, ...
         first = sum(not o.is_output for o in operands)
         operands = (*operands[:first], Operand("state", state), *operands[first:])
     return RandomProblem(op, operands, tuple(attrs), () if "state" in tensors else DRAW, policy=policy, expression=parse(expression),
-                         shape=shape, compute="f64" if is_double else "f32", values=tuple(values.items()), saturate=saturate)
+                         shape=shape, compute="f64" if is_double else "f32", values=tuple(values.items()))
 
 
 def _dropout(op: str, source: str, result: str, tensors: Mapping[str, TensorDesc], attrs: Mapping[str, Any], policy: Policy) -> Problem:
@@ -240,7 +240,8 @@ def make_cast_stochastic(tensors: Mapping[str, TensorDesc], attrs: Mapping[str, 
     saturate = check_bool(op, "saturate", attrs.get("saturate", True))
     normal: list[tuple[str, Any]] = [("dtype", kind.name)] if kind is not x.dtype else []
     normal += [] if saturate else [("saturate", False)]
-    return _problem(op, _one_of_two(kind), (Operand("x", x), Operand("y", y, True)), tensors, normal, policy, saturate)
+    problem = _problem(op, _one_of_two(kind), (Operand("x", x), Operand("y", y, True)), tensors, normal, policy)
+    return replace(problem, saturate=saturate)
 
 
 _RRELU = (("lower", 1 / 8), ("upper", 1 / 3))
