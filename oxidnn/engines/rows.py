@@ -361,6 +361,9 @@ class RowEngine(Engine):
             if self.held == 2 and 512 * 8 < packs <= 512 * 16 and clusters:
                 found.insert(0, memory[0])  # L1 holds two operands of 32 KB a CTA
         skewed = self._skewed_configs(rows, device) if self.takes_skew(problem) else []
+        if skewed and self.reads_once(problem) and rows.column_digits.size > 512 * rows.skewed_vector() * 2:
+            skewed = [*(EngineConfig.of(home="skewed_memory", lanes=n, vec=rows.skewed_vector(), threads=n, cluster=1) for n in (512, 256)),
+                      *skewed]
         return tuple(dict.fromkeys([*skewed, *found])) or (warp,)
 
     def _skewed_configs(self, rows: Rows, device: DeviceInfo) -> list[EngineConfig]:
@@ -424,7 +427,7 @@ class RowEngine(Engine):
         cluster, vector = knobs["cluster"], knobs["vec"]
         lanes = knobs["lanes"] * cluster
         columns, digits = rows.column_digits, rows.row_digits
-        is_skewed = knobs["home"] == "skewed"
+        is_skewed = knobs["home"] in ("skewed", "skewed_memory")
         per_thread = -(-(columns.size + (vector - 1 if is_skewed else 0)) // (lanes * vector))
         chunks = per_thread if knobs["home"] == "registers" and per_thread * vector <= self.resident(rows.dtype) else 0
         shared = per_thread if knobs["home"] in ("shared", "skewed") else 0
@@ -452,7 +455,7 @@ class RowEngine(Engine):
         smem = r.shared * threads * r.pack_bytes * len(r.held) if r.shared else 0
         # threads of an SM; fewer where each element of a held row has an address of its own
         resident = 768 if smem else 256 if r.chunks > 8 and len(rows.column_digits.extents) > 1 else 512
-        home = f"{'k' if r.is_skewed else 's'}{r.shared}" if r.shared else f"c{r.chunks}"
+        home = f"{'k' if r.is_skewed else 's'}{r.shared}" if r.shared or r.is_skewed else f"c{r.chunks}"
         return Step.of(template, op, r.target(device), threads, [*args, *extra], consts, -(-digits.size * r.lanes // threads),
                        min_ctas_per_sm=max(1, resident // threads), dynamic_smem=smem, cluster=r.cluster,
                        suffix=f"{rows.dtype.name}_l{r.lanes}_v{r.vector}_{home}")

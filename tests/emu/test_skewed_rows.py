@@ -32,6 +32,7 @@ LINES = [
     "rms_norm x=bf16[9,1001] gamma=bf16[1001]",
     "rms_norm x=f16[3,20011] gamma=f16[20011]",
     "cross_entropy logits=bf16[9,1001] target=s64[9] reduction=none",
+    "cross_entropy logits=bf16[3,9001] target=s64[3]",
     "cross_entropy_backward logits=f16[9,1001] target=s64[9] weight=f32[1001]",
     "layer_norm_backward dy=bf16[37,1001] x=bf16[37,1001] mean=f32[37] rstd=f32[37] gamma=bf16[1001]",
     "layer_norm_backward dy=f16[19,12289] x=f16[19,12289] mean=f32[19] rstd=f32[19] gamma=f32[12289]",
