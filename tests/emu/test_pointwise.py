@@ -201,6 +201,7 @@ def test_rests_of_any_quotient_are_exact(name: str) -> None:
     ("bitwise_xor(bitwise_not(x), y)", lambda x, y: ~x ^ y), ("right_shift(x, y % 70)", lambda x, y: np.right_shift(x, y % np.uint64(70))),
     ("left_shift(x, y % 70)", lambda x, y: np.left_shift(x, y % np.uint64(70))), ("popcount(x) + y", lambda x, y: np.bitwise_count(x) + y),
     ("clz(right_shift(x, 5)) + 0 * y", lambda x, y: np.array([64 - (int(v) >> 5).bit_length() for v in x], np.uint64)),
+    ("(x > y) + popcount(x) + bitwise_not(y)", lambda x, y: (x > y).astype(np.uint64) + np.bitwise_count(x) + ~y),
     ("cast(x, u8) + 0 * y", lambda x, y: np.minimum(x, np.uint64(255))), ("clamp(x, 5, 9223372036854775808) + 0 * y",
                                                                           lambda x, y: np.clip(x, np.uint64(5), np.uint64(2**63))),
 ])  # fmt: skip

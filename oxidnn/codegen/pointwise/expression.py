@@ -237,7 +237,7 @@ class Expression:
                 elif node.op == "cast":
                     values[node] = round_to(values[node.operands[0]], node.value)
                 elif node.op != "tuple":
-                    values[node] = TABLE[node.op].numpy(*(_as_number(values[o]) for o in node.operands))
+                    values[node] = TABLE[node.op].numpy(*_alike([_as_number(values[o]) for o in node.operands]))
         return values
 
     def differentiate(self, wrt: str = "x") -> Expression:
@@ -277,6 +277,13 @@ Value = Expression | float | int
 def _as_number(value: Any) -> Any:
     """Truth values as 1 and 0, as kernels keep them."""
     return value.astype(np.int64) if getattr(value, "dtype", None) == np.bool_ else value
+
+
+def _alike(values: list[Any]) -> list[Any]:
+    """Counts and truth values beside 64 bits without sign, in that type: NumPy would take them together for floats."""
+    if not any(getattr(v, "dtype", None) == np.uint64 for v in values):
+        return values
+    return [v.astype(np.uint64) if getattr(v, "dtype", None) == np.int64 else v for v in values]
 
 
 def int_or_nan(value: float) -> float:
