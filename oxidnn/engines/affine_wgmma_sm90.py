@@ -836,6 +836,8 @@ class WgmmaSm90Matmul:
         row_bytes = first.n.size * first.d.dtype.num_bytes
         if written > 0.25 * device.l2_bytes and row_bytes < 4 * SPAN_BYTES and row_bytes % SPAN_BYTES:
             written *= 1.6
+        if row_bytes % SPAN_BYTES:  # tiles then end within lines (80->480 on 14x14: 15.7 us with four tiles to a row, 13.3 with two)
+            written *= 1 + 0.15 * (grid.n_tiles - 1)
         # Reads come at less than the speed of a copy, writes partly stay in L2.
         memory_us = (read / 0.96 + written / 1.06) / (device.bandwidth_gbs * 1e3)
         # Of products with few rows hardly anything but the weights' way from memory shows.
