@@ -29,7 +29,8 @@ _LIMIT = 2**31
 class CausalConsts:
     """types: of the operands by name. vector: channels of a pack. segment: positions, no fewer than width - 1 unless it is all of the
     sequence (the gradient's walk: width of them, again and again). along: neighbouring threads have neighbouring segments. dense: the
-    sequences whose positions lie innermost; packed: those read in packs of them. is_whole: segments fill the sequence. length: of the
+    sequences whose positions lie innermost; packed: those moved in packs of them; dealt: the result, if positions are
+    dealt out to the lanes before they are stored. is_whole: segments fill the sequence. length: of the
     sequence, if it is one segment, else 0. ahead: the walk loads rows ahead. blocks: the filter and states, where they lie in one
     piece for a pack of channels."""
 
@@ -41,6 +42,7 @@ class CausalConsts:
     along: bool
     dense: tuple[str, ...]
     packed: tuple[str, ...]
+    dealt: tuple[str, ...]
     is_whole: bool
     length: int
     ahead: bool
@@ -103,7 +105,7 @@ class CausalConvEngine(Engine):
         elif x.shape[2] % segment == 0 and _in_packs(x, segment):
             cost = 1.15 + 0.1 * abs(log2(segment * x.dtype.num_bytes / 32))
         else:
-            cost = 1.5 + 0.5 * segment
+            cost = 1.5 + 0.1 * segment
         return 3.0 + p.num_bytes / (device.bandwidth_gbs * 1e3) * cost * (1.4 if p.is_backward else 1.0)
 
     def build_steps(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> Build:
@@ -117,6 +119,10 @@ class CausalConvEngine(Engine):
         segments = max(1, ceil_div(length, segment))
         # A thread's segments lie side by side, or (along) a warp's length apart.
         lanes = 32 if along else 1
+        result = "dx" if p.is_backward else "y"
+        aligned = length % segment == 0 and _in_packs(sequences[result], segment)
+        known = length if segments == 1 and length == segment and not p.is_backward else 0
+        dealt = (result,) if along and not known and sequences[result].strides[2] == 1 and not aligned else ()
         packs, rounds = channels // vector, 1
         if p.is_backward:
             wanted = 2048 * device.num_sms if not device.is_emulated else 64
@@ -124,18 +130,18 @@ class CausalConvEngine(Engine):
             rounds = ceil_div(segments, lanes * strips)
             strips = ceil_div(segments, lanes * rounds)
         else:
-            strips, lanes = segments, 1
+            lanes = lanes if dealt else 1
+            strips = ceil_div(segments, lanes)
         names = ("b", "c", "strip", *(("lane",) if lanes > 1 else ())) if along else ("b", "strip", "c")
         counts = {"b": batch, "c": packs, "strip": strips, "lane": lanes}
         digits = Digits(names, tuple(counts[n] for n in names), {})
         blocks = tuple(n for n in ("w", "state", p.final) if n and p.has(n) and _is_block(p.desc(n), vector))
-        known = length if segments == 1 and length == segment and not p.is_backward else 0
         ahead = kind.name == "f32" and (vector > 1 or p.desc("x").dtype.name == "f32")
-        is_whole = length > 0 and length % segment == 0
+        is_whole = length > 0 and length % segment == 0 and not dealt
         dense = tuple(n for n, d in sequences.items() if d.strides[2] == 1 and vector == 1)
         packed = tuple(n for n in dense if is_whole and _in_packs(sequences[n], segment))
         consts = CausalConsts(tuple((o.name, o.desc.dtype.name) for o in p.operands), kind.name, p.width, vector, segment, along, dense,
-                              packed, is_whole, known, ahead, blocks, p.activation, p.desc("x").dtype.num_bytes == 2, p.final,
+                              packed, dealt, is_whole, known, ahead, blocks, p.activation, p.desc("x").dtype.num_bytes == 2, p.final,
                               digits.consts())
         args = [Arg("num_threads", "u32", digits.size), Arg("length", "u32", length)]
         states = [n for n in ("state", p.final, "d_final_state", "dstate") if n and p.has(n)]
