@@ -196,7 +196,7 @@ def _least_terms(p: ConvProblem) -> int:
             ends = [min(taps, image + lo - i) - max(0, lo - i) for i in (0, result - 1)]
         else:
             ends = [min(taps, i + lo + 1) - max(0, i + lo - result + 1) for i in (0, image - 1)]
-        count *= max(0, *ends) if min(ends) > 0 else 0
+        count *= max(0, min(ends))
     return count
 
 

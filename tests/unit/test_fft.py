@@ -109,6 +109,7 @@ def test_tiles_and_chunks(line: str) -> None:
 @pytest.mark.parametrize("line", [
     "conv_fprop x=f32[1,8,24,24] w=f32[4,8,7,7] padding=3", "conv_fprop x=f32[1,2,16,48] w=f32[2,2,11,11] padding=5",
     "conv_dgrad dy=f32[1,16,24,24] w=f32[16,2,7,7] x_shape=(1,2,24,24) padding=3", "conv_fprop x=f32[1,4,400] w=f32[2,4,64] padding=32",
+    "conv_dgrad dy=f32[1,12,24,24] w=f32[12,4,7,7] x_shape=(1,4,30,30)",
     "conv_wgrad x=f32[2,2,24,24] dy=f32[2,2,24,24] w_shape=(2,2,7,7) padding=3"])
 def test_plain_f32_keeps_the_digits_of_plain_sums(line: str) -> None:
     """Where "ieee" takes transforms, their error is within what sums of products may err, at the border too, and a few ulps at most."""
@@ -130,6 +131,8 @@ def test_few_products_are_refused() -> None:
     """Corners that see one tap of one channel, a padding beyond the filter: the whole tile's error would drown them."""
     for line, allowed in (("conv_fprop x=f32[1,1,32,32] w=f32[1,1,7,7] padding=6", False),
                           ("conv_dgrad dy=f32[1,1,24,24] w=f32[1,4,7,7] x_shape=(1,4,30,30)", False),
+                          ("conv_dgrad dy=f32[1,8,24,24] w=f32[8,4,7,7] x_shape=(1,4,30,30)", False),
+                          ("conv_fprop x=f32[1,8,64] w=f32[1,8,20] padding='((19,0),)'", False),
                           ("conv_fprop x=f32[1,64,32,32] w=f32[1,64,7,7] padding=7", False),
                           ("conv_fprop x=f32[1,64,32,32] w=f32[1,64,7,7] padding=6", True)):
         for math in ("ieee", "fast"):
