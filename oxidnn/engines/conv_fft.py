@@ -240,6 +240,9 @@ class FftEngine(Engine):
             return refuse("there are no products to sum: the direct engine writes the epilogue of 0")
         if any(s < 0 for n in (p.image, p.filter, p.result) for s in p.desc(n).strides):
             return refuse("fft: a stride is negative")
+        widest = max(abs(s) * o.desc.dtype.num_bytes for o in p.operands for s in (*o.desc.strides[2:], 0))
+        if widest * (max(_LINES) if _geometry(p).is_line else max(_SIDES)) >= _LIMIT:
+            return refuse(f"fft: a window's elements are {widest} bytes apart (a window may span 31 bits; {nearest})")
         fitting = [t for t in self._tiles_of(p) if self._fits_shared(p, t, device)]
         if not fitting:
             largest = max(_LINES) if _geometry(p).is_line else max(_SIDES)

@@ -157,6 +157,7 @@ def test_what_fft_does_not_take_is_refused_in_words() -> None:
     refused = {"x=f32[2,8,32,32] w=f32[8,8,7,7] stride=2": "stride (2, 2)", "x=f32[2,8,32,32] w=f32[8,8,7,7] dilation=2": "dilation (2, 2)",
                "x=f32[2,8,32,32] w=f32[8,8,3,3]": "3 x 3 taps", "x=f64[2,8,32,32] w=f64[8,8,7,7]": "f64",
                "x=f32[1,8,16,16,16] w=f32[8,8,5,5,5]": "3 spatial dimensions", "x=f32[1,8,80,80] w=f32[8,8,65,65]": "65 x 65 taps",
+               "x=f32[1,1,8,8](1,1,40000000,1) w=f32[8,1,4,4] math=fast": "160000000 bytes apart",
                "x=f32[1,8,5000] w=f32[8,8,4097]": "4097 taps",
                "x=f32[2,8,32,32] w=f32[8,8,7,7] workspace_limit=100000": "exceed 100000 bytes"}
     for rest, words in refused.items():
