@@ -293,7 +293,9 @@ KERNELS = {
         ("other comparison", "%at_linear0", "the first element is there"))),
     "layout_tile": Kernel("layout/tile", "layout.tile", ("permute x=f16[70,90]nchw", "permute x=f16[130,62]nchw"),
                           {"q": 1, "p": 1, "first": "p"}),
-    "layout_sum": Kernel("layout/sum", "layout.sum", ("pad_backward dy=f32[20,41]nchw padding=((2,3),(2,2)) mode=reflect",
+    "layout_pairs": Kernel("layout/sum", "layout.sum", ("pad_backward dy=f32[20,41]nchw padding=((2,3),(2,2)) mode=reflect",
+                                                       "pad_backward dy=f32[12,41]nchw padding=((0,4),(3,1)) mode=reflect"), {"vec": 1}),
+    "layout_sum": Kernel("layout/sum", "layout.sum", ("pad_backward dy=f32[20,41]nchw padding=((-1,3),(2,2)) mode=reflect",
                                                      "pad_backward dy=f32[10,41]nchw padding=((3,3),(2,2)) mode=reflect",
                                                      "pad_backward dy=f32[12,41]nchw padding=((3,-1),(2,2)) mode=reflect"), {}, (
         ("other comparison", "%p_single, %next", "the loops give the same"),
@@ -456,7 +458,8 @@ FLOOR = {
     "softmax_masked": (25, 26), "sparsemax": (26, 26), "row_map": (25, 26), "norm_eight_bits": (26, 26), "sinkhorn": (26, 26),
     "softmax": (26, 26), "softmax_cta": (26, 26), "norm": (25, 26), "cross_entropy": (26, 26), "pool_window": (24, 26),
     "lists": (26, 26), "lists_reduced": (25, 26), "lists_combined": (26, 26), "lrn": (26, 26), "lrn_gradient": (26, 26),
-    "layout_copy": (23, 26), "layout_tile": (22, 26), "layout_sum": (26, 26), "scan_row": (24, 26), "scan_column": (26, 26),
+    "layout_copy": (23, 26), "layout_tile": (22, 26), "layout_pairs": (26, 26), "layout_sum": (26, 26),
+    "scan_row": (24, 26), "scan_column": (26, 26),
     "map": (18, 18), "softmax_cluster": (23, 26), "norm_ring": (24, 26), "norm_ring_cluster": (23, 26),
 }
 
