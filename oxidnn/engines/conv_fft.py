@@ -86,7 +86,7 @@ class TransformConsts(ElementEpilogue):
     column_bytes: int
     is_bounded: bool
     steps: tuple[int, ...]
-    form: str
+    form: str  # of the points: "points", "sources" and "targets" (matrices of filters by rows), "products", "channels"
     scale: float
     dtype: str  # of the tensor
     digits: DigitConsts
@@ -214,7 +214,6 @@ class FftEngine(Engine):
     """Two transforms, the products and the transform back; by chunks of images, where the points of all do not fit."""
 
     sums_coarsely = True
-    by_sources = True  # rows of filters' matrices are those of the source's channels
 
     def __init__(self, op: str) -> None:
         self.id = f"{op}.fft"  # type: ignore[misc]
@@ -311,6 +310,17 @@ class FftEngine(Engine):
         return tile.points * (8 if self._is_channelwise(p) else 16) * prod(p.desc(p.filter).shape[:2])
 
     @staticmethod
+    def _product_math(p: ConvProblem) -> str:
+        """What points may be multiplied with: f32 as it is, or in TF32 parts that keep its digits; halves in TF32."""
+        if p.inputs[0].desc.dtype is not F32:
+            return "tf32"
+        return "ieee" if p.policy.math in ("ieee", "fast") else "tf32x3"
+
+    def _is_by_sources(self, p: ConvProblem) -> bool:
+        """Whether rows of filters' matrices are those of the source's channels: columns innermost, as FMAs like it; tensor cores like k."""
+        return self._product_math(p) == "ieee"
+
+    @staticmethod
     def _is_channelwise(p: ConvProblem) -> bool:
         """Sums over one channel are made as points are transformed back."""
         return p.direction != "wgrad" and _geometry(p).contracted == 1
@@ -381,16 +391,16 @@ class FftEngine(Engine):
         def strips(channels: int) -> TensorDesc:
             return TensorDesc(F32, (points, groups, tiles, channels), (tiles * groups * channels, channels, groups * channels, 1), 256)
 
-        math = "tf32" if p.inputs[0].desc.dtype is not F32 else "ieee" if p.policy.math in ("ieee", "fast") else "tf32x3"
-        policy = Policy(p.policy.deterministic, math)
+        policy = Policy(p.policy.deterministic, self._product_math(p))
         if p.direction == "wgrad":
             operands = (("a", strips(per_group["result"])), ("b", strips(per_group["image"])),
                         ("d", TensorDesc.packed(F32, (points, groups, per_group["result"], per_group["image"]))))
             return product(operands, (("transpose_a", True),), policy, device)
         source, target = (per_group["result"], per_group["image"]) if p.direction == "dgrad" else (per_group["image"], per_group["result"])
-        shape = (source, target) if self.by_sources else (target, source)
+        is_by_sources = self._is_by_sources(p)
+        shape = (source, target) if is_by_sources else (target, source)
         operands = (("a", strips(source)), ("b", TensorDesc.packed(F32, (points, groups, *shape))), ("d", strips(target)))
-        return product(operands, () if self.by_sources else (("transpose_b", True),), policy, device)
+        return product(operands, () if is_by_sources else (("transpose_b", True),), policy, device)
 
     def build_steps(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> Build:
         assert isinstance(problem, ConvProblem)
@@ -469,7 +479,7 @@ class FftEngine(Engine):
         return self._step(consts, digits, args, device)
 
     def _filters(self, p: ConvProblem, tile: Tile, place: WorkspaceArg, device: DeviceInfo) -> Step:
-        """Filters into points of matrices, rows those of the target's channels; of wgrad products of points into filters."""
+        """Filters into points of matrices; of wgrad products of points into filters."""
         g, desc, is_output = _geometry(p), p.desc(p.filter), p.direction == "wgrad"
         k, c = desc.shape[:2]
         ks, cs, *spatial = (s * desc.dtype.num_bytes for s in desc.strides)
@@ -479,10 +489,10 @@ class FftEngine(Engine):
             offset = sum((r - 1) * s for r, s in zip(g.taps, along, strict=False))
             along = [-s for s in along]
         extents, strides = (1, 1, k, c), (0, 0, ks, cs)
-        if not is_output and (p.direction == "dgrad") != self.by_sources:
+        if not is_output and (p.direction == "dgrad") != self._is_by_sources(p):
             extents, strides = (p.groups, c, 1, k // p.groups), (k // p.groups * ks, cs, 0, ks)
         digits = Digits(("n", "down", "across", "channel"), extents, {"target" if is_output else "source": strides})
-        form = "products" if is_output else "points" if self._is_channelwise(p) else "sources" if self.by_sources else "targets"
+        form = "products" if is_output else "points" if self._is_channelwise(p) else "sources" if self._is_by_sources(p) else "targets"
         tensor = TensorArg(p.filter, offset)
         args = [Arg("num_items", "u32", digits.size), Arg("plane", "u64", digits.size * (8 if form == "points" else 16)),
                 Arg("ptr_source", "u64", place if is_output else tensor), Arg("ptr_target", "u64", tensor if is_output else place)]

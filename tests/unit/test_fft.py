@@ -90,7 +90,8 @@ def test_shifts(shape: tuple[int, ...], taps: tuple[int, ...], config: dict[str,
     "conv_dgrad dy=f32[2,6,40] w=f32[6,1,12] x_shape=(2,3,51) groups=3 math=fast",
     "conv_fprop x=f32[2,3,4,5] w=f32[6,1,9,9] groups=3 padding=4 math=fast",
     "conv_fprop x=f32[2,3,2,1] w=f32[2,3,5,4] padding='((4,3),(3,5))' math=fast",
-    "conv_fprop x=f16[2,3,17,9] w=f16[4,3,5,5] padding=2 math=fast",
+    "conv_fprop x=f16[2,3,17,9] w=f16[4,3,5,5] padding=2 math=fast", "conv_dgrad dy=f32[2,24,20,7] w=f32[24,4,5,4] x_shape=(2,8,20,8) "
+    "padding='((2,2),(1,1))' groups=2 math=tf32x3",
     "conv_transpose x=f32[2,3,9,8] w=f32[3,2,4,5] bias=f32[2] math=fast",
     "conv_wgrad x=f32[2,4,30] dy=f32[2,4,30] w_shape=(4,1,9) groups=4 padding=4 math=fast"])
 def test_tiles_and_chunks(line: str) -> None:
