@@ -246,7 +246,7 @@ def own_k(am: AffineMatmul, d: tiling.Digits, walk: Walk, boxes: Sequence[Boxes]
     """WgmmaConsts.own_k. A row that k cuts off within its box costs a tensor copy some 3 to 7 clocks (H200, 16896 x 256: k = 504 takes
     14.0 us, 512 takes 13.1), so the second k tile begins early and all boxes are whole.
 
-    Measured on an H200: 1x1 layers on 14x14 and 7x7 0 to 5 % faster; larger ones, which memory bounds, up to 37 % slower. Where rows begin at
+    Measured on an H200: 1x1 layers on 14x14 and 7x7 0 to 5 % faster; larger ones, bound by memory, up to 37 % slower. Where rows begin at
     whole lines of L2 all boxes would part lines instead.
     """
     if size * sum(tiling.source_elements(x, rows, am.k, am.batch) for x, rows in ((am.a, am.m), (am.b, am.n))) > MAX_REPEATED_BYTES:
