@@ -509,9 +509,9 @@ class DnnHandle(ListOps):
                    scalars: Mapping[str, float] | None = None, out: Any = None, stream: Any = None) -> Any:
         """epilogue((h - mean) / sqrt(variance + eps) * gamma + beta) of h = x + residual, mean and biased variance over `axes`.
 
-        gamma, beta of the axes' shape, residual of x's. Returns y; then, with return_stats, mean and rstd (x's shape without the axes,
-        f32, or f64 for f64 tensors) and, with return_sum, h. out may be x, or of y and h (x, residual). epilogue: over acc, `operands` and
-        `scalars`. zero_centered: times gamma + 1.
+        gamma, beta of the axes' shape, or such as (N, 1, C), their own in each sample; residual of x's. Returns y; then, with return_stats,
+        mean and rstd (x's shape without the axes, f32, or f64 for f64 tensors) and, with return_sum, h. out may be x, or of y and h
+        (x, residual). epilogue: over acc, `operands` and `scalars`. zero_centered: times gamma + 1.
 
         out_dtype: y's type, also "e4m3", "e5m2" and "s8", which saturate; y is rounded from f32 (f64) in the same launch. scale_y (one
         element): y holds result / scale_y. return_scale (of those three types): last also a scale for each row, of mean's shape and
@@ -1078,8 +1078,8 @@ class DnnHandle(ListOps):
         return self._session.run(CALLS["cast"], (x,), (dtype, saturate), out, stream)
 
     def pack4(self, x: Any, kind: str = "s4", *, saturate: bool = True, out: Any = None, stream: Any = None) -> Any:
-        """x, of any float or integer type, as numbers of four bits, two to a byte along the last dimension, the first in the low half (uint8;
-        an odd row ends with a half byte of 0). kind: "s4", "u4", which round as `cast` does, and "e2m1" (FP4, to nearest even, NaN as 6).
+        """x, of any float or integer type, as numbers of four bits, two to a byte along the last dimension, the first in the low half
+        (uint8; an odd row ends with a half byte of 0). kind: "s4", "u4", which round as `cast` does, and "e2m1" (FP4, to nearest even, NaN as 6).
         saturate: else numbers beyond keep their lowest four bits (not of e2m1)."""
         return self._session.run(CALLS["pack4"], (x,), (kind, saturate), out, stream)
 

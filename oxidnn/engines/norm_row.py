@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
+from math import prod
 
 from ..codegen.fastdiv import magic
 from ..codegen.pointwise import Expression, acc
@@ -12,8 +14,10 @@ from ..dtypes import F32, F64
 from ..ops.base import Problem
 from ..ops.epilogue import align_shape, align_strides
 from ..ops.norm import NormProblem
-from ..tensor import TensorDesc
+from ..tensor import TensorDesc, packed_strides
 from .base import Arg, Build, Engine, EngineConfig, Scratch, Step, Support, TensorArg, WorkspaceArg, refuse
+from .collapse import by_stride
+from .digits import Digits
 from .reduce_tree import reduction_steps
 from .rows import LIMIT, RowConsts, RowEngine, Rows, power_of_two
 
@@ -25,7 +29,8 @@ _RING_PACKS = 4  # of a row a thread has at most, whose sums are held in registe
 class NormConsts:
     """is_split: of a gradient whose rows are read again, one launch leaves the rows' sums, and the one that sums columns writes dx.
     largest: the number that a row's largest result shall become; 0: results go out as they are. slope: dy times the derivative of the
-    forward's epilogue, over "dy" and "acc". sums: the gradients of parameters. zero_centered: gamma + 1 is meant."""
+    forward's epilogue, over "dy" and "acc". sums: the gradients of parameters. zero_centered: gamma + 1 is meant. per_sample: parameters
+    differ from sample to sample, which are runs of rows."""
 
     rows: RowConsts
     is_rms: bool
@@ -34,6 +39,7 @@ class NormConsts:
     slope: Expression | None = None
     sums: tuple[str, ...] = ()
     zero_centered: bool = False
+    per_sample: bool = False
 
     def take_slope(self, g: str, before: str) -> str:
         """PTX: g = g times the epilogue's derivative at `before`."""
@@ -55,6 +61,7 @@ class NormEngine(RowEngine):
         assert isinstance(problem, NormProblem)
         shape, channel = problem.shape, problem.axes[-1]
         full = {n: problem.desc(n) for n in ("x", "y", "residual", "sum") if problem.has(n)}
+        spread, columns = _split_parameters(problem, ("gamma", "beta"))
         for name in problem.epilogue_operands:
             if name == "scale_y":  # one number, which _epilogue leaves out
                 continue
@@ -65,7 +72,7 @@ class NormEngine(RowEngine):
         statistics = {n: problem.desc(n) for n in ("mean", "rstd", "row_scale") if problem.has(n)}
         if problem.has("scale_y"):
             statistics["scale_y"] = TensorDesc(problem.desc("scale_y").dtype, (), (), problem.desc("scale_y").align)
-        return Rows.of(shape, problem.axes, full, statistics, {n: problem.desc(n) for n in ("gamma", "beta") if problem.has(n)})
+        return Rows.of(shape, problem.axes, full | spread, statistics, columns)
 
     @staticmethod
     def _epilogue(problem: NormProblem) -> Expression | None:
@@ -109,9 +116,36 @@ def _consts(problem: NormProblem, rows: RowConsts) -> NormConsts:
     return NormConsts(rows, problem.is_rms, slope=slope, sums=_sums(problem), zero_centered=problem.zero_centered)
 
 
-def _parameters(problem: NormProblem) -> dict[str, TensorDesc]:
-    """What a row's gradient takes a value a column of."""
-    return {n: problem.desc(n) for n in ("gamma", "beta") if problem.has(n) and (n == "gamma" or problem.epilogue is not None)}
+def _split_parameters(problem: NormProblem, names: tuple[str, ...]) -> tuple[dict[str, TensorDesc], dict[str, TensorDesc]]:
+    """Those that may differ from row to row, over all of x's dimensions, and those with a value a column."""
+    found = {n: problem.desc(n) for n in names if problem.has(n)}
+    spread = {n: TensorDesc(d.dtype, problem.shape, tuple(0 if m == 1 else s for m, s in zip(d.shape, d.strides, strict=True)), d.align)
+              for n, d in found.items() if problem.is_spread(n)}
+    return spread, {n: d for n, d in found.items() if n not in spread}
+
+
+@dataclass(frozen=True)
+class SampleRows(Rows):
+    """Rows of one sample after those of another. samples: the dimensions that count samples."""
+
+    samples: tuple[int, ...] = ()
+
+    @cached_property
+    def row_digits(self) -> Digits:
+        others = [i for i in range(len(self.shape)) if i not in self.axes and i not in self.samples]
+        order = by_stride([self.shape[i] for i in others], [self.operands[0].strides[i] for i in others])
+        dims = [*self.samples, *(others[i] for i in order)]
+        strides = {o.name: tuple(o.strides[i] for i in dims) for o in self.operands if o.has_rows}
+        return Digits(tuple(f"d{i}" for i in dims), tuple(self.shape[i] for i in dims), strides).collapsed("r")
+
+
+def _gradient_rows(problem: NormProblem, names: tuple[str, ...], takes_parameters: bool) -> Rows:
+    """The rows of a gradient's operands `names`, its statistics and, if so, the parameters that dx takes."""
+    wanted = ("gamma", "beta") if problem.epilogue is not None else ("gamma",)
+    spread, columns = _split_parameters(problem, wanted) if takes_parameters else ({}, {})
+    statistics = {n: problem.desc(n) for n in ("mean", "rstd") if problem.has(n)}
+    rows = Rows.of(problem.shape, problem.axes, {n: problem.desc(n) for n in names} | spread, statistics, columns)
+    return SampleRows(rows.shape, rows.axes, rows.operands, problem.samples) if problem.is_spread("gamma") else rows
 
 
 class NormBackwardEngine(RowEngine):
@@ -123,8 +157,7 @@ class NormBackwardEngine(RowEngine):
 
     def rows(self, problem: Problem) -> Rows:
         assert isinstance(problem, NormProblem)
-        statistics = {n: problem.desc(n) for n in ("mean", "rstd") if problem.has(n)}
-        return Rows.of(problem.shape, problem.axes, {n: problem.desc(n) for n in ("dy", "x", "dx")}, statistics, _parameters(problem))
+        return _gradient_rows(problem, ("dy", "x", "dx"), True)
 
     def check_support(self, problem: Problem, device: DeviceInfo) -> Support:
         assert isinstance(problem, NormProblem)
@@ -141,7 +174,7 @@ class NormBackwardEngine(RowEngine):
         """dx and the sums in one pass over the rows: each thread has at most _RING_PACKS packs of a row. is_skewed: of rows that begin
         between packs."""
         rows = self.rows(problem)
-        if not problem.has("gamma") or problem.epilogue is not None or problem.desc("dx").numel == 0:
+        if not problem.has("gamma") or problem.epilogue is not None or problem.is_spread("gamma") or problem.desc("dx").numel == 0:
             return []
         vector = rows.skewed_vector() if is_skewed else rows.vector()
         held = [o for o in rows.operands if o.name in self.held_operands]
@@ -254,32 +287,42 @@ class NormBackwardEngine(RowEngine):
     def _parameter_steps(self, problem: NormProblem, config: EngineConfig, device: DeviceInfo, scratch: Scratch,
                          row_sums: Arg | None = None) -> list[Step]:
         """row_sums: where the rows' sums are, if the launch shall write dx."""
-        statistics = {n: problem.desc(n) for n in ("mean", "rstd") if problem.has(n)}
-        full = {n: problem.desc(n) for n in (("dy", "x", "dx") if row_sums else ("dy", "x"))}
         takes = row_sums is not None or problem.epilogue is not None
-        rows = Rows.of(problem.shape, problem.axes, full, statistics, _parameters(problem) if takes else {})
+        rows = _gradient_rows(problem, ("dy", "x", "dx") if row_sums else ("dy", "x"), takes)
         row_consts = self.row_consts(rows, EngineConfig.of(home="memory", lanes=1, vec=config["vec"]), 0)
-        consts = replace(_consts(problem, row_consts), is_split=row_sums is not None)
+        consts = replace(_consts(problem, row_consts), is_split=row_sums is not None, per_sample=problem.is_spread("gamma"))
         r, digits, columns = consts.rows, rows.row_digits, rows.column_digits
-        packs = columns.size // r.vector
-        # Threads for every SM, but some rows for each to sum.
-        groups = max(1, min(device.num_sms * 1024 // packs, -(-digits.size // 8)))
+        packs, extents = columns.size // r.vector, tuple(problem.shape[i] for i in problem.samples)
+        count = prod(extents)
+        # Threads for every SM, but some rows for each to sum; as many for each sample.
+        groups = max(1, min(device.num_sms * 1024 // (packs * count), -(-digits.size // (8 * count))))
         kind = F64 if r.compute == "f64" else F32
-        size = groups * columns.size * kind.num_bytes
+        size = count * groups * columns.size * kind.num_bytes
         sums = {o.name: scratch.take(size) for o in problem.outputs if o.name != "dx"}
         multiplier, shift = magic(packs)
         args = [Arg(f"ptr_{o.name}", "u64", o.value) for o in rows.operands] + ([row_sums] if row_sums else [])
         args += [Arg(f"ptr_{name}", "u64", value) for name, value in sums.items()]
         args += [Arg(name, "u32", value) for name, value in (
-            ("num_rows", digits.size), ("num_columns", columns.size), ("num_packs", packs), ("num_groups", groups),
+            ("num_rows", digits.size), ("num_columns", columns.size), ("num_packs", packs), ("num_groups", count * groups),
             ("multiplier", multiplier), ("shift", shift))]
+        if consts.per_sample:
+            multiplier, shift = magic(groups)
+            args += [Arg(name, "u32", value) for name, value in (
+                ("sample_rows", digits.size // count), ("sample_groups", groups), ("sample_multiplier", multiplier),
+                ("sample_shift", shift))]
         args += [*digits.args(r.digits.wide), *columns.args(r.digits.wide)]
         steps = [Step.of("rowwise/norm_parameters", problem.op, Target.for_arch(device.arch), _THREADS, args, consts,
-                         -(-packs * groups // _THREADS), min_ctas_per_sm=8 if row_sums and problem.epilogue is None else 4,
+                         -(-packs * count * groups // _THREADS), min_ctas_per_sm=8 if row_sums and problem.epilogue is None else 4,
                          suffix=f"{rows.dtype.name}_v{r.vector}")]
-        partial = TensorDesc(kind, (groups, *(problem.shape[a] for a in problem.axes)), (columns.size, *rows.column_steps))
+        own = tuple(problem.shape[a] for a in problem.axes)
+        of_samples = tuple(s * groups * columns.size for s in packed_strides(extents))
+        partial = TensorDesc(kind, (*extents, groups, *own), (*of_samples, columns.size, *rows.column_steps))
         for name, value in sums.items():
-            steps += reduction_steps(problem.op, (partial, value), (problem.desc(name), TensorArg(name)), (0,), "sum", device, scratch)
+            target = problem.desc(name)
+            if consts.per_sample:
+                dims = (*problem.samples, *problem.axes)
+                target = TensorDesc(target.dtype, (*extents, *own), tuple(target.strides[i] for i in dims), target.align)
+            steps += reduction_steps(problem.op, (partial, value), (target, TensorArg(name)), (len(extents),), "sum", device, scratch)
         return steps
 
 

@@ -8,7 +8,8 @@ normalisation takes the mean for 0. Arithmetic is f32 (f64 for f64 tensors), h i
 variance is that of the differences from the mean, so it is as exact for a row far from zero as for one about zero; a value whose square
 f32 cannot hold (above about 1e19) makes y 0 or NaN. return_stats: also mean and rstd = 1 / sqrt(var + eps), of x's shape without `axes`,
 in the type of the arithmetic. return_sum: also h. In an epilogue a vector lies along the last of `axes`. zero_centered: gamma + 1 takes
-the place of gamma.
+the place of gamma. gamma and beta have the shape of `axes`, or x's rank, with x's extents in the axes and 1 or x's extents elsewhere:
+values of each sample, as adaptive layer normalisation takes them (zero_centered, with one scale and shift an image).
 out_dtype: y's type, of f64, f32, f16, bf16, e4m3, e5m2 and s8: to nearest even, the last three saturating (NaN is 0 in s8). scale_y (one
 element): y holds result / scale_y. return_scale (of those three): also row_scale, of the statistics' shape and type,
 = max|result| of the row / the type's largest number (448, 57344, 127), 1 where all are 0, NaN where one is no finite number; y holds
@@ -49,6 +50,15 @@ class NormProblem(RowProblem):
     def is_rms(self) -> bool:
         return self.op.startswith("rms_norm")
 
+    def is_spread(self, name: str) -> bool:
+        """Whether a parameter has x's rank: its values may differ from row to row."""
+        return self.has(name) and self.desc(name).shape != tuple(self.shape[a] for a in self.axes)
+
+    @property
+    def samples(self) -> tuple[int, ...]:
+        """The dimensions along which gamma differs from row to row."""
+        return tuple(i for i in self.kept if self.is_spread("gamma") and self.desc("gamma").shape[i] > 1)
+
     @property
     def epilogue_operands(self) -> tuple[str, ...]:
         return tuple(n for n in self.epilogue.args if n != "acc") if self.epilogue is not None else ()
@@ -82,10 +92,15 @@ def _output(op: str, name: str, tensors: Mapping[str, TensorDesc], like: TensorD
 
 
 def _parameter(op: str, name: str, tensors: Mapping[str, TensorDesc], x: TensorDesc, axes: tuple[int, ...]) -> TensorDesc:
+    """Of the axes' shape, or of x's rank with extents of 1 in some of the other dimensions."""
     desc, shape = tensors[name], tuple(x.shape[a] for a in axes)
     check_dtype(op, name, desc, tensors)
-    if desc.shape != shape:
-        raise expected(op, f"shape of {name}", list(desc.shape), list(shape), f"axes are {axes}; {describe(tensors)}")
+    is_spread = desc.rank == x.rank and all(n == m or n == 1 and i not in axes
+                                            for i, (n, m) in enumerate(zip(desc.shape, x.shape, strict=True)))
+    if desc.shape != shape and not is_spread:
+        ones = [n if i in axes else 1 for i, n in enumerate(x.shape)]
+        allowed = f"{list(shape)}, or such as {ones}"
+        raise expected(op, f"shape of {name}", list(desc.shape), allowed, f"axes are {axes}; {describe(tensors)}")
     return desc
 
 
@@ -165,6 +180,8 @@ def _make_backward(op: str, tensors: Mapping[str, TensorDesc], attrs: Mapping[st
         outputs.append(_output(op, "dgamma", tensors, gamma))
         beta = _parameter(op, "beta", tensors, x, axes) if "beta" in tensors else None
         if beta is not None:
+            if beta.shape != gamma.shape:
+                raise expected(op, "shape of beta", list(beta.shape), f"{list(gamma.shape)}, as gamma", describe(tensors))
             operands.append(Operand("beta", beta))
         if beta is not None or not is_rms:
             outputs.append(_output(op, "dbeta", tensors, beta or gamma))

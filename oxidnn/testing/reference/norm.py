@@ -12,6 +12,7 @@ from ...ops.norm import NormProblem
 from ..compare import accumulated_error
 from . import Expected, Reference
 from .epilogue import finish, narrowed
+from .pointwise import error_bound
 
 
 def _moments(problem: NormProblem, h: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -22,7 +23,9 @@ def _moments(problem: NormProblem, h: np.ndarray) -> tuple[np.ndarray, np.ndarra
 
 
 def _spread(problem: NormProblem, values: np.ndarray) -> np.ndarray:
-    """A parameter over the axes, in x's rank."""
+    """A parameter over the axes, in x's rank, which it may have already."""
+    if values.ndim == len(problem.shape) and values.shape != tuple(problem.shape[a] for a in problem.axes):
+        return values
     return values.reshape([problem.shape[i] if i in problem.axes else 1 for i in range(len(problem.shape))])
 
 
@@ -89,7 +92,8 @@ def backward(problem: Problem, inputs: Mapping[str, np.ndarray], scalars: Mappin
         slope = problem.epilogue.differentiate("acc")
         before, reach = z * gamma + beta, 4 * accumulator.epsilon * (z_size * np.abs(gamma) + np.abs(beta))
         ends = [np.broadcast_to(slope.evaluate({"acc": at, "dy": dy})[0], x.shape) for at in (before, before - reach, before + reach)]
-        dy, off = ends[0], np.maximum(np.abs(ends[1] - ends[0]), np.abs(ends[2] - ends[0])) + 8 * accumulator.epsilon * np.abs(ends[0])
+        moved = np.maximum(np.abs(ends[1] - ends[0]), np.abs(ends[2] - ends[0]))
+        dy, off = ends[0], moved + 2 * error_bound(slope, {"acc": before, "dy": dy}, {}, accumulator.name)[0]
     g = dy * gamma
     terms, n = problem.columns, max(1, problem.columns)
 
@@ -105,7 +109,8 @@ def backward(problem: Problem, inputs: Mapping[str, np.ndarray], scalars: Mappin
     count = int(np.prod([x.shape[i] for i in rows]))
     for name, values, sizes, slack in (("dgamma", dy * z, np.abs(dy) * z_size, off * z_size), ("dbeta", dy, np.abs(dy), off)):
         if problem.has(name):
-            want, size, more = (a.sum(rows).reshape(problem.desc(name).shape) for a in (values, sizes, slack))
+            summed = tuple(i for i in rows if i not in problem.samples)
+            want, size, more = (a.sum(summed).reshape(problem.desc(name).shape) for a in (values, sizes, slack))
             results[name] = Expected(want, size, count, accumulator, slack=more)
     return results
 

@@ -36,15 +36,16 @@ def _draw(name: str, rng: np.random.Generator, size: str) -> Problem:
         if rng.random() < 0.3:
             attrs["epilogue"] = _ACTIVATIONS[int(rng.integers(len(_ACTIVATIONS)))]
         if rng.random() < 0.7:
-            tensors["gamma"] = rows.tensor(rows.columns_shape, rows.parameter_kind)
+            own = rows.parameter_shape()
+            tensors["gamma"] = rows.tensor(own, rows.parameter_kind)
             attrs["zero_centered"] = bool(rng.random() < 0.2)
             if (is_rms or "epilogue" in attrs) and rng.random() < 0.5:
-                tensors["beta"] = rows.tensor(rows.columns_shape, rows.parameter_kind)
+                tensors["beta"] = rows.tensor(own, rows.parameter_kind)
         if rng.random() < 0.5:
             tensors["dx"] = rows.tensor(is_output=True)
         return OPS[name].make(tensors, attrs, Policy())
     tensors = {"x": rows.tensor()}
-    tensors |= {n: rows.tensor(rows.columns_shape, rows.parameter_kind) for n in ("gamma", "beta") if rng.random() < 0.5}
+    tensors |= {n: rows.tensor(rows.parameter_shape(), rows.parameter_kind) for n in ("gamma", "beta") if rng.random() < 0.5}
     if rng.random() < 0.3:
         tensors["residual"] = rows.tensor()
     if rng.random() < 0.5:
@@ -109,6 +110,8 @@ _FORWARD = tuple(_both(line) for line in (
     "x=bf16[3,2,77]nchw out_dtype=e4m3 epilogue='silu(acc)' scale_y=f32[1]nchw", "x=f64[3,40]nchw out_dtype=s8 return_scale=True",
     "x=bf16[3,1024]nchw gamma=bf16[1024]nchw zero_centered=True epilogue='silu(acc)'",
     "x=f32[2,20000]nchw gamma=f32[20000]nchw beta=f32[20000]nchw zero_centered=True",
+    "x=bf16[3,5,64]nchw gamma=bf16[3,1,64]nchw beta=bf16[3,1,64]nchw zero_centered=True",
+    "x=f32[2,3,20000]nchw gamma=f32[2,1,20000]nchw zero_centered=True",
     "x=bf16[1024](1)@2 gamma=f32[1024]nchw", "x=f32[4,33](-40,1)", "x=f32[4,33](1,4)", "x=f32[3,8](0,1)", f"x=f32[3,1]({2**20},{2**31})",
 ))
 CASES: dict[str, tuple[str, ...]] = {
@@ -126,6 +129,9 @@ CASES: dict[str, tuple[str, ...]] = {
         ("bf16[9,128]nchw", "f32[9]nchw", "gamma=f32[128]nchw beta=f32[128]nchw epilogue='relu(acc)'"),
         ("f32[3,20000]nchw", "f32[3]nchw", "gamma=f32[20000]nchw beta=f32[20000]nchw epilogue='gelu(acc)' zero_centered=True"),
         ("f32[5,33]nchw", "f32[5]nchw", "epilogue='relu(acc)'"),
+        ("bf16[3,50,64]nchw", "f32[3,50]nchw", "gamma=bf16[3,1,64]nchw zero_centered=True"),
+        ("f32[2,3,20000]nchw", "f32[2,3]nchw", "gamma=f32[2,1,20000]nchw beta=f32[2,1,20000]nchw epilogue='silu(acc)'"),
+        ("f32[4,7,5,33]nchw", "f32[4,7,5]nchw", "gamma=f32[4,1,5,33]nchw"),
     )),
     "rms_norm_backward": tuple(f"rms_norm_backward dy={x} x={x} rstd={s} {rest}" for x, s, rest in (
         ("f32[2,70]nchw", "f32[2]nchw", "gamma=f32[70]nchw"), ("bf16[70,128]nchw", "f32[70]nchw", "gamma=bf16[128]nchw"),

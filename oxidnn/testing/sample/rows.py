@@ -37,6 +37,12 @@ class DrawnRows:
         """The axes as a tuple or, if it is one, as a number, which may be negative."""
         return self.axes if len(self.axes) > 1 or self.rng.random() < 0.5 else self.axes[0] - len(self.shape)
 
+    def parameter_shape(self) -> list[int]:
+        """Of what has a value a column, which may differ along some of the other dimensions."""
+        if self.rng.random() < 0.75:
+            return self.columns_shape
+        return [n if i in self.axes or self.rng.random() < 0.5 else 1 for i, n in enumerate(self.shape)]
+
     def tensor(self, extents: Any = None, dtype: DType | None = None, is_output: bool = False) -> TensorDesc:
         """A tensor of these extents (default: the whole shape) and type (default: kind) in any layout."""
         return random_desc(self.rng, dtype or self.kind, self.shape if extents is None else extents, is_output=is_output)
