@@ -270,6 +270,22 @@ KERNELS = {
         ("no choice", "%p_row", "a cluster has one row"), ("no guard", r"cp\.async.*slot\+0\]", "the first pack lies inside"))),
     "pool_window": Kernel("pool/window", "pool.window", ("max_pool x=f32[2,3,7,9]nchw window=3 stride=2 padding=1",
                                                         "max_pool x=f32[2,7,8,10]nchw window=3 stride=2 padding=1")),
+    "pool_plane": Kernel("pool/plane", "pool.plane", (
+        "max_pool_backward dy=f32[1,2,26,27]nchw x=f32[1,2,51,53]nchw window=3 stride=2 padding=1",), {"threads": 128}, (
+        ("no choice", "%dm_q", "no extent is one"), ("other comparison", "%extent1", "of three taps two never lie behind the end"))),
+    "pool_plane_indices": Kernel("pool/plane", "pool.plane", (
+        "max_pool_backward dy=f16[2,8,10,11]nhwc indices=s64[2,8,10,11]nhwc window=3 stride=2 padding=1 x_shape=(2,8,20,21)",),
+        {"group": 8, "threads": 128}, (
+            ("no choice", "%dm_q", "no extent is one"), ("other comparison", "%limit64", "no index is one behind the last"),
+            ("other comparison|one further", "%from", "packs begin and end with the images"),
+            ("other comparison", "%p_has[013], %index", "the last output is another one's"))),
+    "pool_plane_unpool": Kernel("pool/plane", "pool.unpool_plane", ("max_unpool x=f16[2,3,700]nchw indices=s64[2,3,700]nchw output_size=(1111,)",),
+                                {"threads": 128}, (
+        ("one further", "%words", "sizes are rounded up"), ("other comparison", "%limit64", "no index is one behind the last"))),
+    "multilabel": Kernel("rowwise/multilabel_margin", "row_loss.multilabel", (
+        "row_loss_backward x=f32[2,701]nchw target=s64[2,701]nchw name=multilabel_margin",), {"lanes": 64, "vec": 1}, (
+        ("no choice", "%p_row", "a CTA has one row"), ("other comparison", "%base, %length", "a turn more has no entries"),
+        ("no guard|guard inverted", "st.shared", "all lanes hold what the warp found"))),
     "lists": Kernel("foreach/map", "foreach.table", (
         "sgd_step param_0=f32[17000] param_1=f32[600]@4 param_2=f32[3,5] grad_0=f32[17000] grad_1=f32[600] grad_2=f32[3,5] "
         "momentum_buffer_0=f32[17000] momentum_buffer_1=f32[600] momentum_buffer_2=f32[3,5] lr=f32[] momentum=True",),
@@ -458,7 +474,8 @@ FLOOR = {
     "softmax_masked": (25, 26), "sparsemax": (26, 26), "row_map": (25, 26), "norm_eight_bits": (26, 26), "sinkhorn": (26, 26),
     "softmax": (26, 26), "softmax_cta": (26, 26), "norm": (25, 26), "cross_entropy": (26, 26), "pool_window": (24, 26),
     "lists": (26, 26), "lists_reduced": (25, 26), "lists_combined": (26, 26), "lrn": (26, 26), "lrn_gradient": (26, 26),
-    "layout_copy": (23, 26), "layout_tile": (22, 26), "layout_pairs": (26, 26), "layout_sum": (26, 26),
+    "layout_copy": (23, 26), "layout_tile": (22, 26), "layout_pairs": (26, 26),
+    "pool_plane": (25, 26), "pool_plane_indices": (25, 26), "pool_plane_unpool": (23, 26), "multilabel": (23, 26), "layout_sum": (26, 26),
     "scan_row": (24, 26), "scan_column": (26, 26),
     "map": (18, 18), "softmax_cluster": (23, 26), "norm_ring": (24, 26), "norm_ring_cluster": (23, 26),
 }
