@@ -538,12 +538,17 @@ def _scalars(am: AffineMatmul) -> tuple[str, ...]:
     return am.epilogue.scalars if am.epilogue is not None else ()  # type: ignore[attr-defined]
 
 
+def _in_vectors(widest: int, vec: int, size: int) -> bool:
+    """Whether `vec` elements come in one access, or in several of 16 bytes."""
+    return (widest % vec == 0 and vec * size in (2, 4, 8, 16, 32, 64)) or (widest * size == 16 and vec % widest == 0)
+
+
 def _target_consts(index: int, t: Target, d: Digits, inner: str, vec: int) -> TargetConsts:
     prefix = "d" if index == 0 else f"e{index - 1}"
     strides = t.n_strides if inner == "n" else t.m_strides
     if all(s == 0 for s in strides):
         access = "broadcast"
-    elif vec > 1 and target_vector(t, d, inner) % vec == 0 and vec * t.dtype.num_bytes in (2, 4, 8, 16, 32, 64):
+    elif vec > 1 and _in_vectors(target_vector(t, d, inner), vec, t.dtype.num_bytes):
         access = "vector"
     else:
         access = "scalar"
