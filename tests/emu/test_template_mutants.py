@@ -279,8 +279,8 @@ KERNELS = {
             ("no choice", "%dm_q", "no extent is one"), ("other comparison", "%limit64", "no index is one behind the last"),
             ("other comparison|one further", "%from", "packs begin and end with the images"),
             ("other comparison", "%p_has[013], %index", "the last output is another one's"))),
-    "pool_plane_unpool": Kernel("pool/plane", "pool.unpool_plane", ("max_unpool x=f16[2,3,700]nchw indices=s64[2,3,700]nchw output_size=(1111,)",),
-                                {"threads": 128}, (
+    "pool_plane_unpool": Kernel("pool/plane", "pool.unpool_plane", (
+        "max_unpool x=f16[2,3,700]nchw indices=s64[2,3,700]nchw output_size=(1111,)",), {"threads": 128}, (
         ("one further", "%words", "sizes are rounded up"), ("other comparison", "%limit64", "no index is one behind the last"))),
     "multilabel": Kernel("rowwise/multilabel_margin", "row_loss.multilabel", (
         "row_loss_backward x=f32[2,701]nchw target=s64[2,701]nchw name=multilabel_margin",), {"lanes": 64, "vec": 1}, (
