@@ -16,7 +16,7 @@ from ..ops.base import Problem
 from ..ops.conv import ConvProblem
 from ..ops.gemm import FP8
 from ..tensor import packed_strides
-from .affine import AffineMatmul, Source
+from .affine import AffineMatmul, IndexSpace, Source
 from .affine_direct import DIRECT
 from .base import SUPPORTED, Arg, Build, Engine, EngineConfig, Scratch, Step, Support, TensorArg, refuse
 from .composition import relocated
@@ -124,7 +124,22 @@ def _times(step: int, strides: tuple[int, ...]) -> tuple[int, ...]:
 @lru_cache(maxsize=256)
 def _windows(p: ConvProblem) -> tuple[Windows, ...]:
     name = p.result if p.direction == "dgrad" else p.image
-    return tuple(Windows(am, "a" if am.a.name == name else "b") for am in lower(p))
+    found = [Windows(am, "a" if am.a.name == name else "b") for am in lower(p)]
+    is_narrow = p.inputs[0].desc.dtype.num_bytes == 1
+    return tuple(replace(w, am=_in_order(w.am, w.am.b if w.side == "a" else w.am.a)) if is_narrow else w for w in found)
+
+
+def _in_order(am: AffineMatmul, other: Source) -> AffineMatmul:
+    """k's digits as they lie in the operand that stays where it is: in 8 bits tensor cores take it along k alone, and the matrix is written
+    in any order."""
+    order = sorted(range(len(am.k.extents)), key=lambda i: -abs(other.k_strides[i]))
+
+    def permuted(values: tuple[int, ...]) -> tuple[int, ...]:
+        return tuple(values[i] for i in order)
+
+    a, b = (replace(s, k_strides=permuted(s.k_strides), bounds=tuple(replace(x, k_coefs=permuted(x.k_coefs)) for x in s.bounds))
+            for s in (am.a, am.b))
+    return replace(am, k=IndexSpace(permuted(am.k.extents)), a=a, b=b)
 
 
 @lru_cache(maxsize=256)
@@ -179,6 +194,8 @@ class Im2colEngine(Engine):
                 total += 3000.0 + windows.size * 0.2 + windows.am.flops * 0.01
             else:
                 product_us = max(windows.am.flops / peak, (windows.num_bytes + problem.num_bytes) / (device.bandwidth_gbs * 1e3))
+                if problem.inputs[0].desc.dtype.num_bytes == 1:  # which may find nothing but the direct loop
+                    product_us = chosen(windows.product, device)[2]
                 total += 12.0 + 1.5 * windows.num_bytes / (device.bandwidth_gbs * 0.8e3) + product_us
         return total
 
