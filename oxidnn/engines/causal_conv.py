@@ -100,12 +100,14 @@ class CausalConvEngine(Engine):
         p = problem
         assert isinstance(p, CausalConvProblem)
         x, vector, segment = p.sequences["x"], config["vec"], config["seg"]
-        if not _is_along(p):  # packs of 8 bytes do best
+        if p.final and segment == x.shape[2]:  # states take as long as the rest
+            cost = 1.1 if _is_block(p.desc(p.final), vector) else 1.3 + 0.5 * log2(vector)
+        elif not _is_along(p):  # packs of 8 bytes do best
             cost = 1.3 + 0.1 * abs(log2(vector * x.dtype.num_bytes / 8)) + 0.01 * segment
         elif x.shape[2] % segment == 0 and _in_packs(x, segment):
             cost = 1.15 + 0.1 * abs(log2(segment * x.dtype.num_bytes / 32))
         else:
-            cost = 1.5 + 0.1 * segment
+            cost = 1.7 + 0.2 * abs(log2(segment / 8))
         return 3.0 + p.num_bytes / (device.bandwidth_gbs * 1e3) * cost * (1.4 if p.is_backward else 1.0)
 
     def build_steps(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> Build:

@@ -176,8 +176,7 @@ class _Launches:
         if not pixels or not self.channels:
             return
         counts, ends = (self.scratch.take(8 * ceil_div(pixels, 2)) for _ in range(2))
-        keys, of_pixels, order = (self.scratch.take(4 * most) for _ in range(3))
-        weights, in_order = (self.scratch.take(kind.num_bytes * most) for _ in range(2))
+        entries, in_order = self.scratch.take(16 * most), self.scratch.take(2 * kind.num_bytes * most)
         clear = [Arg("num_words", "u32", ceil_div(pixels, 2)), Arg("ptr_words", "u64", counts)]
         self.steps.append(Step.of("scan/clear", p.op, Target.for_arch(self.device.arch), THREADS, clear, None,
                                   ceil_div(ceil_div(pixels, 2), THREADS)))
@@ -185,19 +184,18 @@ class _Launches:
         self.stage("count", [*self.samples, Arg("ptr_ends", "u64", counts)], "n o p q t", extents)
         number = TensorDesc.packed(S32, (pixels,))
         self.run("cumsum", {"x": (number, counts), "y": (number, ends)}, {"exclusive": True, "dtype": "s32"}, scan_block.ENGINES["cumsum"])
-        lists = [Arg("ptr_ends", "u64", ends), Arg("ptr_keys", "u64", keys), Arg("ptr_pixels", "u64", of_pixels),
-                 Arg("ptr_weights", "u64", weights)]
+        lists = [Arg("ptr_ends", "u64", ends), Arg("ptr_entries", "u64", entries)]
         self.stage("place", [*self.samples, *lists], "n o p q t", extents)
-        ordered = [Arg("ptr_sorted", "u64", order), Arg("ptr_sorted_weights", "u64", in_order)]
-        self.stage("order", [*lists, *ordered, Arg("last_pixel", "u32", pixels - 1)], threads=most)
-        args = [Arg("ptr_ends", "u64", ends), *ordered, Arg("offset_groups", "u32", p.offset_groups), Arg("ptr_columns", "u64", columns),
+        ordered = Arg("ptr_sorted", "u64", in_order)
+        self.stage("order", [*lists, ordered, Arg("last_pixel", "u32", pixels - 1)], threads=most)
+        args = [Arg("ptr_ends", "u64", ends), ordered, Arg("offset_groups", "u32", p.offset_groups), Arg("ptr_columns", "u64", columns),
                 Arg("image_bytes", "s64", self.columns.strides[0] * self.size), Arg("ptr_dx", "u64", dx)]
         self.stage("gather", args, "n y x c", (self.images, self.height, self.width, self.channels // self.vector))
 
 
 class DeformableEngine(Engine):
     """Both directions, some images at a time. Workspace: their columns, in x's type, and copies of what lies channels first; for gradients
-    some 80 bytes a sample, and the filter's gradient of each turn in the type of sums."""
+    some 100 bytes a sample, and the filter's gradient of each turn in the type of sums."""
 
     id = "conv.deformable"
 

@@ -61,7 +61,8 @@ class UnfoldConsts:
 
 
 class UnfoldWalk(Engine):
-    """unfold, im2col and their gradients, fold and col2im, in any layout."""
+    """unfold, im2col and their gradients, fold and col2im, in any layout. Workspace: nothing, a copy of the image, or one of the columns
+    (rows of taps)."""
 
     id = "unfold.walk"
 
