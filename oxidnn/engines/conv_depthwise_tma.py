@@ -36,8 +36,8 @@ _SMEM_BYTES = 227 << 10
 _MAX_STAGES = 8
 # Of a quarter SM: a product (of the filter's gradient), what a warp's row and each of its tiles cost besides; the same of a warp alone; a
 # step without rows, an item; what warps in numbers that four quarters do not share evenly cost.
-_PRODUCT_CLOCKS, _SUM_CLOCKS, _ROW_CLOCKS, _TILE_CLOCKS = 5.4, 7.0, 42, 9
-_ALONE_CLOCKS, _LATENCY_CLOCKS, _TILE_LATENCY_CLOCKS, _IDLE_CLOCKS, _ITEM_CLOCKS, _UNEVEN = 13, 250, 19, 200, 1800, 1.1
+_PRODUCT_CLOCKS, _SUM_CLOCKS, _ROW_CLOCKS, _TILE_CLOCKS = 5.67, 6.84, 32, 16
+_ALONE_CLOCKS, _LATENCY_CLOCKS, _TILE_LATENCY_CLOCKS, _IDLE_CLOCKS, _ITEM_CLOCKS, _UNEVEN = 11.1, 215, 44, 346, 111, 1.055
 _MAX_BOX = 256
 _MAX_STRIDE = 2**40
 
@@ -57,8 +57,7 @@ class Product:
 class TmaDepthwiseConsts(ElementEpilogue):
     """groups: of 8 channels, and warps. A tile is two blocks of 8 neighbouring pixels of the target; `tiles` of them, of `segments` images
     with `blocks` each. width: columns of the source in a box, of `halves` those of one parity. A line is a pixel of a stage.
-
-    streams: lines leave L2 first. by_rows: single taps are met by two rows of dy.
+    frees: warps free stages, not the CTA.
 
     Rows of taps are those of all slices of depth, and so are the rows of a step. taps_bytes: of the filter's axes (channel, slice, row,
     column). operand_images: byte strides of the operands' images.
@@ -83,8 +82,7 @@ class TmaDepthwiseConsts(ElementEpilogue):
     taps_bytes: tuple[int, int, int, int]
     flip: bool
     sums_taps: bool
-    streams: bool
-    by_rows: bool
+    frees: bool
     operands: tuple[OperandConsts, ...] = ()
     operand_images: tuple[int, ...] = ()
     epilogue: Expression | None = None
@@ -166,11 +164,16 @@ class TmaDepthwiseConsts(ElementEpilogue):
     @property
     def scrap_at(self) -> int:
         """A word of each thread, of the filter's gradient."""
-        return self.barriers_at + 8 * self.stages
+        return self.barriers_at + 16 * self.stages
+
+    @property
+    def sent_at(self) -> int:
+        """What the sending thread keeps: which box is next."""
+        return ceil_div(self.scrap_at + (128 * self.groups if self.sums_taps else 0), 16) * 16
 
     @property
     def smem_bytes(self) -> int:
-        return self.scrap_at + (128 * self.groups if self.sums_taps else 0)
+        return self.sent_at + 64
 
     @property
     def first_box(self) -> int:
@@ -223,7 +226,7 @@ class TmaDepthwiseConsts(ElementEpilogue):
 
     @property
     def products(self) -> tuple[Product, ...]:
-        found, step = [], 2 if self.by_rows else 1
+        found = []
         for pair in self.pairs:
             s = pair[0]
             for e in range(self.source_rows):
@@ -231,7 +234,7 @@ class TmaDepthwiseConsts(ElementEpilogue):
                 if len(pair) == 2:
                     found += [Product(((m.tap, s), (m.tap, s + 1)), (m.lag,), e, s) for m in meetings]
                 else:
-                    twos = [meetings[i : i + step] for i in range(0, len(meetings), step)]
+                    twos = [meetings[i : i + 2] for i in range(0, len(meetings), 2)]
                     found += [Product(tuple((m.tap, s) for m in two), tuple(m.lag for m in two), e, s) for two in twos]
         return tuple(found)
 
@@ -249,8 +252,8 @@ class TmaDepthwiseConsts(ElementEpilogue):
         return z * self.taps_bytes[1] + r * self.taps_bytes[2] + s * self.taps_bytes[3]
 
 
-def _shape(d: Depthwise, groups: int, tiles: int, segments: int, stages: int = 2, streams: bool = False,
-           by_rows: bool = False) -> TmaDepthwiseConsts:
+def _shape(d: Depthwise, groups: int, tiles: int, segments: int, stages: int = 2,
+           frees: bool = False) -> TmaDepthwiseConsts:
     """The consts as far as they say how much memory is needed."""
     c, is_deep = d.columns, d.source.rank == 5
     # Two taps side by side must lie equally far apart in the halves, wherever they begin; tensor maps have five dimensions.
@@ -259,12 +262,12 @@ def _shape(d: Depthwise, groups: int, tiles: int, segments: int, stages: int = 2
     steps = tuple(Meeting(z * rows + m.source, z * d.rows.taps + m.tap, m.target, m.lag) for z in range(d.depth.taps) for m in d.rows.steps)
     return TmaDepthwiseConsts(d.source.dtype.name, d.target.dtype.name, d.depth, is_deep, d.rows, steps, c.taps, c.stride, c.dilation,
                               c.low, groups, tiles, segments, halves, stages, DigitConsts((), False), (0, 0, 0, 0), False,
-                              d.kind == "wgrad", streams, by_rows)
+                              d.kind == "wgrad", frees)
 
 
 def _registers(p: ConvProblem, d: Depthwise, c: TmaDepthwiseConsts) -> int:
     if c.sums_taps:
-        return min(4 * len(c.products) + 2 * d.rows.lags * c.tiles + 52, 168 if c.by_rows and c.tiles <= 2 else 255)
+        return min(4 * len(c.products) + 2 * d.rows.lags * c.tiles + 52, 168 if c.tiles <= 2 else 255)
     operands = sum(o.desc.rank > 1 for o in p.inputs if o.name not in d.names)
     held = c.tap_rows * c.taps + 4 * d.rows.lags * c.tiles
     return held + held // 6 + 2 * len(c.residues) + 14 + (6 if c.halves else 0) + 16 * operands
@@ -334,8 +337,7 @@ class TmaDepthwiseEngine(Engine):
             for tiles, segments in shapes:
                 if segments > (1 if d.source.rank == 5 else d.images) or (segments == 1 and 16 * (tiles - 1) >= width):
                     continue
-                by_rows = d.kind == "wgrad" and d.columns.taps % 2 == 1
-                c = _shape(d, g, tiles, segments, by_rows=by_rows)
+                c = _shape(d, g, tiles, segments)
                 if c.width > _MAX_BOX or _registers(problem, d, c) > 235:
                     continue
                 per_sm, stages = self._fit(problem, d, c, device)
@@ -343,8 +345,7 @@ class TmaDepthwiseEngine(Engine):
                     continue
                 strips = [ceil_div(d.rows.groups, parts) for parts in (1, 2, 4, 8)]
                 for strip in dict.fromkeys(s for s in strips if s >= min(7, d.rows.groups)):
-                    found.append(EngineConfig.of(groups=g, tiles=tiles, segments=segments, strip=strip, stages=stages, streams=False,
-                                                 by_rows=by_rows))
+                    found.append(EngineConfig.of(groups=g, tiles=tiles, segments=segments, strip=strip, stages=stages, frees=False))
         return found
 
     @staticmethod
@@ -353,14 +354,14 @@ class TmaDepthwiseEngine(Engine):
         registers = 8 * ceil_div(min(_registers(p, d, c), 255), 8)
         most = max(1, min(16384 // (32 * registers) * 4 // c.groups, 64 // c.groups, 16))  # a quarter's warps have a quarter's registers
         for per_sm in range(most, 0, -1):
-            room = min(_SMEM_BYTES, device.smem_per_sm // per_sm - 1024) - 2 * c.out_bytes - 8 * _MAX_STAGES - 128 * c.groups
+            room = min(_SMEM_BYTES, device.smem_per_sm // per_sm - 1024) - 2 * c.out_bytes - 16 * _MAX_STAGES - 128 * c.groups - 80
             stages = min(_MAX_STAGES, room // c.stage_bytes)
             if stages >= (4 if per_sm > 1 else 2):
                 return per_sm, stages
         return 1, 0
 
     def _consts_of(self, d: Depthwise, config: EngineConfig) -> TmaDepthwiseConsts:
-        return _shape(d, config["groups"], config["tiles"], config["segments"], config["stages"], config["streams"], config["by_rows"])
+        return _shape(d, config["groups"], config["tiles"], config["segments"], config["stages"], config["frees"])
 
     def _items(self, d: Depthwise, config: EngineConfig) -> tuple[int, ...]:
         """Blocks of images, slices if there are any, strips and columns of tiles."""
@@ -369,7 +370,7 @@ class TmaDepthwiseEngine(Engine):
                 ceil_div(d.rows.groups, config["strip"]), ceil_div(d.columns.target, per_tile))
 
     def estimate(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> float:
-        """Rows of products, by a quarter SM's warps or by one alone, over the traffic; fitted to 350 timings on an H200, off by 11 %."""
+        """Rows of products, by a quarter SM's warps or by one alone, over the traffic; fitted to 570 timings on an H200, off by 9 %."""
         assert isinstance(problem, ConvProblem)
         d = _lower(problem)
         assert isinstance(d, Depthwise)
@@ -382,14 +383,26 @@ class TmaDepthwiseEngine(Engine):
         if device.is_emulated:
             return 20.0 * items * chunks * rows * products
         per_sm, _ = self._fit(problem, d, c, device)
-        count = max(1, min(ceil_div(device.num_sms * per_sm, chunks), items))  # CTAs of a chunk
+        count, rounds = self._rounds(items, chunks, device.num_sms * per_sm)
         warps = min(per_sm, ceil_div(count * chunks, device.num_sms)) * groups / 4 * (_UNEVEN if groups % 4 else 1)
         busy = (products * (_SUM_CLOCKS if c.sums_taps else _PRODUCT_CLOCKS) + _ROW_CLOCKS + _TILE_CLOCKS * tiles) * warps
         alone = products * _ALONE_CLOCKS + _LATENCY_CLOCKS + _TILE_LATENCY_CLOCKS * tiles
         idle = strip + d.rows.lags - 1 - rows
-        compute_us = ceil_div(items, count) * (rows * max(busy, alone) + idle * _IDLE_CLOCKS + _ITEM_CLOCKS) / 1750
-        bytes_us = problem.num_bytes / (device.bandwidth_gbs * (0.843e3 if d.columns.stride == 1 else 0.815e3))
-        return max(compute_us, bytes_us) + 0.174 * min(compute_us, bytes_us) + 6.7 + (5.1 if c.sums_taps else 0)
+        compute_us = rounds * (rows * max(busy, alone) + idle * _IDLE_CLOCKS + _ITEM_CLOCKS) / 1750
+        # pieces of 64 bytes of a pixel come by parts of lines
+        speed = (0.838e3 if d.columns.stride == 1 else 0.798e3) * (0.85 if c.pitch == 64 and chunks > 1 else 1.0)
+        bytes_us = problem.num_bytes / (device.bandwidth_gbs * speed)
+        return max(compute_us, bytes_us) + 0.115 * min(compute_us, bytes_us) + 7.6 + (5.2 if c.sums_taps else 0)
+
+    @staticmethod
+    def _rounds(items: int, chunks: int, resident: int) -> tuple[int, int]:
+        """CTAs of a chunk, and rounds of items until all are done: as many as find room, or so many more that the last ones begin where
+        others, with an item less, have ended."""
+        fewer = max(1, min(resident // chunks, items))
+        rounds = ceil_div(items, fewer)
+        more = min(ceil_div(resident, chunks), items)
+        longest = max(ceil_div(items, more), 2 * (items // more) if more * chunks > resident else 0)
+        return (more, longest) if longest < rounds else (ceil_div(items, rounds), rounds)
 
     @staticmethod
     def _map(x: TensorDesc, c: TmaDepthwiseConsts, box: tuple[int, ...], halves: bool) -> TensorMapSpec:
@@ -436,7 +449,7 @@ class TmaDepthwiseEngine(Engine):
                          operand_images=tuple(n for _, n in operands), epilogue=p.epilogue)
         chunks = ceil_div(d.channels // 8, groups)
         per_sm, _ = self._fit(p, d, shape, device)
-        count = max(1, min(ceil_div(device.num_sms * per_sm, chunks), digits.size))
+        count, _ = self._rounds(digits.size, chunks, device.num_sms * per_sm)
         multiplier, shift = magic(chunks)
         values: dict[str, tuple[str, Any]] = {
             "num_items": ("u32", digits.size), "num_groups": ("u32", count), "chunks": ("u32", chunks),

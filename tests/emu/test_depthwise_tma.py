@@ -9,6 +9,7 @@ import pytest
 
 from oxidnn.codegen.render import render
 from oxidnn.device import known_device
+from oxidnn.engines.base import EngineConfig
 from oxidnn.engines.conv_depthwise_tma import ENGINES
 from oxidnn.ops.case import parse_case
 from oxidnn.runtime.assembler import assemble
@@ -56,7 +57,9 @@ def test_against_the_reference(line: str) -> None:
     shapes = {}
     for config in engine.configs(problem, backend.info):
         shapes.setdefault((config["tiles"], config["segments"], config["groups"] > 4), config)
-    for config in shapes.values():
+    first = dict(next(iter(shapes.values())).knobs)
+    variants = [first | {"frees": True}] if problem.op.endswith("wgrad") else []
+    for config in (*shapes.values(), *(EngineConfig.of(**knobs) for knobs in variants)):
         run_problem(backend, problem, engine, config, seed=len(line))
 
 
