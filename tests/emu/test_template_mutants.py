@@ -322,6 +322,21 @@ KERNELS = {
     "scan_column": Kernel("scan/block", "scan.block", ("cummax x=s32[150,33]nchw axis=0", "cummax x=s32[211,40](1,211) axis=0"),
                           {"path": "column", "threads": 128, "splits": 1}, (
         ("no choice", "%s_", "what lies behind the end counts for nothing that is stored"),)),
+    "pack4": Kernel("pointwise/nibbles", "nibbles.map", tuple(
+        f"pack4 x=f32[{rows},{n}](41,1) y=u8[{rows},{-(-n // 2)}](22,1) kind=e2m1"
+        for rows, n in ((70, 39), *((3, n) for n in range(33, 39)))), {}, (
+        ("no choice", "%sign, %sign, 0", "no NaN is among these numbers: tests/emu/test_nibbles.py"),)),
+    "pack4_integers": Kernel("pointwise/nibbles", "nibbles.map", ("pack4 x=s32[70,32]nchw", "pack4 x=s32[7,40]nchw")),
+    "unpack4": Kernel("pointwise/nibbles", "nibbles.map", tuple(
+        f"unpack4 x=u8[{rows},{-(-n // 2)}](22,1) y=f32[{rows},{n}](41,1) size={n} kind=e2m1"
+        for rows, n in ((70, 39), *((3, n) for n in range(33, 39))))),
+    "divisive": Kernel("lrn/within", "lrn.within", ("divisive_norm x=f32[3,2,7,9]nchw means=f32[3,2,7,9]nchw size=3",
+                                                    "divisive_norm x=f32[1,3,4,6]nchw means=f32[1,3,4,6]nchw size=3")),
+    "adaptive_sums": Kernel("rowwise/norm_parameters", "norm_backward.row", tuple(
+        f"layer_norm_backward dy=f32[{rows},33] x=f32[{rows},33] mean=f32[{rows}] rstd=f32[{rows}] gamma=f32[{rows[0]},1,33]"
+        for rows in ("3,29", "5,9")), {"vec": 1}, (
+        ("other comparison", "%row, %row_limit, %p_column", "every group has a row"),
+        ("no guard", "%p_column ld.global", "threads without a group have gone"))),
     "map": Kernel("pointwise/map", "pointwise.map",
                   ('pointwise x=f32[3,5,7,7]nchw bias=f32[5]nchw expression="relu(x + bias[c])"',)),
 }  # fmt: skip
@@ -474,6 +489,7 @@ FLOOR = {
     "softmax_masked": (25, 26), "sparsemax": (26, 26), "row_map": (25, 26), "norm_eight_bits": (26, 26), "sinkhorn": (26, 26),
     "softmax": (26, 26), "softmax_cta": (26, 26), "norm": (25, 26), "cross_entropy": (26, 26), "pool_window": (24, 26),
     "lists": (26, 26), "lists_reduced": (25, 26), "lists_combined": (26, 26), "lrn": (26, 26), "lrn_gradient": (26, 26),
+    "pack4": (23, 26), "pack4_integers": (20, 20), "unpack4": (23, 26), "divisive": (25, 26), "adaptive_sums": (24, 26),
     "layout_copy": (23, 26), "layout_tile": (22, 26), "layout_pairs": (26, 26),
     "pool_plane": (25, 26), "pool_plane_indices": (25, 26), "pool_plane_unpool": (23, 26), "multilabel": (23, 26), "layout_sum": (26, 26),
     "scan_row": (24, 26), "scan_column": (26, 26),
