@@ -24,6 +24,7 @@ from .reduce_tree import reduction_configs, reduction_steps
 from .rows import RowConsts, RowEngine, Rows
 
 _LIMIT = 2**31
+_SMALL_IMAGE = 64  # positions of an image of which 16 threads have a few each
 _PLACED_IN_F32 = 2**19  # elements: a window's place, rounded, is less than 1/8 off
 # The assembler hoists all loads of unrolled taps, so registers bound how many elements those may load (forward, backward).
 _UNROLL = {False: 80, True: 32}
@@ -519,8 +520,17 @@ class GlobalTreeEngine(Engine):
 
     def configs(self, problem: Problem, device: DeviceInfo) -> tuple[EngineConfig, ...]:
         assert isinstance(problem, PoolProblem)
-        found = reduction_configs(problem.desc("x"), problem.desc("y"), self._axes(problem), self._kind(problem), device)
-        return tuple(c for c in found if c["path"] == "column") or found[:1]
+        x = problem.desc("x")
+        found = reduction_configs(x, problem.desc("y"), self._axes(problem), self._kind(problem), device)
+        columns = tuple(c for c in found if c["path"] == "column")
+        if not columns or prod(x.shape[2:]) > _SMALL_IMAGE:
+            return columns or found[:1]
+        # Of small images a thread has few elements: packs of 8 bytes or less, as long as every SM has a CTA of 32 packs, or 16.
+        outputs, vector = prod(x.shape[:2]), min(columns[0]["vec"], max(1, 8 // x.dtype.num_bytes))
+        while vector > 1 and outputs < 32 * vector * device.num_sms:
+            vector //= 2
+        along = 16 if outputs < 4 * 32 * vector * device.num_sms else 8
+        return tuple(dict.fromkeys((EngineConfig.of(path="column", vec=vector, along=along, splits=1), *columns)))
 
     def estimate(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> float:
         return 3.0 + problem.num_bytes / (device.bandwidth_gbs * 1e3 * 0.9)

@@ -362,7 +362,7 @@ class RowEngine(Engine):
                 found.insert(0, memory[0])  # L1 holds two operands of 32 KB a CTA
         skewed = self._skewed_configs(rows, device) if self.takes_skew(problem) else []
         if skewed and self.reads_once(problem) and rows.column_digits.size > 512 * rows.skewed_vector() * 2:
-            skewed = [*(EngineConfig.of(home="skewed_memory", lanes=n, vec=rows.skewed_vector(), threads=n, cluster=1) for n in (512, 256)),
+            skewed = [*(EngineConfig.of(home="skewed_memory", lanes=n, vec=rows.skewed_vector(), threads=n, cluster=1) for n in (256, 512)),
                       *skewed]
         return tuple(dict.fromkeys([*skewed, *found])) or (warp,)
 

@@ -362,12 +362,11 @@ class ScanBlock(Engine):
         found = [EngineConfig.of(**shape, splits=n, staged=k, chained=0) for n in counts for k in stages]
         # The assembler gives chains 120 registers and more before sm_90.
         if path == "row" and along == threads and splits > 1 and problem.op != "cumprod_backward" and device.at_least(9):
-            is_narrow = len(states) == 1 and not states[0].endswith("64")
-            for each in (items * 2, items * 4) if is_narrow and size == 4 else (items * 2,) if is_narrow else (items,):
-                parts = ceil_div(space.steps, along * each)
-                if parts * space.columns < _LIMIT:
-                    chain = shape | {"items": each, "splits": parts, "staged": int(size * each > 32), "chained": 1}
-                    found.append(EngineConfig.of(**chain))
+            each = items if len(states) > 1 or states[0].endswith("64") else items * 2
+            parts = ceil_div(space.steps, along * each)
+            if parts * space.columns < _LIMIT:
+                chain = shape | {"items": each, "splits": parts, "staged": int(size * each > 32), "chained": 1}
+                found.append(EngineConfig.of(**chain))
         return found
 
     def estimate(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> float:
@@ -390,15 +389,14 @@ class ScanBlock(Engine):
         traffic *= 1.05 if config["threads"] == 256 else 1.0
         if config["path"] == "row" and config["along"] >= 32:
             sizes = [o.desc.dtype.num_bytes * config["items"] for o in problem.outputs]
-            traffic *= 1.01 if config["staged"] else 1.0 + 0.5 * (max(sizes) > 32)
+            traffic *= 1.0 if config["staged"] else 1.0 + 0.12 * (max(sizes) > 16) + 0.38 * (max(sizes) > 32)  # H200: staged rows of f32
         begin = 7.0 if config["chained"] else 3.0 if splits == 1 else 6.0 + 0.02 * splits
         if config["chained"]:
-            # A tile lives 5.7 us, as measured on an H200, and 3 us longer where all of f32 wait for the one row's prefixes; registers
-            # bound how many there are.
-            size = first.desc.dtype.num_bytes
-            registers = 72 if config["items"] > 16 else 56 if size >= 4 else 80
-            tiles = device.num_sms * (65536 // (registers * config["threads"]))
-            latency = (5.7 + 3.0 * (size >= 4) / space.columns) * ctas / tiles
+            # How long a tile lives, as measured on an H200: longer where all wait for one row's prefixes; registers bound how many do.
+            is_wide = first.desc.dtype.num_bytes >= 4
+            tiles = device.num_sms * (65536 // ((56 if is_wide else 80) * config["threads"]))
+            traffic /= 1.0 if is_wide else 1.45
+            latency = ((5.6 if is_wide else 2.6) + 3.0 / space.columns) * ctas / tiles
         return begin + max(traffic / max(fewer, 0.02) ** 0.5, latency)
 
     def build_steps(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> Build:
