@@ -102,8 +102,8 @@ class NormEngine(RowEngine):
 
 @dataclass(frozen=True, slots=True)
 class RingConsts:
-    """stages: of the ring, at least 2. sums, zero_centered: see NormConsts. shares_gamma: gamma lies in shared memory. segmented: a CTA's rows
-    begin in several ways."""
+    """stages: of the ring, at least 2. sums, zero_centered: see NormConsts. shares_gamma: gamma lies in shared memory.
+    segmented: a CTA's rows begin in several ways."""
 
     rows: RowConsts
     is_rms: bool
