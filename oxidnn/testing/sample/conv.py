@@ -9,6 +9,7 @@ import numpy as np
 
 from ...dtypes import BF16, E4M3, E5M2, F16, F32, F64, S8, S32, U8, DType
 from ...ops import OPS, Policy, Problem
+from ...ops.conv_reorder import packed_filter
 from ...tensor import TensorDesc
 from .tensors import random_desc
 
@@ -113,6 +114,8 @@ def _draw(rng: np.random.Generator, op: str, size: str) -> Problem | None:
     tensors = {name: random_desc(rng, kinds[int(rng.integers(len(kinds)))], shapes[name], is_dense=is_dense)
                for name in definition.inputs if name in shapes}
     if len(kinds) > 1:
+        if "w" in tensors and rng.random() < (0.8 if is_dense else 0.2):  # as tensor cores want them
+            tensors["w"] = packed_filter(tensors["w"], "dgrad" if op in ("conv_dgrad", "conv_transpose") else "fprop")
         return _draw_quantised(rng, op, kinds, tensors, shapes[output], attrs, is_dense)
     tensors[output] = random_desc(rng, out_kind, shapes[output], is_output=True, is_dense=is_dense)
     if not op.endswith("wgrad"):
