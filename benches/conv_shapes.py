@@ -177,12 +177,12 @@ def show(results: list[dict[str, Any]], directions: list[str]) -> None:
             cells.append(f" | {library:6.1f} {first:7.1f} {library / first:5.2f} {library / best:6.2f}")
         print(f"{case:34}" + "".join(cells))
     for network in dict.fromkeys(r["case"].partition("/")[0] if "/" in r["case"] else "further" for r in results):
-        for kind in ("depthwise", "dense"):
+        for kind in ("grouped", "dense"):
             parts = []
             for d in directions:
                 timed = [r for r in results if r["direction"] == d and r["best"] and "us" in r["first"]
                          and (r["case"].partition("/")[0] if "/" in r["case"] else "further") == network
-                         and (r["groups"] > 1) == (kind == "depthwise")]
+                         and (r["groups"] > 1) == (kind == "grouped")]
                 if timed:
                     means = [math.exp(statistics.fmean(math.log(r["library_us"] / r[which]["us"]) for r in timed))
                              for which in ("first", "best")]

@@ -262,7 +262,7 @@ class MmaDepthwiseEngine(Engine):
         rounds = max(1.0, (walks + ceil_div(items * chunks, resident)) / 2)
         compute_us = rounds * (rows * max(busy, alone) + (strip + d.rows.lags - 1 - rows) * 150 + 900) / 1750
         bytes_us = problem.num_bytes / (device.bandwidth_gbs * (0.78e3 if d.columns.stride == 1 else 0.6e3))
-        whole_us = max(compute_us, bytes_us) + 0.15 * min(compute_us, bytes_us) + 5
+        whole_us = max(compute_us, bytes_us) + 0.15 * min(compute_us, bytes_us) + 6.5
         return 1.15 * whole_us + 3 if d.kind == "wgrad" else whole_us
 
     def build_steps(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> Build:
