@@ -421,6 +421,7 @@ class TargetConsts:
     size: int
     access: str
     inner_step: str = ""  # parameter holding the stride between neighbours, for "scalar"
+    moves: bool = True  # from one outer index to the next
 
 
 @dataclass(frozen=True, slots=True)
@@ -452,6 +453,7 @@ class EpilogueConsts:
     flips: bool = False
     moments: int = 0  # rows of D of whose columns mean and squares are written beside it: those of the tile, or none
     threads: int = 0  # that write the tile
+    loads_ahead: bool = False
 
     @property
     def smem_bytes(self) -> int:
@@ -521,11 +523,11 @@ def plan_epilogue(d: Digits, am: AffineMatmul, tile_m: int, tile_n: int, threads
     iterations = tile_outer // outer_step
     unroll = max(u for u in (1, 2, 4) if iterations % u == 0 and u * vec <= (32 if len(targets) == 1 else 16))
     m_digits, n_digits = (1, 1) if is_split else (len(d.out_m), len(d.out_n))
-    return EpilogueConsts(inner, tile_outer, tile_inner, pitch, vec, inner_threads, outer_step, unroll, m_digits, n_digits,
+    return with_loads_ahead(EpilogueConsts(inner, tile_outer, tile_inner, pitch, vec, inner_threads, outer_step, unroll, m_digits, n_digits,
                           1 if is_split else len(d.batch), am.acc.ptx if is_split else epilogue_type(am), acc_size, targets,
                           None if is_split else am.epilogue, () if is_split else _scalars(am), wide, am.acc.ptx,
                           am.aux is not None and not is_split, is_gated, "" if is_split else am.addend,
-                          moments=tile_m if am.moments and not is_split else 0, threads=threads)
+                          moments=tile_m if am.moments and not is_split else 0, threads=threads))
 
 
 def epilogue_type(am: AffineMatmul) -> str:
@@ -554,7 +556,25 @@ def _target_consts(index: int, t: Target, d: Digits, inner: str, vec: int) -> Ta
         access = "scalar"
     if index == 0:
         access = "vector"
-    return TargetConsts(prefix, t.name, t.dtype.name, t.dtype.num_bytes, access, f"{prefix}_{inner}{len(strides) - 1}")
+    moves = index == 0 or any(t.m_strides if inner == "n" else t.n_strides)
+    return TargetConsts(prefix, t.name, t.dtype.name, t.dtype.num_bytes, access, f"{prefix}_{inner}{len(strides) - 1}", moves)
+
+
+def loads_ahead(e: EpilogueConsts) -> bool:
+    """Whether the operands of all lines that a thread writes in turn may be under way before the first is used: those of whole vectors, or
+    one element for all, in f32 arithmetic."""
+    if e.expression is None or e.has_aux or e.is_gated or e.addend or e.compute != "f32" or e.acc != "f32" or e.vec * 2 < 4:
+        return False
+    simple = all(t.access in ("vector", "broadcast") and t.dtype in ("f32", "f16", "bf16") for t in e.operands)
+    return simple and any(t.moves and t.access == "vector" for t in e.operands)
+
+
+def with_loads_ahead(e: EpilogueConsts) -> EpilogueConsts:
+    """Four lines at a time where operands are loaded ahead: 16 bytes of each, a thread waits for memory once."""
+    if not loads_ahead(e):
+        return e
+    lines = e.tile_outer // e.outer_step
+    return replace(e, loads_ahead=True, unroll=max(u for u in (1, 2, 4) if lines % u == 0 and u * e.vec <= 32))
 
 
 # ---- Groups of rows or terms ----------------------------------------------------------------------------
@@ -878,7 +898,7 @@ def reduce_step(op: str, am: AffineMatmul, d: Digits, grid: Grid, tile_epilogue:
     targets = tuple(_target_consts(i, t, d, inner, vec) for i, t in enumerate(d.targets))
     epilogue = replace(tile_epilogue, vec=vec, m_digits=len(d.out_m), n_digits=len(d.out_n), batch_digits=len(d.batch), targets=targets,
                        expression=am.epilogue, scalars=_scalars(am), has_aux=am.aux is not None,
-                       tile_outer=0, tile_inner=0, pitch=0, inner_threads=0, outer_step=0, unroll=1)
+                       tile_outer=0, tile_inner=0, pitch=0, inner_threads=0, outer_step=0, unroll=1, loads_ahead=False)
     t = Arguments(wide)
     chunks = -(-{"m": am.m.size, "n": am.n.size}[inner] // vec)
     total = chunks * grid.outer_size * grid.batch

@@ -55,6 +55,7 @@ MAX_REGISTERS = {2: 168, 3: 128}  # of a thread, by multiplying warpgroups
 BARRIER_BYTES = 8
 MAX_PARAM_BYTES = 4096
 MAX_EARLY = 16  # elements of the epilogue's operands that a thread holds while a tile is multiplied
+LOADING_REGISTERS = 40  # beside accumulators, for operands of an epilogue that are loaded ahead
 MOMENT_REGISTERS = 40  # beside accumulators, for moments of a panel
 PROMOTING_REGISTERS = 40  # beside accumulators and the sums of a k tile
 FP8 = ("e4m3", "e5m2")
@@ -308,9 +309,11 @@ def plan_epilogue(d: tiling.Digits, am: AffineMatmul, wide: bool, is_split: bool
     is_light = len(am.operands) < 2 and not any(any(t.m_strides) for t in am.operands)
     vec = min(epilogue.vec, 4 if is_light else 2) if spare_registers < 96 else epilogue.vec
     targets = epilogue.targets if is_split else tuple(tiling._target_consts(i, t, d, epilogue.inner, vec) for i, t in enumerate(d.targets))
+    if epilogue.loads_ahead and spare_registers >= LOADING_REGISTERS:
+        return replace(epilogue, pitch=PANEL_PITCH)
     inner_threads = epilogue.tile_inner // vec
     return replace(epilogue, pitch=PANEL_PITCH, vec=vec, inner_threads=inner_threads, outer_step=128 // inner_threads, unroll=1,
-                   targets=targets)
+                   targets=targets, loads_ahead=False)
 
 
 @lru_cache(maxsize=256)
