@@ -191,9 +191,10 @@ class ChannelNormResident(ResidentEngine):
 
     def estimate(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> float:
         assert isinstance(problem, ChannelNormProblem)
-        shared = 0.7 if problem.num_bytes > _LARGE else 0.6  # of the device's bandwidth; in registers 0.64
-        reached = shared if dict(config.knobs).get("home") == "shared" else 0.64
-        reached *= 1.15 / (1 + 1.5 / min(config["lanes"], 10))  # short runs of memory
+        is_shared, is_small = dict(config.knobs).get("home") == "shared", problem.num_bytes <= _SMALL
+        reached = 0.7 if problem.num_bytes > _LARGE else 0.64 if is_small else 0.6  # of the device's bandwidth
+        reached *= 1.15 / (1 + 1.5 / min(max(1, problem.channels // config["vec"]), 10))  # short runs of memory
+        reached *= 0.95 if is_shared == is_small else 1.0
         if not problem.groups:  # as measured on an H200: better than three launches at 10 to 20 MB
             return 10.5 if problem.num_bytes <= _SMALL else max(13.0, 6.0 + problem.num_bytes / (device.bandwidth_gbs * 1e3 * 0.37))
         return 4.0 + problem.num_bytes / (device.bandwidth_gbs * 1e3 * reached)

@@ -119,7 +119,8 @@ class _PlaneEngine(Engine):
         widths = (512, 256) if elements >= 4096 else (256, 128)
         if self._parts(problem)[0] == "scatter" and best == 1:  # fewer wait at the barriers between turns
             widths = widths[::-1]
-        return tuple(EngineConfig.of(group=g, threads=t) for g in groups for t in widths)
+        found = [EngineConfig.of(group=g, threads=t) for g in groups for t in widths]
+        return tuple(sorted(found, key=lambda config: self.estimate(problem, config, device)))
 
     def estimate(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> float:
         planes = prod(problem.desc(self._parts(problem)[1]).shape[:2])
