@@ -60,7 +60,9 @@ class NormEngine(RowEngine):
     def configs(self, problem: Problem, device: DeviceInfo) -> tuple[EngineConfig, ...]:
         """Rows of 1024 halves go better to two warps than to one: 2 % on an H200."""
         found = super().configs(problem, device)
-        pairs = [c for c in found if c["home"] == "registers" and c["lanes"] == 64 == c["threads"] and found[0]["lanes"] == 32]
+        first = found[0]
+        pairs = [c for c in found if (first["home"], first["lanes"]) == (c["home"], 32) == ("registers", 32)
+                 and c["lanes"] == c["threads"] == 64 and c["vec"] == first["vec"]]
         return (*pairs, *(c for c in found if c not in pairs))
 
     def rows(self, problem: Problem) -> Rows:
