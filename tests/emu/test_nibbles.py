@@ -41,7 +41,10 @@ def test_fp4_is_rounded_to_nearest_even_and_saturates(h: oxidnn.DnnHandle) -> No
     x = np.array([0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5, 7, 1e30, np.inf, -np.inf, -0.0, 0.26, -0.26, 4.99, 5.01], np.float32)
     want = [0, 1, 1, 2, 2, 4, 4, 6, 6, 6, -6, 0, 0.5, -0.5, 4, 6]
     np.testing.assert_array_equal(h.unpack4(h.pack4(x, "e2m1"), "e2m1"), np.array(want))
-    dense = np.linspace(-7, 7, 2000).astype(np.float32)
+    middles = np.array([0, 0.25, 0.5, 0.75, 1, 1.25, 1.5, 1.75, 2, 2.5, 3, 3.5, 4, 5, 6, 7], np.float32)
+    any_bits = np.random.default_rng(0).integers(0, 2**32, 2000, dtype=np.uint32).view(np.float32)
+    dense = np.concatenate([np.linspace(-7, 7, 2000).astype(np.float32), any_bits[~np.isnan(any_bits)],
+                            *(f * np.nextafter(middles, np.float32(to)) for f in (1, -1) for to in (9, -9))])
     np.testing.assert_array_equal(h.unpack4(h.pack4(dense, "e2m1"), "e2m1"), dense.astype(ml_dtypes.float4_e2m1fn).astype(np.float32))
 
 

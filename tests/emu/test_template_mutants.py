@@ -325,7 +325,8 @@ KERNELS = {
     "pack4": Kernel("pointwise/nibbles", "nibbles.map", tuple(
         f"pack4 x=f32[{rows},{n}](41,1) y=u8[{rows},{-(-n // 2)}](22,1) kind=e2m1"
         for rows, n in ((70, 39), *((3, n) for n in range(33, 39)))), {}, (
-        ("no choice", "%sign, %sign, 0", "no NaN is among these numbers: tests/emu/test_nibbles.py"),)),
+        ("no choice|no clamp", "%sign, %sign, 0|%size, %size, 0f40C", "no NaN and nothing beyond 6 is here: tests/emu/test_nibbles.py"),
+        ("other comparison", "%p_beyond, %size", "1 has the same code by either way"))),
     "pack4_integers": Kernel("pointwise/nibbles", "nibbles.map", ("pack4 x=s32[70,32]nchw", "pack4 x=s32[7,40]nchw")),
     "unpack4": Kernel("pointwise/nibbles", "nibbles.map", tuple(
         f"unpack4 x=u8[{rows},{-(-n // 2)}](22,1) y=f32[{rows},{n}](41,1) size={n} kind=e2m1"
