@@ -25,8 +25,21 @@ _THREADS = 128
 _RING_PACKS = 4  # of a row a thread has at most, whose sums are held in registers
 
 
+class SlopeConsts:
+    """Base of consts with a `slope`: see NormConsts."""
+
+    __slots__ = ()
+    rows: RowConsts
+    slope: Expression | None
+
+    def take_slope(self, g: str, before: str) -> str:
+        """PTX: g = g times the epilogue's derivative at `before`."""
+        assert self.slope is not None
+        return self.slope.lower({"dy": g, "acc": before}, [g], self.rows.compute)
+
+
 @dataclass(frozen=True, slots=True)
-class NormConsts:
+class NormConsts(SlopeConsts):
     """is_split: of a gradient whose rows are read again, one launch leaves the rows' sums, and the one that sums columns writes dx.
     largest: the number that a row's largest result shall become; 0: results go out as they are. slope: dy times the derivative of the
     forward's epilogue, over "dy" and "acc". sums: the gradients of parameters. zero_centered: gamma + 1 is meant. per_sample: parameters
@@ -41,11 +54,6 @@ class NormConsts:
     zero_centered: bool = False
     per_sample: bool = False
 
-    def take_slope(self, g: str, before: str) -> str:
-        """PTX: g = g times the epilogue's derivative at `before`."""
-        assert self.slope is not None
-        return self.slope.lower({"dy": g, "acc": before}, [g], self.rows.compute)
-
 
 class NormEngine(RowEngine):
     """Forward. A row that fits in registers is read once."""
@@ -59,10 +67,11 @@ class NormEngine(RowEngine):
 
     def configs(self, problem: Problem, device: DeviceInfo) -> tuple[EngineConfig, ...]:
         """Rows of 1024 halves go better to two warps than to one: 2 % on an H200."""
+        assert isinstance(problem, NormProblem)
         found = super().configs(problem, device)
         first = found[0]
         pairs = [c for c in found if (first["home"], first["lanes"]) == (c["home"], 32) == ("registers", 32)
-                 and c["lanes"] == c["threads"] == 64 and c["vec"] == first["vec"]]
+                 and c["lanes"] == c["threads"] == 64 and c["vec"] == first["vec"] and problem.columns == 128 * c["vec"]]
         return (*pairs, *(c for c in found if c not in pairs))
 
     def rows(self, problem: Problem) -> Rows:
@@ -103,7 +112,7 @@ class NormEngine(RowEngine):
 
 
 @dataclass(frozen=True, slots=True)
-class RingConsts:
+class RingConsts(SlopeConsts):
     """stages: of the ring, at least 2. sums, zero_centered: see NormConsts. shares_gamma: gamma lies in shared memory.
     segmented: a CTA's rows begin in several ways."""
 
@@ -120,10 +129,13 @@ def _sums(problem: NormProblem) -> tuple[str, ...]:
     return tuple(n for n in ("dgamma", "dbeta") if problem.has(n))
 
 
+def _slope(problem: NormProblem) -> Expression | None:
+    return problem.epilogue.differentiate("acc") if problem.epilogue is not None else None
+
+
 def _consts(problem: NormProblem, rows: RowConsts) -> NormConsts:
     """Of a gradient."""
-    slope = problem.epilogue.differentiate("acc") if problem.epilogue is not None else None
-    return NormConsts(rows, problem.is_rms, slope=slope, sums=_sums(problem), zero_centered=problem.zero_centered)
+    return NormConsts(rows, problem.is_rms, slope=_slope(problem), sums=_sums(problem), zero_centered=problem.zero_centered)
 
 
 def _split_parameters(problem: NormProblem, names: tuple[str, ...]) -> tuple[dict[str, TensorDesc], dict[str, TensorDesc]]:
@@ -184,7 +196,7 @@ class NormBackwardEngine(RowEngine):
         """dx and the sums in one pass over the rows: each thread has at most _RING_PACKS packs of a row. is_skewed: of rows that begin
         between packs."""
         rows = self.rows(problem)
-        if not problem.has("gamma") or problem.epilogue is not None or problem.is_spread("gamma") or problem.desc("dx").numel == 0:
+        if not problem.has("gamma") or problem.is_spread("gamma") or problem.desc("dx").numel == 0:
             return []
         vector = rows.skewed_vector() if is_skewed else rows.vector()
         held = [o for o in rows.operands if o.name in self.held_operands]
@@ -198,7 +210,8 @@ class NormBackwardEngine(RowEngine):
         home = "skewed_ring" if is_skewed else "ring"
         packs, count = -(-(rows.column_digits.size + is_skewed * (vector - 1)) // vector), rows.row_digits.size
         is_narrow = problem.desc("gamma").dtype.num_bytes <= rows.dtype.num_bytes
-        is_narrow = is_narrow and not (problem.has("dbeta") and (problem.is_rms or problem.zero_centered))  # what the registers of 4 hold
+        # what the registers of 4 packs hold
+        is_narrow = is_narrow and problem.epilogue is None and not (problem.has("dbeta") and (problem.is_rms or problem.zero_centered))
         most = _RING_PACKS - (is_skewed and not problem.is_rms) if is_narrow else _RING_PACKS // 2
         found = []
         if packs <= 32 * most and not is_skewed:
