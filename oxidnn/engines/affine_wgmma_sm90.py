@@ -56,6 +56,7 @@ BARRIER_BYTES = 8
 MAX_PARAM_BYTES = 4096
 MAX_EARLY = 16  # elements of the epilogue's operands that a thread holds while a tile is multiplied
 LOADING_REGISTERS = 40  # beside accumulators, for operands of an epilogue that are loaded ahead
+MOMENT_CLOCKS = 1500  # of a panel
 MOMENT_REGISTERS = 40  # beside accumulators, for moments of a panel
 PROMOTING_REGISTERS = 40  # beside accumulators and the sums of a k tile
 FP8 = ("e4m3", "e5m2")
@@ -812,7 +813,8 @@ class WgmmaSm90Matmul:
         # those of two tiles: one warpgroup alone does it, in twice the time.
         in_turns = c.is_ping_pong and num_ctas > device.num_sms
         epilogue_clocks = 770 + area / 7.1 if in_turns else 430 + area / 15.6
-        epilogue_clocks += area / 20 if first.moments else 0.0  # some 200 instructions of each warp a panel, supposed, not measured
+        # Moments: what three layers took longer (H200).
+        epilogue_clocks += MOMENT_CLOCKS * area / (PANEL * PANEL * c.ring.consumers) if first.moments else 0.0
         between = 0.42 if c.defers else 0.48 if c.lead else 1.0
         products = [m.grid.k_tiles_per_split * max(multiply_clocks, load_clocks, 280) for m in plan.members]
         clocks = [max(p, (p + epilogue_clocks) / 2) if in_turns else p + between * epilogue_clocks for p in products]

@@ -97,7 +97,7 @@ class Completed(Engine):
         assert isinstance(problem, ConvProblem)
         name = self.id.split(".")[1]
         if problem.prologue is not None:
-            return refuse(f"{name} takes no expressions over its input (igemm_simt, igemm_mma_sm80 and direct do)")
+            return refuse(f"{name} takes no expressions over its input (igemm_simt, igemm_mma_sm80, direct and prologue_apart do)")
         if problem.has("aux") and not getattr(self.engine, "takes_aux", False):
             return refuse(f"{name} takes no second outputs (igemm_wgmma_sm90, igemm_mma_sm80, igemm_simt, im2col and direct do)")
         support = self.engine.check_support(problem.alone, device)

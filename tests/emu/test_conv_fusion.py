@@ -83,14 +83,14 @@ def test_moments_of_the_result_as_it_is_stored(line: str) -> None:
 ))
 def test_expressions_over_the_image(line: str) -> None:
     problem = parse_case(line)
-    found = takers(problem, "igemm_mma_sm80", "igemm_simt", "direct")
-    assert len(found) >= 4
+    found = takers(problem, "igemm_mma_sm80", "igemm_simt", "direct", "prologue_apart")
+    assert len(found) >= 6
     for backend, engine in found:
         for seed, config in enumerate(engine.configs(problem, backend.info)[:4:3]):
             run_problem(backend, problem, engine, config, seed)
 
 
-@pytest.mark.parametrize("engine", ("igemm_mma_sm80", "direct"))
+@pytest.mark.parametrize("engine", ("igemm_mma_sm80", "direct", "prologue_apart"))
 def test_padding_is_zero_after_the_expression(engine: str) -> None:
     """An expression that makes ones of zeros: only pixels that exist count."""
     problem = parse_case('conv_fprop x=f16[1,8,3,3]nhwc w=f16[8,8,3,3]nhwc padding=1 prologue="x + 1"')
@@ -104,7 +104,8 @@ def test_what_does_not_fit_is_refused_in_words() -> None:
     problem = parse_case('conv_fprop x=f16[2,64,7,6]nhwc w=f16[64,64,3,3]nhwc padding=1 prologue="relu(x)"')
     reasons = {e.id.split(".")[1]: e.check_support(problem, BACKENDS["sm_90a"].info).reason for e in ENGINES["conv_fprop"]}
     assert reasons["igemm_wgmma_sm90"] == "wgmma_sm90 takes no expressions over its input"
-    assert reasons["winograd_f2x3"] == "winograd_f2x3 takes no expressions over its input (igemm_simt, igemm_mma_sm80 and direct do)"
+    takers_of = "(igemm_simt, igemm_mma_sm80, direct and prologue_apart do)"
+    assert reasons["winograd_f2x3"] == f"winograd_f2x3 takes no expressions over its input {takers_of}"
     assert not reasons["igemm_mma_sm80"] and not reasons["direct"]
     problem = parse_case('conv_fprop x=f16[2,64,7,6]nhwc w=f16[64,1,3,3]nhwc padding=1 groups=64 epilogue="relu(acc), acc"')
     reasons = {e.id.split(".")[1]: e.check_support(problem, BACKENDS["sm_90a"].info).reason for e in ENGINES["conv_fprop"]}
