@@ -113,7 +113,7 @@ class NormEngine(RowEngine):
 
 @dataclass(frozen=True, slots=True)
 class RingConsts(SlopeConsts):
-    """stages: of the ring, at least 2. sums, zero_centered: see NormConsts. shares_gamma: gamma lies in shared memory.
+    """stages: of the ring, at least 2. sums, zero_centered, slope: see NormConsts. shares_gamma: gamma lies in shared memory.
     segmented: a CTA's rows begin in several ways."""
 
     rows: RowConsts
@@ -122,6 +122,7 @@ class RingConsts(SlopeConsts):
     sums: tuple[str, ...]
     zero_centered: bool
     shares_gamma: bool
+    slope: Expression | None
     segmented: bool = False
 
 
@@ -198,6 +199,8 @@ class NormBackwardEngine(RowEngine):
         rows = self.rows(problem)
         if not problem.has("gamma") or problem.is_spread("gamma") or problem.desc("dx").numel == 0:
             return []
+        if is_skewed and problem.epilogue is not None:  # its registers
+            return []
         vector = rows.skewed_vector() if is_skewed else rows.vector()
         held = [o for o in rows.operands if o.name in self.held_operands]
         if is_skewed and (not vector or len(rows.row_digits.extents) > 1 or not rows.holds_skew(held, vector)):
@@ -268,7 +271,7 @@ class NormBackwardEngine(RowEngine):
         is_skewed = config["home"] == "skewed_ring"
         held = EngineConfig.of(**{**dict(config.knobs), "home": "skewed" if is_skewed else "shared"})
         consts = RingConsts(self.row_consts(rows, held, 2), problem.is_rms, stages, _sums(problem), problem.zero_centered,
-                            self._shares_gamma(problem, config))
+                            self._shares_gamma(problem, config), _slope(problem))
         r, digits, columns = consts.rows, rows.row_digits, rows.column_digits
         together = max(1, threads // config["lanes"])  # rows a CTA has in hand
         # One CTA of 512 threads on an SM, or two of 256; clusters of more than two do not fill every SM.
