@@ -369,6 +369,7 @@ class MmaSm80Matmul:
             memory_us = num_bytes / (device.bandwidth_gbs * speed * 1e3) + 4.8
             device = replace(device, bandwidth_gbs=device.bandwidth_gbs * HOPPER_BANDWIDTH)
         start = (TURN_US if consts.passes else START_US) + WRITE_US * tile[0] * tile[1] / 32768
+        start += 0.012 * tile[0] / consts.epilogue.moment_groups if am.moments else 0.0  # a thread's share of a column, supposed
         # 392 tiles in turn for 264 places, two an SM, take 1.25 to 1.36 of the time of three rounds (H200): the last ones meet on some SMs.
         # Where each has a CTA of its own that happens too, but not as a rule.
         in_turns = consts.passes > 0

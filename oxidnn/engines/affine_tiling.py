@@ -560,6 +560,9 @@ def _target_consts(index: int, t: Target, d: Digits, inner: str, vec: int) -> Ta
     return TargetConsts(prefix, t.name, t.dtype.name, t.dtype.num_bytes, access, f"{prefix}_{inner}{len(strides) - 1}", moves)
 
 
+MAX_AHEAD = 320  # lines of PTX, of all that is loaded ahead: a kernel has them for each panel
+
+
 def loads_ahead(e: EpilogueConsts) -> bool:
     """Whether the operands of all lines that a thread writes in turn may be under way before the first is used: those of whole vectors, or
     one element for all, in f32 arithmetic."""
@@ -570,11 +573,14 @@ def loads_ahead(e: EpilogueConsts) -> bool:
 
 
 def with_loads_ahead(e: EpilogueConsts) -> EpilogueConsts:
-    """Four lines at a time where operands are loaded ahead: 16 bytes of each, a thread waits for memory once."""
+    """Up to four lines at a time where operands are loaded ahead: 16 bytes of each, a thread waits for memory once."""
     if not loads_ahead(e):
         return e
+    inputs = {name: f"%{name}" for name in ("acc", *e.expression.args, *e.expression.scalars)}
+    size = e.vec * (e.expression.lower(inputs, ["%acc"], "f32").count("\n") + 1)  # of a line's arithmetic, in lines of PTX
     lines = e.tile_outer // e.outer_step
-    return replace(e, loads_ahead=True, unroll=max(u for u in (1, 2, 4) if lines % u == 0 and u * e.vec <= 32))
+    return replace(e, loads_ahead=True, unroll=max((u for u in (1, 2, 4) if lines % u == 0 and u * e.vec <= 32 and u * size <= MAX_AHEAD),
+                                                   default=1))
 
 
 # ---- Groups of rows or terms ----------------------------------------------------------------------------
