@@ -98,8 +98,13 @@ class MmaDepthwiseConsts(ElementEpilogue):
         return 0 if self.sums_taps else self.pitch * self.target_pixels
 
     @property
-    def smem_bytes(self) -> int:
+    def scrap_at(self) -> int:
+        """A word of each thread, of the filter's gradient."""
         return self.stages * self.stage_bytes + 2 * self.out_bytes
+
+    @property
+    def smem_bytes(self) -> int:
+        return self.scrap_at + (128 * self.groups if self.sums_taps else 0)
 
     @property
     def pairs(self) -> tuple[tuple[int, ...], ...]:
