@@ -114,7 +114,7 @@ def _make(op: str, tensors: Mapping[str, TensorDesc], attrs: Mapping[str, Any], 
                              activation=parse("silu(x)") if name == "silu" else None)
 
 
-_ATTRS: tuple[tuple[str, Any], ...] = (("activation", "none"),)
+_ATTRS: tuple[tuple[str, Any], ...] = (("activation", None),)
 DEFINITIONS: tuple[OpDef, ...] = (
     OpDef("causal_conv1d", ("x", "w", "bias", "state"), ("y", "final_state"), partial(_make, "causal_conv1d"), ("bias", "state"),
           (*_ATTRS, ("return_state", False))),
