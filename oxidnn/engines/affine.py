@@ -95,6 +95,9 @@ class Ragged:
     b_stride: int = 0
 
 
+THROUGH_INPUT = "expressions over its input (igemm_simt, igemm_mma_sm80, direct and prologue_apart do)"  # in refusals
+
+
 @dataclass(frozen=True, slots=True)
 class Prologue:
     """What is multiplied in the place of A's (side "a") or B's elements: an expression over "x", the element, and the names of operands,
@@ -159,7 +162,7 @@ class AffineMatmul:
                  "takes_aux": ("second outputs", self.aux), "takes_ragged": ("groups of unknown sizes", self.ragged),
                  "takes_zeros": ("zero points", self.zero_a or self.zero_b),
                  "takes_addend": ("integers on top of sums", self.addend or None),
-                 "takes_prologue": ("expressions over its input", self.prologue)}
+                 "takes_prologue": (THROUGH_INPUT, self.prologue)}
         return {attribute: words for attribute, (words, value) in found.items() if value is not None}
 
 

@@ -14,6 +14,7 @@ from ..ops import OPS
 from ..ops.base import Problem
 from ..ops.channel_norm import ChannelNormProblem
 from ..ops.conv import CONVOLUTIONS, STATS, ConvProblem
+from .affine import THROUGH_INPUT
 from .base import SUPPORTED, Arg, Build, Engine, EngineConfig, Scratch, Step, Support, TensorArg, WorkspaceArg, refuse
 from .channel_stats import ChannelNorm, Cut, Vector
 from .reduce_tree import reduction_steps
@@ -97,7 +98,7 @@ class Completed(Engine):
         assert isinstance(problem, ConvProblem)
         name = self.id.split(".")[1]
         if problem.prologue is not None:
-            return refuse(f"{name} takes no expressions over its input (igemm_simt, igemm_mma_sm80, direct and prologue_apart do)")
+            return refuse(f"{name} takes no {THROUGH_INPUT}")
         if problem.has("aux") and not getattr(self.engine, "takes_aux", False):
             return refuse(f"{name} takes no second outputs (igemm_wgmma_sm90, igemm_mma_sm80, igemm_simt, im2col and direct do)")
         support = self.engine.check_support(problem.alone, device)

@@ -103,8 +103,8 @@ def test_padding_is_zero_after_the_expression(engine: str) -> None:
 def test_what_does_not_fit_is_refused_in_words() -> None:
     problem = parse_case('conv_fprop x=f16[2,64,7,6]nhwc w=f16[64,64,3,3]nhwc padding=1 prologue="relu(x)"')
     reasons = {e.id.split(".")[1]: e.check_support(problem, BACKENDS["sm_90a"].info).reason for e in ENGINES["conv_fprop"]}
-    assert reasons["igemm_wgmma_sm90"] == "wgmma_sm90 takes no expressions over its input"
     takers_of = "(igemm_simt, igemm_mma_sm80, direct and prologue_apart do)"
+    assert reasons["igemm_wgmma_sm90"] == f"wgmma_sm90 takes no expressions over its input {takers_of}"
     assert reasons["winograd_f2x3"] == f"winograd_f2x3 takes no expressions over its input {takers_of}"
     assert not reasons["igemm_mma_sm80"] and not reasons["direct"]
     problem = parse_case('conv_fprop x=f16[2,64,7,6]nhwc w=f16[64,1,3,3]nhwc padding=1 groups=64 epilogue="relu(acc), acc"')
