@@ -55,7 +55,12 @@ class OxidnnWarning(UserWarning):
     """Something works, but not as one would expect (said once per cause)."""
 
 
+MOST_SHOWN = 400  # characters of a value in a message
+
+
 def expected(op: str, argument: str, got: object, allowed: object, context: str = "") -> InvalidArgument:
     """The one form of an InvalidArgument message: op, argument, value got, values allowed, and the operands' shapes."""
-    tail = f" {context}" if context else ""
-    return InvalidArgument(f"{op}: {argument} is {got} (expected {allowed}).{tail}")
+    tail, text = f" {context}" if context else "", str(got)
+    if len(text) > MOST_SHOWN:  # an array, say
+        text = f"{' '.join(text[:MOST_SHOWN // 2].split())}..."
+    return InvalidArgument(f"{op}: {argument} is {text} (expected {allowed}).{tail}")

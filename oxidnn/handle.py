@@ -48,6 +48,11 @@ _T = TypeVar("_T")
 CALLS: dict[str, Call] = {op: Call(op, row.inputs, row.attrs) for op, row in OPS.items() if row.outputs and op != "pointwise"}
 
 
+# What PyTorch calls these arguments.
+_NAMES_ELSEWHERE = {"dim": ("axis", "axes"), "kernel_size": ("window", "kernel"), "scale_factor": ("scales",), "weight": ("w", "gamma"),
+                    "input": ("x",), "keepdim": ("keepdims",), "groups": ("groups",), "size": ("sizes", "output_size")}
+
+
 def _refuses(method: Callable[..., Any]) -> Callable[..., Any]:
     """`method`, with InvalidArgument in the place of Python's TypeError for arguments that are not in its signature."""
     name = method.__name__.replace("__init__", "DnnHandle")
@@ -61,10 +66,12 @@ def _refuses(method: Callable[..., Any]) -> Callable[..., Any]:
             try:
                 inspect.signature(method).bind(*args, **kwargs)
             except TypeError as reason:
-                unknown = [k for k in kwargs if k not in parameters]
-                hint = near(unknown[0], parameters) if unknown else ""
-                allowed = ", ".join(n for n in parameters if n != "self")
-                raise InvalidArgument(f"{name}: {reason}{hint} (expected {allowed}).") from None
+                names = [n for n in parameters if n != "self"]
+                unknown = [k for k in kwargs if k not in names]
+                same = [n for n in _NAMES_ELSEWHERE.get(unknown[0], ()) if n in names] if unknown else []
+                hint = near(same[0] if same else unknown[0], names) if unknown else ""
+                hint = hint if "did you mean" in hint else ""
+                raise InvalidArgument(f"{name}: {reason}{hint} (expected {', '.join(names)}).") from None
             raise error
 
     return call
@@ -115,6 +122,7 @@ class DnnHandle(ListOps):
 
     @property
     def info(self) -> DeviceInfo:
+        """What is known of the device: architecture, SMs, memory, rates."""
         return self._session.info
 
     def array(self, host: Any, dtype: Any = None, layout: str = "nchw") -> DeviceArray:
@@ -130,6 +138,7 @@ class DnnHandle(ListOps):
         return empty(self._session.backend, TensorDesc.packed(dtype_of(dtype), _extents("empty", shape), layout), self._session.stream)
 
     def zeros(self, shape: Sequence[int], dtype: Any = "float32", layout: str = "nchw") -> DeviceArray:
+        """A DeviceArray of zeros."""
         return zeros(self._session.backend, TensorDesc.packed(dtype_of(dtype), _extents("zeros", shape), layout), self._session.stream)
 
     def synchronize(self, stream: int | None = None) -> None:
@@ -190,9 +199,10 @@ class DnnHandle(ListOps):
         """y[n,k,p] = epilogue(sum over c, r of x[n,c,p*stride - padding + r*dilation] * w[k,c,r]): cross-correlation.
 
         x (N, C, spatial), w (K, C/groups, spatial), bias (K,), residual of y's shape. padding: int, one per dimension, (low, high)
-        pairs, "same_upper", "same_lower" or "valid". epilogue: an expression over acc, bias, residual and `operands` ("relu",
-        "bias_relu", "relu(acc * scale + bias)"); bias alone is added. scalars: values of its scalar(name)s. flip: true convolution
-        (taps reversed). out_dtype: of y, by default x's type; of floats also e4m3, e5m2 and s8, which saturate ("acc * scale").
+        pairs, "same" (PyTorch's; also "same_upper"), "same_lower" or "valid". epilogue: an expression over acc, bias, residual and
+        `operands` ("relu", "bias_relu", "relu(acc * scale + bias)"); bias alone is added. scalars: values of its scalar(name)s. flip:
+        true convolution (taps reversed). out_dtype: of y, by default x's type; of floats also e4m3, e5m2 and s8, which
+        saturate ("acc * scale").
 
         An epilogue of two outputs, e.g. "relu(t := acc + bias), t", gives both. return_stats: then also the count (1,), mean and sum of
         squares about it (C,), f32 or of f64 f64, of each channel of y as it is stored, the same bits on every run: what `batch_norm_stats`
@@ -386,7 +396,12 @@ class DnnHandle(ListOps):
 
     def max_pool(self, x: Any, window: Any, *, stride: Any = None, padding: Any = 0, dilation: Any = 1, ceil_mode: bool = False,
                  return_indices: bool = False, out: Any = None, stream: Any = None) -> Any:
-        """Largest element of each window (NaN wins); with return_indices also where it lies, flat over the spatial extent."""
+        """Largest element of each window of x (N, C, 1 to 3 spatial dimensions), NaN the largest of all; with return_indices also where it
+        lies (s64), flat over the spatial extent.
+
+        window, stride (default: window), dilation: an int, or one per dimension. padding: as `conv`'s; what is padded never wins.
+        ceil_mode: a last window that begins within x, but ends beyond it, counts too.
+        """
         return self._session.run(CALLS["max_pool"], (x,), (window, stride, padding, dilation, ceil_mode, return_indices), out, stream)
 
     def max_pool_backward(self, dy: Any, indices: Any, x_shape: Sequence[int], window: Any, *, stride: Any = None, padding: Any = 0,
@@ -404,6 +419,7 @@ class DnnHandle(ListOps):
     def avg_pool_backward(self, dy: Any, x_shape: Sequence[int], window: Any, *, stride: Any = None, padding: Any = 0, dilation: Any = 1,
                           ceil_mode: bool = False, count_include_pad: bool = True, divisor_override: int | None = None, out: Any = None,
                           stream: Any = None) -> Any:
+        """dx of `avg_pool` of an x of x_shape, with the forward's window and attributes."""
         attrs = (window, stride, padding, dilation, ceil_mode, count_include_pad, divisor_override, _shape(x_shape))
         return self._session.run(CALLS["avg_pool_backward"], (dy,), attrs, out, stream)
 
@@ -425,6 +441,7 @@ class DnnHandle(ListOps):
 
     def adaptive_max_pool_backward(self, dy: Any, indices: Any, x_shape: Sequence[int], output_size: Any, *, x: Any = None, out: Any = None,
                                    stream: Any = None) -> Any:
+        """dx from the forward's indices; or from `x` with indices None, which are then found again."""
         return self._session.run(CALLS["adaptive_max_pool_backward"], (dy, indices, x), (output_size, _shape(x_shape)), out, stream)
 
     def fractional_max_pool(self, x: Any, window: Any, samples: Any, *, output_size: Any = None, output_ratio: Any = None,
@@ -457,12 +474,15 @@ class DnnHandle(ListOps):
         return self._session.run(CALLS["max_unpool_backward"], (dy, indices), (), out, stream)
 
     def adaptive_avg_pool(self, x: Any, output_size: Any, *, out: Any = None, stream: Any = None) -> Any:
+        """Mean of each of output_size bins (int, or one per spatial dimension), those of `adaptive_max_pool`."""
         return self._session.run(CALLS["adaptive_avg_pool"], (x,), (output_size,), out, stream)
 
     def adaptive_avg_pool_backward(self, dy: Any, x_shape: Sequence[int], output_size: Any, *, out: Any = None, stream: Any = None) -> Any:
+        """dx of `adaptive_avg_pool` of an x of x_shape."""
         return self._session.run(CALLS["adaptive_avg_pool_backward"], (dy,), (output_size, _shape(x_shape)), out, stream)
 
     def global_max_pool(self, x: Any, *, out: Any = None, stream: Any = None) -> Any:
+        """Largest element over all spatial dimensions, which stay with extent 1 (NaN wins)."""
         return self._session.run(CALLS["global_max_pool"], (x,), (), out, stream)
 
     def global_max_pool_backward(self, dy: Any, x: Any = None, *, indices: Any = None, x_shape: Sequence[int] | None = None,
@@ -472,9 +492,11 @@ class DnnHandle(ListOps):
         return self._session.run(CALLS["global_max_pool_backward"], (dy, indices, x), attrs, out, stream)
 
     def global_avg_pool(self, x: Any, *, out: Any = None, stream: Any = None) -> Any:
+        """Mean over all spatial dimensions, which stay with extent 1."""
         return self._session.run(CALLS["global_avg_pool"], (x,), (), out, stream)
 
     def global_avg_pool_backward(self, dy: Any, x_shape: Sequence[int], *, out: Any = None, stream: Any = None) -> Any:
+        """dx of `global_avg_pool` of an x of x_shape."""
         return self._session.run(CALLS["global_avg_pool_backward"], (dy,), (_shape(x_shape),), out, stream)
 
     # ---- resize ------------------------------------------------------------------------------------------------------------------
@@ -969,6 +991,7 @@ class DnnHandle(ListOps):
         return self.glu(x, axis, name="swiglu", out=out, stream=stream)
 
     def swiglu_backward(self, dy: Any, x: Any, axis: int = -1, *, out: Any = None, stream: Any = None) -> Any:
+        """dx of `swiglu`."""
         return self.glu_backward(dy, x, axis, name="swiglu", out=out, stream=stream)
 
     def geglu(self, x: Any, axis: int = -1, *, out: Any = None, stream: Any = None) -> Any:
@@ -976,6 +999,7 @@ class DnnHandle(ListOps):
         return self.glu(x, axis, name="geglu", out=out, stream=stream)
 
     def geglu_backward(self, dy: Any, x: Any, axis: int = -1, *, out: Any = None, stream: Any = None) -> Any:
+        """dx of `geglu`."""
         return self.glu_backward(dy, x, axis, name="geglu", out=out, stream=stream)
 
     def reglu(self, x: Any, axis: int = -1, *, out: Any = None, stream: Any = None) -> Any:
@@ -983,6 +1007,7 @@ class DnnHandle(ListOps):
         return self.glu(x, axis, name="reglu", out=out, stream=stream)
 
     def reglu_backward(self, dy: Any, x: Any, axis: int = -1, *, out: Any = None, stream: Any = None) -> Any:
+        """dx of `reglu`."""
         return self.glu_backward(dy, x, axis, name="reglu", out=out, stream=stream)
 
     def reduce(self, x: Any, op: str = "sum", axes: Any = None, keepdims: bool = False, *, correction: int = 0,

@@ -330,7 +330,7 @@ class MmaSm80Matmul:
 
     def configs(self, am: AffineMatmul, device: DeviceInfo) -> tuple[EngineConfig, ...]:
         """Legal configs, the fastest by estimate first."""
-        return _sorted_configs(am, device)
+        return tuple(dict.fromkeys(_sorted_configs(am, device)))  # in the emulator shapes of one tile are alike
 
     def estimate(self, am: AffineMatmul, config: EngineConfig, device: DeviceInfo) -> float:
         tile = (config["tile_m"], config["tile_n"], config["tile_k"])

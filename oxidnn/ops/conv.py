@@ -197,13 +197,14 @@ CONVOLUTIONS = tuple(kind.op for kind in _KINDS)
 def read_padding(op: str, value: Any, same_total: Sequence[int] | None, spatial: int, context: str) -> tuple[tuple[int, int], ...]:
     if isinstance(value, str) and value == "valid":
         return ((0, 0),) * spatial
-    if isinstance(value, str) and value in ("same_upper", "same_lower") and same_total is not None:
-        small_first = value == "same_upper"
+    if isinstance(value, str) and value in ("same", "same_upper", "same_lower") and same_total is not None:
+        small_first = value != "same_lower"
         return tuple((t // 2, t - t // 2) if small_first else (t - t // 2, t // 2) for t in same_total)
     if isinstance(value, (tuple, list)) and len(value) == spatial and all(isinstance(v, (tuple, list)) and len(v) == 2 for v in value):
         return tuple((lo, hi) for lo, hi in (check_integers(op, "padding", tuple(v), 2, 0, context) for v in value))
     if isinstance(value, str):
-        raise expected(op, "padding", repr(value), "integers, ((before, after), ...), 'same_upper', 'same_lower' or 'valid'", context)
+        raise expected(op, "padding", repr(value), "integers, ((before, after), ...), 'same' (the longer part "
+                                                   "behind, as 'same_upper'), 'same_lower' or 'valid'", context)
     return tuple((v, v) for v in check_integers(op, "padding", value, spatial, 0, context))
 
 

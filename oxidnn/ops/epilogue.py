@@ -44,7 +44,7 @@ def resolve(op: str, epilogue: str | Expression | None, tensors: Mapping[str, Te
         if name in roles:
             raise expected(op, "epilogue", f"{expression}, which names {name}", f"names other than {', '.join(roles)}", describe(tensors))
         if name not in given:
-            raise expected(op, "epilogue", f"{expression}, whose {name} is missing", f"{name}=a tensor", describe(tensors))
+            raise expected(op, "epilogue", f"{expression}, whose {name} is missing", f"{name} among the operands", describe(tensors))
     for name in given:
         if name not in named:
             raise expected(op, name, "given", f"an epilogue that uses it (epilogue is {expression})", describe(tensors))

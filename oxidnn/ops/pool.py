@@ -150,19 +150,19 @@ def _padding(op: str, value: Any, extents: tuple[int, ...], window: tuple[int, .
     rank = len(extents)
     if isinstance(value, str) and value == "valid":
         return ((0, 0),) * rank
-    if isinstance(value, str) and value in ("same_upper", "same_lower"):
+    if isinstance(value, str) and value in ("same", "same_upper", "same_lower"):
         pairs = []
         for length, k, s, d in zip(extents, window, stride, dilation, strict=True):
             total = max((-(-length // s) - 1) * s + d * (k - 1) + 1 - length, 0)
             small = total // 2
-            pairs.append((small, total - small) if value == "same_upper" else (total - small, small))
+            pairs.append((total - small, small) if value == "same_lower" else (small, total - small))
         return tuple(pairs)
     if isinstance(value, (tuple, list)) and len(value) == rank and all(
             isinstance(v, (tuple, list)) and len(v) == 2 and all(is_integer(e, 0, MAX_EXTENT) for e in v) for v in value):
         return tuple((int(v[0]), int(v[1])) for v in value)
     if isinstance(value, str):
-        raise expected(op, "padding", repr(value), "an integer >= 0, one or a (low, high) pair per dimension, 'same_upper', "
-                                                   "'same_lower' or 'valid'")
+        raise expected(op, "padding", repr(value), "an integer >= 0, one or a (low, high) pair per dimension, 'same' (the "
+                                                   "longer part behind, as 'same_upper'), 'same_lower' or 'valid'")
     return tuple((v, v) for v in check_integers(op, "padding", value, rank, 0))
 
 

@@ -24,7 +24,7 @@ REFUSED = (
     ("conv_fprop x=f32[2,3,8,8] w=f32[4,3,3,3] groups=0", ("groups is 0", "at least 1")),
     ("conv_fprop x=f32[2,3,8,8] w=f32[4,3,3,3] padding=-1", ("padding is -1", "at least 0")),
     ("conv_fprop x=f32[2,3,8,8] w=f32[4,3,3,3] padding=((0,1),)", ("padding is ((0, 1),)",)),
-    ("conv_fprop x=f32[2,3,8,8] w=f32[4,3,3,3] padding=same", ("padding is 'same'", "same_upper")),
+    ("conv_fprop x=f32[2,3,8,8] w=f32[4,3,3,3] padding=some", ("padding is 'some'", "same_upper")),
     ("conv_fprop x=f32[2,3,8,8] w=f32[4,3,3,3] stride=0", ("stride is 0", "at least 1")),
     ("conv_fprop x=f32[2,3,8,8] w=f32[4,3,3,3] stride=(1,2,3)", ("stride is (1, 2, 3)", "2 of them")),
     ("conv_fprop x=f32[2,3,8,8] w=f32[4,3,3,3] stride=1.5", ("stride is 1.5",)),
@@ -119,7 +119,7 @@ def test_attributes_are_normalised() -> None:
     (7, 4, 2, 1, (1, 2)), (7, 2, 1, 1, (0, 1)), (8, 3, 3, 2, (1, 2)), (5, 1, 2, 1, (0, 0))])
 def test_same_padding(extent: int, taps: int, stride: int, dilation: int, upper: tuple[int, int]) -> None:
     line = f"conv_fprop x=f32[1,1,{extent}] w=f32[1,1,{taps}] stride={stride} dilation={dilation}"
-    assert parse_case(f"{line} padding=same_upper").padding == (upper,)
+    assert parse_case(f"{line} padding=same_upper").padding == parse_case(f"{line} padding=same").padding == (upper,)
     assert parse_case(f"{line} padding=same_lower").padding == (upper[::-1],)
     assert parse_case(f"{line} padding=same_upper").desc("y").shape[2] == -(-extent // stride)
 
