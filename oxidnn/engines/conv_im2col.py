@@ -191,7 +191,7 @@ class Im2colEngine(Engine):
         total = 0.0
         for windows in _windows(problem):
             if device.is_emulated:
-                total += 3000.0 + windows.size * 0.2 + windows.am.flops * 0.01
+                total += 3000.0 + windows.size * 0.2 + windows.am.flops * (0.002 if windows.source.dtype.num_bytes == 1 else 0.01)
             else:
                 product_us = max(windows.am.flops / peak, (windows.num_bytes + problem.num_bytes) / (device.bandwidth_gbs * 1e3))
                 if problem.inputs[0].desc.dtype.num_bytes == 1:  # which may find nothing but the direct loop
