@@ -345,7 +345,8 @@ class TmaDepthwiseEngine(Engine):
                     continue
                 strips = [ceil_div(d.rows.groups, parts) for parts in (1, 2, 4, 8)]
                 for strip in dict.fromkeys(s for s in strips if s >= min(7, d.rows.groups)):
-                    found.append(EngineConfig.of(groups=g, tiles=tiles, segments=segments, strip=strip, stages=stages, frees=False))
+                    found += [EngineConfig.of(groups=g, tiles=tiles, segments=segments, strip=strip, stages=stages, frees=frees)
+                              for frees in ((False, True) if d.kind == "wgrad" else (False,))]
         return found
 
     @staticmethod
@@ -381,7 +382,7 @@ class TmaDepthwiseEngine(Engine):
         rows = min(strip + d.rows.lags - 1, ceil_div(d.rows.source, d.rows.per_step) / strips + (d.rows.lags - 1) * (1 - 1 / strips))
         products = tiles * (len(c.products) if c.sums_taps else c.tap_rows * ceil_div(d.columns.taps, 2))
         if device.is_emulated:
-            return 20.0 * items * chunks * rows * products
+            return 20.0 * items * chunks * rows * products + c.frees
         per_sm, _ = self._fit(problem, d, c, device)
         count, rounds = self._rounds(items, chunks, device.num_sms * per_sm)
         warps = min(per_sm, ceil_div(count * chunks, device.num_sms)) * groups / 4 * (_UNEVEN if groups % 4 else 1)
@@ -392,7 +393,8 @@ class TmaDepthwiseEngine(Engine):
         # pieces of 64 bytes of a pixel come by parts of lines
         speed = (0.838e3 if d.columns.stride == 1 else 0.798e3) * (0.85 if c.pitch == 64 and chunks > 1 else 1.0)
         bytes_us = problem.num_bytes / (device.bandwidth_gbs * speed)
-        return max(compute_us, bytes_us) + 0.115 * min(compute_us, bytes_us) + 7.6 + (5.2 if c.sums_taps else 0)
+        apart_us = 0.5 if c.frees else 0.0  # untimed: for a search to find out
+        return max(compute_us, bytes_us) + 0.115 * min(compute_us, bytes_us) + 7.6 + (5.2 if c.sums_taps else 0) + apart_us
 
     @staticmethod
     def _rounds(items: int, chunks: int, resident: int) -> tuple[int, int]:
