@@ -141,3 +141,22 @@ def test_dropout_of_every_pack_keeps_the_same(kind: str) -> None:
         np.testing.assert_array_equal(other, kept[0])
     share = (kept[0] != 0).mean()
     assert abs(share - 0.7) < 4 * (0.21 / 1023) ** 0.5
+
+
+@pytest.mark.parametrize("kind", [np.float16, np.float32, np.float64])
+@pytest.mark.parametrize("to", ["int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64"])
+def test_nan_as_an_integer_is_zero(kind: type, to: str, h: oxidnn.DnnHandle) -> None:
+    """Of f64, and in 64 bits, the instruction would give 2^(bits - 1)."""
+    x = np.array([np.nan, 2.5, -np.nan, 6e4, np.inf, -np.inf], kind)
+    info = np.iinfo(to)
+    want = [0, 2, 0, min(60000, info.max), info.max, info.min]
+    assert h.pointwise("x", x, out=np.ones(6, to)).tolist() == want
+    assert h.cast(x, to).tolist() == want
+    if to != "uint64":
+        drawn = h.cast_stochastic(x, to, seed=1)
+        assert drawn.tolist() == [0, drawn[1], *want[2:]] and drawn[1] in (2, 3)
+    if to == "int8":
+        row = np.array([[1, np.nan, 3]], kind)
+        for y in (h.layer_norm(row, out_dtype="s8"), h.rms_norm(row, out_dtype="s8"), h.softmax(row, out_dtype="s8"),
+                  h.conv(row[:, None], np.ones((3, 1, 3), kind), out_dtype="s8")):
+            assert not y.any()
