@@ -241,8 +241,11 @@ def memory_order(desc: TensorDesc) -> tuple[int, ...]:
     return tuple(sorted(range(desc.rank), key=lambda d: (-desc.strides[d], d)))
 
 
-def _dense(empty: Callable[..., Any], desc: TensorDesc, kind: Any) -> Any:
-    """A dense array with the memory order of `desc`, through an `empty(shape, dtype)` that knows row-major only."""
+def _dense(empty: Callable[..., Any], strided: Callable[..., Any], desc: TensorDesc, kind: Any) -> Any:
+    """An array with the memory order of `desc`, and its gaps if it has any, through an `empty(shape, dtype)` that knows row-major only and
+    a `strided(array, shape, strides in bytes)` that gives another view of its memory."""
+    if desc.numel <= (end := desc.offset_range[1]):
+        return strided(empty((end + 1,), dtype=kind), desc.shape, tuple(s * desc.dtype.num_bytes for s in desc.strides))
     order = memory_order(desc)
     array = empty(tuple(desc.shape[d] for d in order), dtype=kind)
     return array if order == tuple(range(desc.rank)) else array.transpose(tuple(order.index(d) for d in range(desc.rank)))
@@ -311,7 +314,10 @@ def frame_of(example: Any, backend: Backend, stream: int) -> Frame:
 
         return Frame("torch", allocate, current, torch.Tensor.data_ptr, guard=guard, adopt=adopt_torch)
     if framework == "numpy":
-        return Frame("numpy", lambda desc: partial(_dense, np.empty, desc, desc.dtype.numpy), lambda: stream, lambda a: a.ctypes.data)
+        def view(memory: Any, shape: tuple[int, ...], strides: tuple[int, ...]) -> Any:
+            return np.ndarray(shape, memory.dtype, memory, strides=strides)
+
+        return Frame("numpy", lambda desc: partial(_dense, np.empty, view, desc, desc.dtype.numpy), lambda: stream, lambda a: a.ctypes.data)
     if framework == "cupy":
         cupy = sys.modules["cupy"]
         place = example.device
@@ -320,10 +326,13 @@ def frame_of(example: Any, backend: Backend, stream: int) -> Frame:
             with place:
                 return cupy.empty(shape, dtype)
 
+        def strided(memory: Any, shape: tuple[int, ...], strides: tuple[int, ...]) -> Any:
+            return cupy.ndarray(shape, memory.dtype, memory.data, strides=strides)
+
         def current_cupy() -> int:
             return cupy.cuda.get_current_stream().ptr
 
-        return Frame("cupy", lambda desc: partial(_dense, empty, desc, desc.dtype.numpy), current_cupy, lambda a: a.data.ptr,
+        return Frame("cupy", lambda desc: partial(_dense, empty, strided, desc, desc.dtype.numpy), current_cupy, lambda a: a.data.ptr,
                      adopt=lambda _, on: backend.order(current_cupy(), on))
     from . import array
 

@@ -34,6 +34,17 @@ def test_results_are_those_of_the_filters(kind: str) -> None:
     np.testing.assert_array_equal(h.conv_transpose(dy, back, padding=1), h.conv_transpose(dy, w, padding=1))
 
 
+@pytest.mark.parametrize("kind", ("uint8", "float8_e4m3fn", "float16", "float32"))
+@pytest.mark.parametrize("use", ("fprop", "dgrad"))
+@pytest.mark.parametrize("shape", ((3, 5, 3, 3), (7, 20, 3), (1, 1, 1, 2, 1), (3, 5, 1, 1)))
+def test_memory_reaches_as_far_as_the_gaps(kind: str, use: str, shape: tuple[int, ...]) -> None:
+    h = oxidnn.DnnHandle("emu:sm_90a")
+    w = np.random.default_rng(4).integers(0, 5, shape).astype(oxidnn.dtypes.dtype(kind).numpy)
+    packed = h.conv_reorder(w, use=use)
+    assert packed.dtype == w.dtype
+    np.testing.assert_array_equal(packed, w)
+
+
 def engines(line: str) -> set[str]:
     problem = parse_case(line)
     return {e.id.split(".")[1] for e in ENGINES[problem.op] if e.check_support(problem, known_device("sm_90a"))}
