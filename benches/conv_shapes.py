@@ -136,10 +136,10 @@ def library_call(problem: Problem, tensors: dict[str, torch.Tensor]) -> Callable
 
 def disagreement(got: torch.Tensor, want: torch.Tensor) -> float:
     """Difference over what two roundings and another order allow, the largest; infinite where a poisoned element was left. Of f32 the
-    order counts for more: cuDNN's own gradients of filters are 1e-4 of the largest from a plain sum's."""
+    order counts for more: cuDNN's own gradients of filters are 1e-4 of the largest from a plain sum's; so it does in sums of millions."""
     want = want.float().reshape(got.shape)
     unit = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11, torch.float32: 2.0**-16}[got.dtype]
-    allowed = 2.1 * unit * want.abs() + 2.0**-10 * want.square().mean().sqrt()
+    allowed = 2.1 * unit * want.abs() + 2.0**-9 * want.square().mean().sqrt()
     ratio = (got.float() - want).abs_() / allowed
     return float("inf") if bool(torch.isnan(ratio).any()) else float(ratio.max())
 
