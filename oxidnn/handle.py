@@ -215,9 +215,9 @@ class DnnHandle(ListOps):
         bias is added to the sum before scales and epilogue, which cannot name it. scale_y, zero_y (one element): y is a type of 8 bits,
         round(result / scale_y) + zero_y, saturated, or of integers modulo 256 with saturate=False (results below 2^24).
 
-        Some engines sum more than the products of an output. The one by FFT (f32, 4 taps along an axis and more) errs by the norm of a
-        tile of x, and an infinity or NaN makes NaN of the tile; merged groups (block_diagonal) see NaN of each other. `explain` says who
-        is chosen.
+        Of infinities only the engines of plain sums make infinities. Winograd (f32, 3x3) makes NaN of outputs that see one; FFT (f32, 4
+        taps along an axis and more) of its whole tile, of whose norm its errors are fractions; block_diagonal (16 bits) of all the
+        groups that it merges. `explain` says who is chosen.
         """
         attrs = (stride, padding, dilation, groups, epilogue, flip)
         if scale_x is scale_w is scale_y is zero_x is zero_w is zero_y is out_dtype is prologue is None and saturate and not return_stats:
