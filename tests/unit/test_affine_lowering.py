@@ -49,7 +49,7 @@ class Memory:
 
 def matrix(source: Source, memory: Memory, rows: np.ndarray, ks: np.ndarray, batch: np.ndarray,
            zero: np.ndarray | float = 0.0, through: Callable[[np.ndarray], np.ndarray] = lambda values: values) -> np.ndarray:
-    """(batch, rows, k) values of A or B, less their zero point, through a prologue; an element within bounds must lie within the operand."""
+    """(batch, rows, k) values of A or B, less their zero point, through a prologue; what is within bounds must lie within the operand."""
     offset = source.base + dot(batch, source.batch_strides)[:, None, None] + dot(rows, source.row_strides)[None, :, None] \
         + dot(ks, source.k_strides)[None, None, :]
     inside = np.ones((1, len(rows), len(ks)), bool)

@@ -22,7 +22,8 @@ def _draw(op: str, rng: np.random.Generator, size: str) -> Problem:
     is_tiny = size == "tiny"
     groups, offset_groups = (int(rng.choice((1, 1, 2, 3))) for _ in range(2))
     least = lcm(groups, offset_groups)
-    channels = least * int(rng.integers(1, 4)) if rng.random() < 0.5 else least * int(rng.choice((2, 8, 16, 32) if is_tiny else (8, 16, 64)))
+    many = (2, 8, 16, 32) if is_tiny else (8, 16, 64)
+    channels = least * int(rng.integers(1, 4)) if rng.random() < 0.5 else least * int(rng.choice(many))
     filters = groups * int(rng.integers(1, 6 if is_tiny else 20))
     kernel, stride = each(1, 3), each(1, 2)
     dilation = each(1, 2) if rng.random() < 0.3 else (1, 1)
