@@ -1107,9 +1107,9 @@ class DnnHandle(ListOps):
         return self._session.run(CALLS["cast"], (x,), (dtype, saturate), out, stream)
 
     def pack4(self, x: Any, kind: str = "s4", *, saturate: bool = True, out: Any = None, stream: Any = None) -> Any:
-        """x, of any float or integer type, as numbers of four bits, two to a byte along the last dimension, the first in the low half
-        (uint8; an odd row ends with a half byte of 0). kind: "s4", "u4", which round as `cast` does, and "e2m1" (FP4, to nearest even, NaN
-        as 6). saturate: else numbers beyond keep their lowest four bits (not of e2m1)."""
+        """x, of a float type, s8, u8, s32, u32 or s64, as numbers of four bits, two to a byte along the last dimension, the first in the
+        low half (uint8; an odd row ends with a half byte of 0). kind: "s4", "u4", which round as `cast` does, and "e2m1" (FP4, to nearest
+        even, NaN as 6). saturate: else numbers beyond keep their lowest four bits (not of e2m1)."""
         return self._session.run(CALLS["pack4"], (x,), (kind, saturate), out, stream)
 
     def unpack4(self, x: Any, kind: str = "s4", *, size: int | None = None, dtype: Any = None, out: Any = None, stream: Any = None) -> Any:
