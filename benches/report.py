@@ -48,6 +48,22 @@ def table(records: list[dict]) -> str:
     return "\n".join(lines)
 
 
+def shapes_table(record: dict) -> str:
+    """Markdown rows of a record of conv_shapes: set and direction | shapes | geometric mean | worst | best | mean of the best candidates."""
+    ratios: dict[tuple[str, bool, str], list[tuple[float, float, str]]] = defaultdict(list)
+    for result in record["results"]:
+        network, _, layer = result["case"].rpartition("/")
+        if result["first"] and result["best"] and "us" in result["first"]:
+            ratios[network or "further", result["groups"] > 1, result["direction"]].append(
+                (result["library_us"] / result["first"]["us"], result["library_us"] / result["best"]["us"], layer))
+    lines = ["| convolutions against cuDNN | shapes | geometric mean | worst | best | mean of the best candidates |", "|---|---|---|---|---|---|"]
+    for (network, has_groups, direction), rows in sorted(ratios.items()):
+        (low, _, low_case), (high, _, high_case) = min(rows), max(rows)
+        lines.append(f"| {network}{', groups' if has_groups else ''}, {direction} | {len(rows)} | {mean_of([r for r, _, _ in rows]):.2f}x | "
+                     f"{low:.2f}x ({low_case}) | {high:.2f}x ({high_case}) | {mean_of([b for _, b, _ in rows]):.2f}x |")
+    return "\n".join(lines)
+
+
 def library_us(result: dict) -> float:
     return result["library_us"] if "library_us" in result else result["cudnn_us"]
 
@@ -137,10 +153,12 @@ def main() -> None:
     parser.add_argument("--card", default="", help="as in the records' names, e.g. h200")
     options = parser.parse_args()
     records = {path.name: json.loads(path.read_text()) for path in options.records}
+    for path in [p for p, record in records.items() if "first" in (record.get("results") or [{}])[0]]:
+        print(f"{shapes_table(records.pop(path))}\n")
     for path, record in records.items():
         if not is_tabled(record):
-            parser.error(f"{path} is no record of matmul_wgmma, conv_mma, memory_bound or another bench of moving.py")
-    if not records:
+            parser.error(f"{path} is no record of matmul_wgmma, conv_mma, conv_shapes, memory_bound or another bench of moving.py")
+    if not options.records:
         records = {record["path"]: record for record in newest(options.card).values()}
     memory = {path: r for path, r in records.items() if any("eager_us" in x for x in r["results"])}
     others = {path: r for path, r in records.items() if path not in memory}
