@@ -175,11 +175,11 @@ class DnnHandle(ListOps):
         call, padded, values = _signature(op, arrays, attrs)
         return self._session.explain(call, padded, values, operands)
 
-    def warmup(self, problems: Iterable[str | Problem]) -> int:
+    def warmup(self, problems: str | Problem | Iterable[str | Problem]) -> int:
         """Builds the plans of problems (or lines of the case grammar) ahead of time, so their cubins are stored; with tune="auto"
         measures them. Returns how many were built."""
         count = 0
-        for problem in problems:
+        for problem in (problems,) if isinstance(problems, (str, Problem)) else problems:
             if not isinstance(problem, (str, Problem)):
                 raise expected("warmup", "problems", repr(problem), "lines of the case grammar or Problems")
             if isinstance(problem, str):

@@ -34,8 +34,8 @@ def canonical(desc: TensorDesc) -> TensorDesc:
 
 
 def describe(tensors: Mapping[str, TensorDesc]) -> str:
-    """The operands' types, shapes and layouts: the tail of every message."""
-    return "; ".join(f"{name}: {desc}" for name, desc in tensors.items()) + "."
+    """The operands' types, shapes and layouts: the tail of every message; "" if there are none yet."""
+    return "; ".join(f"{name}: {desc}" for name, desc in tensors.items()) + "." if tensors else ""
 
 
 def check_bool(op: str, name: str, value: Any, context: str = "") -> bool:
