@@ -142,15 +142,18 @@ def _in_order(am: AffineMatmul, other: Source) -> AffineMatmul:
     return replace(am, k=IndexSpace(permuted(am.k.extents)), a=a, b=b)
 
 
+def takers(am: AffineMatmul, device: DeviceInfo) -> list[Algorithm]:
+    """The loops that execute the product over the dense operand; sums of 8-bit floats are left to those that do not sum coarsely."""
+    return [a for a in ALGORITHMS if a.check(am, device) and all(getattr(a, extra, False) for extra in am.extras)
+            and not (am.a.dtype in FP8 and getattr(a, "sums_coarsely", False))]
+
+
 @lru_cache(maxsize=256)
 def chosen(am: AffineMatmul, device: DeviceInfo) -> tuple[Algorithm, EngineConfig, float]:
-    """Who executes the product over the dense operand; sums of 8-bit floats are those of other engines that do not sum coarsely."""
+    """Who executes the product over the dense operand, and its estimate."""
     if not am.k.size:
         return DIRECT, DIRECT.configs(am, device)[0], 0.0
-    found = [(algorithm, config, algorithm.estimate(am, config, device)) for algorithm in ALGORITHMS
-             if algorithm.check(am, device) and all(getattr(algorithm, extra, False) for extra in am.extras)
-             and not (am.a.dtype in FP8 and getattr(algorithm, "sums_coarsely", False))
-             for config in algorithm.configs(am, device)[:1]]
+    found = [(a, config, a.estimate(am, config, device)) for a in takers(am, device) for config in a.configs(am, device)[:1]]
     return min(found, key=lambda choice: choice[2])
 
 
@@ -170,6 +173,9 @@ class Im2colEngine(Engine):
             return refuse("there are no products to sum: the direct engine writes the epilogue of 0")
         if any("takes_zeros" in w.am.extras for w in windows):
             return refuse("im2col takes no zero points")
+        for am in (w.product for w in windows if w.am.extras):  # the direct loop takes all else
+            if not takers(am, device):
+                return refuse(f"im2col: no loop of {device.arch} takes {' and '.join(am.extras.values())} of {am.a.dtype}")
         if max(w.size for w in windows) >= INDEX_LIMIT:
             return refuse(f"im2col: a matrix of {max(w.size for w in windows)} elements (at most {INDEX_LIMIT - 1})")
         for bound in (b for w in windows for b in w.source.bounds):
