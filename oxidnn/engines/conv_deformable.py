@@ -30,6 +30,7 @@ from .reduce_tree import reduction_steps
 THREADS = 256
 _LIMIT = 2**31
 _FAR = 2**28  # offsets beyond it count as that
+_MOST_TURNS = 8  # log2 of how many parts images are taken in for want of workspace
 _MOST_BYTES = 1 << 30  # of columns at a time
 
 Divisor = tuple[int, tuple[int, int]]  # and its magic numbers
@@ -216,8 +217,9 @@ class DeformableEngine(Engine):
             return refuse(f"a padded extent of {max(reach)} (less than {_FAR} is supported)")
         limit = p.policy.workspace_limit
         if limit is not None and not p.is_empty and not self.configs(p, device):
-            needed = self.build_steps(p, EngineConfig.of(images=1), device).workspace_bytes
-            return refuse(f"{needed} bytes of workspace for one image at a time (the limit is {limit})")
+            fewest = max(1, p.desc("x").shape[0] // 2**_MOST_TURNS)
+            needed = self.build_steps(p, EngineConfig.of(images=min(fewest, self._most(p))), device).workspace_bytes
+            return refuse(f"{needed} bytes of workspace for {fewest} images at a time (the limit is {limit})")
         return SUPPORTED
 
     def configs(self, problem: Problem, device: DeviceInfo) -> tuple[EngineConfig, ...]:
@@ -228,7 +230,7 @@ class DeformableEngine(Engine):
         of_one = max(1, p.desc("x").shape[1] * p.taps * prod(p.positions) * p.desc("x").dtype.num_bytes)
         counts = [min(self._most(p), max(1, most // of_one)) for most in (_MOST_BYTES, device.l2_bytes // 2)]
         if limit is not None:
-            counts += [images // 2**k for k in range(1, 32) if images >> k]
+            counts += [images // 2**k for k in range(1, _MOST_TURNS + 1)]
         found = []
         for count in dict.fromkeys(max(1, min(images, c)) for c in counts):
             turns = ceil_div(max(images, 1), count)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import numpy as np
 import pytest
 
@@ -53,9 +55,10 @@ def test_kernels_assemble(op: str, engine, arch: str) -> None:  # type: ignore[n
 
 @pytest.mark.parametrize("arch", ["sm_75", "sm_86", "sm_89", "sm_100a", "sm_120a"])
 def test_other_targets(arch: str) -> None:
-    """A kernel of every template and type of operands for the targets that the test above leaves out."""
+    """Kernels of every template, for some types of operands, for the targets that the test above leaves out."""
     info = known_device(arch)
     seen: set[tuple[str, ...]] = set()
+    kinds: Counter[str] = Counter()
     for op, engine in PAIRS:
         rng = np.random.default_rng(seed_of(op, engine.id, arch))
         for _ in range(40):
@@ -64,9 +67,10 @@ def test_other_targets(arch: str) -> None:
                 continue
             for step in engine.build_steps(problem, engine.configs(problem, info)[0], info).steps:
                 spec, key = step.spec, (step.spec.template, *sorted({o.desc.dtype.name for o in problem.operands}))
-                if key in seen:
+                if key in seen or kinds[spec.template] == 4:
                     continue
                 seen.add(key)
+                kinds[spec.template] += 1
                 result = assemble(render(spec), arch)
                 assert result.spill_bytes == 0, f"{result.spill_bytes} bytes spilled: {spec.describe()}"
                 assert result.registers <= spec.max_registers, f"{result.registers} registers: {spec.describe()}"
