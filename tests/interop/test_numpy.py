@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+from collections.abc import Iterator
 from typing import Any
 
 import ml_dtypes
@@ -19,6 +20,14 @@ from oxidnn.runtime.emu_backend import EmulatedBackend
 from oxidnn.tensor import TensorDesc
 
 IN_NUMPY = [d for d in TABLE if d.name not in ("bf16", "e4m3", "e5m2")]
+
+
+@pytest.fixture(autouse=True)
+def _collect_what_a_test_makes() -> Iterator[None]:
+    """gc.collect() passes over what was there before: millions of objects by the time that other tests have run."""
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 class Producer:

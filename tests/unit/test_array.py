@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Iterator
 
 import ml_dtypes
 import numpy as np
@@ -18,6 +19,14 @@ from oxidnn.tensor import TensorDesc
 
 BACKEND = EmulatedBackend("sm_80")
 RNG = np.random.default_rng()
+
+
+@pytest.fixture(autouse=True)
+def _collect_what_a_test_makes() -> Iterator[None]:
+    """gc.collect() passes over what was there before: millions of objects by the time that other tests have run."""
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 def values(kind: DType, shape: tuple[int, ...]) -> np.ndarray:
