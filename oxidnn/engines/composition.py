@@ -12,7 +12,7 @@ from ..device import DeviceInfo
 from ..ops import OPS
 from ..ops.base import Policy
 from ..tensor import TensorDesc
-from . import layout_copy, layout_tile, matmul, reduce_tree
+from . import layout_copy, layout_tile, matmul
 from .base import Build, Engine, Step, TensorArg, TensorMapArg, WorkspaceArg, WorkspaceMapArg
 
 Place = TensorArg | WorkspaceArg
@@ -67,12 +67,3 @@ def cheapest(op: str, operands: tuple[tuple[str, TensorDesc], ...], attrs: tuple
     choices = [(e.estimate(problem, config, device), e, config) for e in takers for config in e.configs(problem, device)[:1]]
     estimate, engine, config = min(choices, key=lambda choice: choice[0])
     return engine.build_steps(problem, config, device), estimate
-
-
-@lru_cache(maxsize=256)
-def sum_over_first(operands: tuple[tuple[str, TensorDesc], ...], device: DeviceInfo) -> tuple[Build, float]:
-    """The steps that sum x over its first dimension into y, and their estimate."""
-    problem = OPS["reduce"].make(dict(operands), {"axes": (0,)}, Policy(deterministic=True))
-    engine = reduce_tree.ENGINES["reduce"][0]
-    config = engine.configs(problem, device)[0]
-    return engine.build_steps(problem, config, device), engine.estimate(problem, config, device)

@@ -13,10 +13,11 @@ from ..ops.base import Problem
 from ..ops.conv import ConvProblem
 from ..tensor import TensorDesc
 from .base import SUPPORTED, Arg, Build, Engine, EngineConfig, ScalarArg, Scratch, Step, Support, TensorArg, WorkspaceArg, refuse
-from .composition import Place, moved, shifted, sum_over_first
+from .composition import Place, shifted
 from .conv_winograd import Matrix, WinogradEngine, toom_cook
 from .digits import DigitConsts, Digits, ceil_div, power_of_two
 from .element_epilogue import ElementEpilogue, OperandConsts, operand_over
+from .reduce_tree import reduction_steps
 
 _THREADS = 256
 _POINTS = 16
@@ -211,8 +212,6 @@ class WinogradFusedEngine(WinogradEngine):
         support = super().check_support(problem, device)
         if not support:
             return support
-        if not self.configs(problem, device):
-            return refuse(f"winograd_fused_f2x3: {device.smem_per_cta} bytes of shared memory (86 KiB are needed)")
         return check_extent(p)
 
     def configs(self, problem: Problem, device: DeviceInfo) -> tuple[EngineConfig, ...]:
@@ -335,7 +334,7 @@ class WinogradFusedGradientEngine(WinogradEngine):
         round_us = 2 * _POINTS * _WIDE * _NARROW * c.depth / rate
         us = ceil_div(ctas, device.num_sms) * (rounds * round_us / 0.66 + 4.0)
         us = max(us, sum(o.desc.num_bytes for o in p.operands) / (device.bandwidth_gbs * 0.8e3))
-        return us + 3.0 + (self._sum(p, splits, device)[1] if splits > 1 else 0.0)
+        return us + 3.0 + (3.0 + 1.2 * splits * self._split_bytes(p) / (device.bandwidth_gbs * 0.8e3) if splits > 1 else 0.0)
 
     # ---- sizes ----
 
@@ -354,10 +353,6 @@ class WinogradFusedGradientEngine(WinogradEngine):
         """What the CTAs write where there are several to sum: [split][row][column][filter][channel], in dw's order of dimensions."""
         k, c = p.desc(p.filter).shape[:2]
         return TensorDesc(F32, (splits, k, c, 3, 3), (9 * k * c, c, 1, 3 * k * c, k * c))
-
-    def _sum(self, p: ConvProblem, splits: int, device: DeviceInfo) -> tuple[Build, float]:
-        operands = (("x", self._partials(p, splits)), ("y", p.desc(p.filter)))
-        return sum_over_first(operands, device)
 
     def _consts(self, p: ConvProblem, splits: int) -> GradientConsts:
         x, dy, dw = self._sides(p)
@@ -394,8 +389,8 @@ class WinogradFusedGradientEngine(WinogradEngine):
         steps = [Step.of("conv/winograd_fused_wgrad", self.op, Target.for_arch(device.arch), _THREADS, args, c, splits * c.blocks,
                          dynamic_smem=c.smem_bytes, suffix=c.x)]
         if splits > 1:
-            build, _ = self._sum(p, splits, device)
-            steps += moved(build, scratch.take(build.workspace_bytes), x=WorkspaceArg(0), y=TensorArg(dw.name))
+            partial = (self._partials(p, splits), WorkspaceArg())
+            steps += reduction_steps(self.op, partial, (dw.desc, TensorArg(dw.name)), (0,), "sum", device, scratch)
         return Build(tuple(steps), scratch.num_bytes)
 
 
