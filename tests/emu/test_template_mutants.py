@@ -286,6 +286,19 @@ KERNELS = {
         "row_loss_backward x=f32[2,701]nchw target=s64[2,701]nchw name=multilabel_margin",), {"lanes": 64, "vec": 1}, (
         ("no choice", "%p_row", "a CTA has one row"), ("other comparison", "%base, %length", "a turn more has no entries"),
         ("no guard|guard inverted", "st.shared", "all lanes hold what the warp found"))),
+    "winograd_fused": Kernel("conv/winograd_fused", "conv_fprop.winograd_fused_f2x3", (
+        "conv_fprop x=f32[2,9,5,9]nchw w=f32[61,9,3,3]nchw y=f32[2,61,5,9]nchw padding=1",), {"depth": 4}),
+    "winograd_fused_wgrad": Kernel("conv/winograd_fused_wgrad", "conv_wgrad.winograd_fused_f2x3", (
+        "conv_wgrad x=f32[2,30,5,7]nchw dy=f32[2,50,5,7]nchw dw=f32[50,30,3,3]nchw padding=1",), {"splits": 1}, (
+        ("no clamp", "%last_tile", "the tiles are not split"),
+        ("other comparison", "%filters_left, 0", "no thread begins one filter beyond the last"))),
+    "depthwise_tma": Kernel("conv/depthwise_tma_sm90", "conv_fprop.depthwise_tma_sm90", (
+        "conv_fprop x=bf16[2,32,29,20]nhwc w=bf16[32,1,3,3]nhwc y=bf16[2,32,29,20]nhwc padding=1 groups=32",), {}),
+    "depthwise_tma_wgrad": Kernel("conv/depthwise_tma_wgrad_sm90", "conv_wgrad.depthwise_tma_sm90", (
+        "conv_wgrad x=bf16[2,32,29,20]nhwc dy=bf16[2,32,29,20]nhwc dw=bf16[32,1,3,3]nhwc padding=1 groups=32",), {}),
+    "unfold": Kernel("conv/unfold", "unfold.walk", ("unfold x=f32[2,3,7,6]nchw kernel=(3,2) padding=1",), {}),
+    "fold": Kernel("conv/unfold", "unfold.walk", ("fold x=f32[2,18,238] output_size=(17,13) kernel=(3,2) padding=1",), {}),
+    "causal": Kernel("conv/causal", "causal_conv1d.walk", ("causal_conv1d x=f32[2,3,700]nchw w=f32[3,4] bias=f32[3]",), {}),
     "lists": Kernel("foreach/map", "foreach.table", (
         "sgd_step param_0=f32[17000] param_1=f32[600]@4 param_2=f32[3,5] grad_0=f32[17000] grad_1=f32[600] grad_2=f32[3,5] "
         "momentum_buffer_0=f32[17000] momentum_buffer_1=f32[600] momentum_buffer_2=f32[3,5] lr=f32[] momentum=True",),
@@ -493,6 +506,8 @@ FLOOR = {
     "pack4": (23, 26), "pack4_integers": (20, 20), "unpack4": (23, 26), "divisive": (25, 26), "adaptive_sums": (24, 26),
     "layout_copy": (23, 26), "layout_tile": (22, 26), "layout_pairs": (26, 26),
     "pool_plane": (25, 26), "pool_plane_indices": (25, 26), "pool_plane_unpool": (23, 26), "multilabel": (23, 26), "layout_sum": (26, 26),
+    "winograd_fused": (26, 26), "winograd_fused_wgrad": (25, 26), "depthwise_tma": (22, 26), "depthwise_tma_wgrad": (19, 26),
+    "unfold": (25, 26), "fold": (22, 26), "causal": (26, 26),
     "scan_row": (24, 26), "scan_column": (26, 26),
     "map": (18, 18), "softmax_cluster": (23, 26), "norm_ring": (24, 26), "norm_ring_cluster": (23, 26),
 }
