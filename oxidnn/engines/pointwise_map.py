@@ -1,7 +1,8 @@
 """The elementwise map: a thread computes `vec` neighbouring elements of the linear index space of the output.
 
 Dimensions are collapsed on the host. Operands whose elements lie as the linear index runs are moved in packs of up to 16 bytes; for the
-others the index is split into digits, once a pack where the innermost extent is a multiple of the pack, else for every element.
+others the index is split into digits, once a pack where the innermost extent is a multiple of the pack, else for every element. Where all of
+them move so, a thread may have several packs, a CTA's width apart, that it loads before it computes.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ class MapConsts:
 
     index: how the logical index of an element is reached where the expression has random numbers: as the offset of an operand of bytes.
     sums: each CTA writes the sum of its results, in the compute type, in place of them. brief: of the expression's functions, see
-    PointwiseProblem.is_brief. streams: what is read leaves the L2 first.
+    PointwiseProblem.is_brief. streams: what is read leaves the L2 first. packs: of a thread, at a CTA's width from one another.
     """
 
     expression: Expression
@@ -62,6 +63,7 @@ class MapConsts:
     brief: bool = False
     saturate: bool = True
     streams: bool = False
+    packs: int = 1
 
     @property
     def load(self) -> str:
@@ -102,8 +104,8 @@ class MapConsts:
     def register(self, access: Access, element: int) -> str:
         return f"%{'out' if access.is_output else 'in'}{access.index}_{0 if access.mode == 'same' else element}"
 
-    def registers(self, access: Access) -> list[str]:
-        return [self.register(access, i) for i in range(1 if access.mode == "same" else self.vec)]
+    def registers(self, access: Access, pack: int = 0) -> list[str]:
+        return [self.register(access, pack * self.vec + i) for i in range(1 if access.mode == "same" else self.vec)]
 
     def body(self, element: int) -> str:
         """The PTX of the expression for one element of the pack."""
@@ -125,18 +127,21 @@ class PointwiseMap(Engine):
         assert isinstance(problem, PointwiseProblem)
         best = max_vec(problem)
         found = [EngineConfig.of(vec=v) for v in (16, 8, 4, 2, 1) if v <= best]
+        if _has_packs(problem, best):
+            found += [EngineConfig.of(vec=best, packs=n) for n in (2, 4) if n * best <= 16]
         return tuple(sorted(found, key=lambda config: self.estimate(problem, config, device)))
 
     def estimate(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> float:
         # Larger packs use memory better; smaller ones leave each thread less to do, which is all that counts in a small problem.
-        return 3.0 + problem.num_bytes / (device.bandwidth_gbs * 1e3) * (1 + 0.5 / config["vec"]) + 0.05 * config["vec"]
+        each = config["vec"] * packs_of(config)
+        return 3.0 + problem.num_bytes / (device.bandwidth_gbs * 1e3) * (1 + 0.5 / config["vec"]) + 0.05 * each
 
     def build_steps(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> Build:
         assert isinstance(problem, PointwiseProblem)
         if problem.is_empty:
             return Build(())
         wide = dict(config.knobs).get("index") == 64  # forces the 64-bit path
-        return Build((map_step(problem, config["vec"], device, wide),))
+        return Build((map_step(problem, config["vec"], device, wide, packs=packs_of(config)),))
 
 
 def _views(problem: PointwiseProblem) -> tuple[View, ...]:
@@ -181,6 +186,19 @@ def _mode(operand: Operand, row: tuple[int, ...], extents: tuple[int, ...], vec:
     return "each" if vec > 1 else "pack"
 
 
+def packs_of(config: EngineConfig) -> int:
+    return int(dict(config.knobs).get("packs", 1))
+
+
+def _has_packs(problem: PointwiseProblem, vec: int) -> bool:
+    """Whether a thread may have several packs: a step between them is the same for all operands, and no random numbers are drawn."""
+    (extents, strides), touched = _space(problem), reached(problem)
+    if len(strides) > len(touched) or vec == 1:
+        return False
+    modes = [_mode(o, row, extents, vec) for o, row in zip(touched, strides, strict=True)]
+    return all(m == "flat" or (m == "same" and not any(row)) for m, row in zip(modes, strides, strict=True))
+
+
 def max_vec(problem: PointwiseProblem) -> int:
     """The largest pack at which most operands still move in packs: their type, alignment and strides decide."""
     (extents, strides), touched = _space(problem), reached(problem)
@@ -196,9 +214,9 @@ def max_vec(problem: PointwiseProblem) -> int:
 
 
 def map_step(problem: PointwiseProblem, vec: int, device: DeviceInfo, wide: bool = False, sums: WorkspaceArg | None = None,
-             at: Mapping[str, ArgValue] = MappingProxyType({})) -> Step:
+             at: Mapping[str, ArgValue] = MappingProxyType({}), packs: int = 1) -> Step:
     """The launch. sums: it writes not its one output but, there, the sum over each CTA's THREADS * vec elements, in the compute type.
-    at: where operands lie that are none of the plan's."""
+    at: where operands lie that are none of the plan's. packs: of a thread, where `_has_packs` and without sums."""
     (extents, strides), touched = _space(problem), reached(problem)
     count = prod(extents)
     accesses = tuple(Access(i, o.desc.dtype, _mode(o, row, extents, vec), o.is_output)
@@ -206,12 +224,13 @@ def map_step(problem: PointwiseProblem, vec: int, device: DeviceInfo, wide: bool
     index = None
     if len(strides) > len(touched):
         index = Access(len(touched), U8, _mode(_logical_index(problem), strides[-1], extents, vec), False)
-    wide_index = wide or count + THREADS * vec >= 2**31
+    each = THREADS * vec * packs  # of a CTA
+    wide_index = wide or count + each >= 2**31
     reach = max(max(-low, high) * o.desc.dtype.num_bytes for o in touched for low, high in [o.desc.offset_range])
     wide_offset = wide_index or reach >= 2**31
     consts = MapConsts(problem.expression, problem.compute, tuple(o.name for o in touched if not o.is_output), accesses, vec, len(extents),
-                       count % vec != 0, wide_index, wide_offset, index, sums is not None, problem.is_brief, problem.saturate,
-                       sums is not None and problem.num_bytes > device.l2_bytes)
+                       count % (vec if packs == 1 else each) != 0, wide_index, wide_offset, index, sums is not None, problem.is_brief, problem.saturate,
+                       sums is not None and problem.num_bytes > device.l2_bytes, packs)
     args = [Arg(f"ptr{i}", "u64", sums if v.operand.is_output and sums else at[v.tensor] if v.tensor in at else
                 TensorArg(v.tensor, v.offset * v.operand.desc.dtype.num_bytes)) for i, v in enumerate(_views(problem))]
     fixed = dict(problem.values)
@@ -229,13 +248,13 @@ def map_step(problem: PointwiseProblem, vec: int, device: DeviceInfo, wide: bool
         for access, row in zip((*accesses, *([index] if index else [])), strides, strict=True):
             if access.mode != "flat" and access in consts.reached:
                 args += [Arg(f"stride{access.index}_{d}", "s64" if wide_offset else "s32", row[d]) for d in range(len(extents))]
-    grid = -(-count // (THREADS * vec))
+    grid = -(-count // each)
     # A CTA loads once and then computes: only other CTAs keep the memory busy meanwhile. 40 registers suffice for short expressions.
     is_short = (problem.compute == "f32" and vec <= 8 and index is None and len(consts.inputs) <= 2 and len(problem.outputs) == 1
                 and not wide_offset and all(a.mode in ("flat", "same") and a.dtype not in (E4M3, E5M2) for a in accesses)
                 and len(ops := [n.op for n in problem.expression.nodes()]) <= 16 and not LONG_FUNCTIONS & set(ops))
     return Step.of("pointwise/map", problem.op, Target.for_arch(device.arch), THREADS, args, consts, grid,
-                   min_ctas_per_sm=6 if is_short else 1)
+                   min_ctas_per_sm=1 if not is_short else 6 if packs == 1 else 4)
 
 
 _OPS = ("pointwise", "activation", "activation_backward", "dropout", "dropout_backward", "random", "bernoulli", "poisson",
