@@ -79,7 +79,7 @@ class KernelSpec:
 
     template: path under ptx_templates without ".ptx.j2". consts: the template's own frozen dataclass, the only other thing it
     reads. Grid extents are not here: they belong to the launch. follows: the kernel may start while the launch before it in the stream
-    ends; it waits (griddepcontrol.wait) before it touches memory. sm_90 and later.
+    ends; it waits (griddepcontrol.wait) before it touches what that launch writes, or writes what it reads. sm_90 and later.
     """
 
     template: str

@@ -93,6 +93,8 @@ class Launch:
         wide = max(cluster_size, wide // cluster_size * cluster_size)
         if "race" in self.enabled:
             self.global_race = observer("global_race", self)
+        else:
+            self.memory.touched = None
         has_waited = not self.follows or self.global_race is None or not total
         try:
             for first in range(0, total, wide):

@@ -232,7 +232,8 @@ class Program:
         schedule: "lowest_pc", or ("random", seed), which interleaves warps at random.
         tensor_core: "fast" sums products in float64 and rounds once; "exact" truncates as the hardware does, bit for
         bit. follows: the launch before this one in the stream may still run, until a thread waits for it (griddepcontrol.wait); the race
-        checker refuses what touches global memory before. EmulatorFault: a checker fired.
+        checker refuses what touches before what that launch writes, or writes what it touches (anything, if that launch was not looked at).
+        EmulatorFault: a checker fired.
         """
         grid3, threads3, cluster3 = _triple(grid, "grid"), _triple(threads, "threads"), _triple(cluster, "cluster")
         self._check_launch(grid3, threads3, cluster3)

@@ -183,7 +183,7 @@ class _Sums:
         if p.has_gradients and p.reduction == "mean" and p.rows:
             steps, at = CrossEntropyBackwardEngine().divisor_steps(whole, device, scratch)
             self.divisor = [relocated(step, self.places(0, p.rows)) for step in steps]
-            self.given, self.gradient_reduction = [Arg("ptr_divisor", "u64", at)], "weighted"
+            self.given, self.gradient_reduction = [Arg("ptr_sums", "u64", at)], "weighted"
 
     def places(self, first: int, count: int) -> dict[str, Place]:
         """Where cross-entropy finds the operands of a chunk of rows."""

@@ -174,6 +174,7 @@ class CrossEntropyConsts:
     is_probability: bool
     reduction: str = ""
     is_log: bool = False  # logits hold logarithms of probabilities
+    sums: int = 1  # numbers that add up to the divisor of "weighted"
     keeps_lse: bool = False  # the logarithms of the rows' sums go to the workspace, too
 
 
@@ -265,29 +266,40 @@ class CrossEntropyBackwardEngine(_CrossEntropyEngine):
         if problem.reduction != "mean" or problem.is_probability:
             reduction = "counted" if problem.reduction == "mean" else ""
             return Build((self.gradient_step(problem, config, device, (), reduction),))
-        steps, divisor = self.divisor_steps(problem, device, scratch)
-        step = self.gradient_step(problem, config, device, [Arg("ptr_divisor", "u64", divisor)], "weighted")
-        return Build((*steps, step), scratch.num_bytes)
+        sums, weights = self._weight_step(problem, device, scratch)
+        step = self.gradient_step(problem, config, device, [Arg("ptr_sums", "u64", weights[1])], "weighted", weights[0].shape[0],
+                                  device.at_least(9, 0))
+        return Build((sums, step), scratch.num_bytes)
 
     def gradient_step(self, problem: CrossEntropyProblem, config: EngineConfig, device: DeviceInfo, extra: Sequence[Arg],
-                      reduction: str) -> Step:
+                      reduction: str, sums: int = 1, follows: bool = False) -> Step:
+        """sums: how many numbers, at ptr_sums, add up to the divisor of "weighted"; follows: the launch before leaves them."""
         rows = self.rows(problem)
-        consts = self.consts(problem, rows, config, 3, reduction)
-        return self.row_step("rowwise/cross_entropy_backward", consts, problem.op, rows, config, device, [*self.extra(problem), *extra])
+        consts = replace(self.consts(problem, rows, config, 3, reduction), sums=sums)
+        step = self.row_step("rowwise/cross_entropy_backward", consts, problem.op, rows, config, device, [*self.extra(problem), *extra])
+        return replace(step, spec=replace(step.spec, follows=follows))
 
     def divisor_steps(self, problem: CrossEntropyProblem, device: DeviceInfo, scratch: Scratch) -> tuple[list[Step], WorkspaceArg]:
-        """The steps that sum the weights of the targets that are not ignored, and where the sum is."""
-        kind = F64 if problem.desc("logits").dtype is F64 else F32
-        weights, divisor = scratch.take(problem.rows * kind.num_bytes), scratch.take(kind.num_bytes)
-        step = self._weight_step(problem, device, [*self.extra(problem), Arg("ptr_weights", "u64", weights)])
-        source, target = (TensorDesc.packed(kind, (problem.rows,)), weights), (TensorDesc.packed(kind, ()), divisor)
-        return [step, *reduction_steps(problem.op, source, target, (0,), "sum", device, scratch)], divisor
+        """The steps that sum the weights of the targets that are not ignored, and where the one sum is."""
+        step, parts = self._weight_step(problem, device, scratch)
+        if parts[0].numel == 1:
+            return [step], parts[1]
+        divisor = scratch.take(parts[0].dtype.num_bytes)
+        target = (TensorDesc.packed(parts[0].dtype, ()), divisor)
+        return [step, *reduction_steps(problem.op, parts, target, (0,), "sum", device, scratch, follows=True)], divisor
 
-    def _weight_step(self, problem: CrossEntropyProblem, device: DeviceInfo, extra: list[Arg]) -> Step:
+    def _weight_step(self, problem: CrossEntropyProblem, device: DeviceInfo,
+                     scratch: Scratch) -> tuple[Step, tuple[TensorDesc, WorkspaceArg]]:
+        """The launch that sums the targets' weights, and its sums, one a CTA: 32 or 128, or one for a CTA's rows."""
+        kind, threads = F64 if problem.desc("logits").dtype is F64 else F32, 512
         weight = {"weight": problem.desc("weight")} if problem.has("weight") else {}
         rows = Rows.of(problem.desc("logits").shape, (1,), {"logits": problem.desc("logits")}, {"target": problem.desc("target")}, weight)
-        config = EngineConfig.of(lanes=1, vec=1, threads=128)
-        return self.row_step("rowwise/target_weight", self.consts(problem, rows, config, 0, ""), problem.op, rows, config, device, extra)
+        config = EngineConfig.of(lanes=1, vec=1, threads=threads)
+        sums = 1 if problem.rows <= threads else 32 if problem.rows <= 128 * threads else 128
+        parts = scratch.take(sums * kind.num_bytes)
+        step = self.row_step("rowwise/target_weight", self.consts(problem, rows, config, 0, ""), problem.op, rows, config, device,
+                             [*self.extra(problem), Arg("ptr_sums", "u64", parts)])
+        return replace(step, grid=(sums, 1, 1)), (TensorDesc.packed(kind, (sums,)), parts)
 
 
 class NllEngine(CrossEntropyEngine):

@@ -1,8 +1,8 @@
 """The elementwise map: a thread computes `vec` neighbouring elements of the linear index space of the output.
 
 Dimensions are collapsed on the host. Operands whose elements lie as the linear index runs are moved in packs of up to 16 bytes; for the
-others the index is split into digits, once a pack where the innermost extent is a multiple of the pack, else for every element. Where all of
-them move so, a thread may have several packs, a CTA's width apart, that it loads before it computes.
+others the index is split into digits, once a pack where the innermost extent is a multiple of the pack, else for every element. Where no
+operand needs digits, a thread may have several packs, a CTA's width apart, that it loads before it computes.
 """
 
 from __future__ import annotations
@@ -228,8 +228,9 @@ def map_step(problem: PointwiseProblem, vec: int, device: DeviceInfo, wide: bool
     wide_index = wide or count + each >= 2**31
     reach = max(max(-low, high) * o.desc.dtype.num_bytes for o in touched for low, high in [o.desc.offset_range])
     wide_offset = wide_index or reach >= 2**31
+    has_tail = count % (vec if packs == 1 else each) != 0
     consts = MapConsts(problem.expression, problem.compute, tuple(o.name for o in touched if not o.is_output), accesses, vec, len(extents),
-                       count % (vec if packs == 1 else each) != 0, wide_index, wide_offset, index, sums is not None, problem.is_brief, problem.saturate,
+                       has_tail, wide_index, wide_offset, index, sums is not None, problem.is_brief, problem.saturate,
                        sums is not None and problem.num_bytes > device.l2_bytes, packs)
     args = [Arg(f"ptr{i}", "u64", sums if v.operand.is_output and sums else at[v.tensor] if v.tensor in at else
                 TensorArg(v.tensor, v.offset * v.operand.desc.dtype.num_bytes)) for i, v in enumerate(_views(problem))]

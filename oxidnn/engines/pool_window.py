@@ -1,4 +1,4 @@
-"""Pooling engines: a thread an output of the windows (forward), a thread an element that gathers from the windows over it (backward),
+"""Pooling engines: a thread an output of the windows, or some along a row (forward), a thread an element that gathers from the windows over it (backward),
 and a warp or a CTA an output where the one window is the whole image."""
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 from ..codegen.fastdiv import magic
 from ..codegen.spec import Target
 from ..device import DeviceInfo
-from ..dtypes import F64, S32, U8, DType
+from ..dtypes import F64, S32, U8, DType, dtype
 from ..ops import OPS
 from ..ops.base import Policy, Problem
 from ..ops.pool import Axis, PoolProblem, UnpoolProblem
@@ -52,7 +52,7 @@ class PoolConsts:
 
     gathered: (operand, register suffix) of what the backward reads per output. counts_taps: indices are numbers of taps within the window.
     walked: operands whose spatial strides are parameters, of the cells. first_walked: the first axis along which a thread has a whole cell.
-    overlaps: windows reach beyond their cell.
+    overlaps: windows reach beyond their cell. along: outputs of a thread along the last axis. inside: of each axis, whether all windows are.
     """
 
     dtype: str
@@ -74,6 +74,27 @@ class PoolConsts:
     first_walked: int = 0
     overlaps: bool = False
     samples: str = ""  # the type of fractional pooling's samples
+    along: int = 1
+    inside: tuple[bool, ...] = ()
+
+    @property
+    def lanes(self) -> int:
+        """Outputs of a thread: of one pack of channels, or along the row."""
+        return self.vector * self.along
+
+    @property
+    def itemsize(self) -> int:
+        return dtype(self.dtype).num_bytes
+
+    def guard(self, axis: int) -> str:
+        """The predicate that holds where the taps along axes 0 .. axis lie inside; "" if they always do."""
+        outside = [a for a in range(axis + 1) if not self.inside[a]]
+        return f"%p_inside{outside[-1]}" if outside else ""
+
+    @property
+    def row(self) -> tuple[int, int]:
+        """The elements of a row that a thread reads, from where its first output's cell begins on: from, to."""
+        return _row(self.axes[-1], self.along)
 
     def sample_of(self, axis: int) -> int:
         """Where the sample of an axis stands: in two dimensions that of the last one comes first, as PyTorch's."""
@@ -115,6 +136,32 @@ class GlobalPoolConsts:
 def compute_type(dtype: DType) -> str:
     """The type of the arithmetic: f32 for halves, s32 for integers."""
     return "f64" if dtype.name == "f64" else "f32" if dtype.is_float else "s32"
+
+
+def _row(axis: Axis | AxisConsts, along: int) -> tuple[int, int]:
+    """The elements that `along` outputs' cells and windows have, from the first cell on: from, to."""
+    return -axis.low, max(along * axis.stride, (along - 1) * axis.stride - axis.low + axis.window)
+
+
+def _reaches(axis: Axis, high: int) -> bool:
+    """Whether a window ends behind the input and `high` elements of padding."""
+    return (axis.outputs - 1) * axis.stride - axis.low + (axis.window - 1) * axis.dilation + 1 > axis.extent + high
+
+
+def _is_inside(axis: Axis) -> bool:
+    return not (axis.adaptive or axis.fractional or axis.low or _reaches(axis, 0))
+
+
+def _divisor(problem: PoolProblem) -> int | None:
+    """What an average divides by, where that is the same of all windows."""
+    if problem.divisor is not None or problem.mode != "avg":
+        return problem.divisor
+    same = all(_is_inside(a) or (problem.count_include_pad and not a.adaptive and not _reaches(a, a.high)) for a in problem.axes)
+    return prod(a.window for a in problem.axes) if same else None
+
+
+def along_of(config: EngineConfig) -> int:
+    return int(dict(config.knobs).get("along", 1))
 
 
 def byte_strides(desc: TensorDesc) -> tuple[int, ...]:
@@ -180,23 +227,23 @@ class _PoolEngine(Engine):
         their spatial strides as parameters stride_<name><axis>. fields: "cells" are the spatial extents instead, in steps of several
         elements; then all get those parameters.
         """
-        vector = config["vec"]
+        vector, along = config["vec"], along_of(config)
         shape = (*operands[main][0].shape[:2], *fields.get("cells", operands[main][0].shape[2:]))
         outer, rank = 2, len(problem.axes)
         names = ("n", "c", *(f"{coordinate}{a}" for a in range(rank)))
         direct = {n for n, (d, _) in operands.items() if d.shape == shape and n not in fields["walked"] and "cells" not in fields}
         direct |= {"samples"} & set(operands)  # which have no spatial strides
-        per_image = shape[1] // vector * prod(shape[2:])
+        per_image = shape[1] // vector * prod(shape[2:]) // along
         images = max(1, min(shape[0], (_LIMIT - 1) // max(per_image, 1)))
         wide = any(abs(s) >= _LIMIT for d, _ in operands.values() for s in (*byte_strides(d), byte_strides(d)[1] * vector))
         steps = []
         for begin in range(0, shape[0], images):
-            extents = (min(images, shape[0] - begin), shape[1] // vector, *shape[2:])
+            extents = (min(images, shape[0] - begin), shape[1] // vector, *shape[2:-1], shape[-1] // along)
             strides = {}
             for name, (desc, _) in operands.items():
                 row = byte_strides(desc)
                 spatial = row[2:] if name in direct - {"samples"} or ("cells" in fields and name == main) else (0,) * rank
-                strides[name] = (row[0], row[1] * vector, *spatial)
+                strides[name] = (row[0], row[1] * vector, *spatial[:-1], spatial[-1] * along)
             digits = Digits(names, extents, strides).ordered_for(main)
             args = [Arg(f"ptr_{n}", "u64", shifted(v, begin * byte_strides(d)[0])) for n, (d, v) in operands.items()]
             args.append(Arg("num_threads", "u32", digits.size))
@@ -216,15 +263,14 @@ class _PoolEngine(Engine):
             consts = PoolConsts(
                 kind.name, compute_type(kind), problem.mode, axes, digits.consts(wide), vector, is_unrolled,
                 min(sizes[-1], max(1, _ROUND[backward] // vector), 8), fields["index_dtype"],
-                fields.get("write_y", True), problem.count_include_pad, problem.divisor, problem.norm, fields.get("gathered", ()),
+                fields.get("write_y", True), problem.count_include_pad, _divisor(problem), problem.norm, fields.get("gathered", ()),
                 fields.get("counts_taps", False), fields["walked"] if "cells" in fields else (), fields.get("first_walked", 0),
                 fields.get("overlaps", False),
-                operands["samples"][0].dtype.name if "samples" in operands else "")
+                operands["samples"][0].dtype.name if "samples" in operands else "", along, tuple(map(_is_inside, problem.axes)))
             threads = config["threads"]
             steps.append(Step.of(template, problem.op, Target.for_arch(device.arch), threads, args, consts,
-                                 -(-digits.size // threads), min_ctas_per_sm=512 // threads, suffix=f"{consts.dtype}_v{vector}"))
+                                 -(-digits.size // threads), min_ctas_per_sm=512 // threads, suffix=f"{consts.dtype}_v{vector}" + f"_a{along}" * (along > 1)))
         return steps
-
 
     def _find_again(self, problem: PoolProblem, config: EngineConfig, device: DeviceInfo,
                     scratch: Scratch) -> tuple[tuple[TensorDesc, WorkspaceArg], list[Step]]:
@@ -247,9 +293,35 @@ def shifted(value: TensorArg | WorkspaceArg, num_bytes: int) -> TensorArg | Work
 
 
 class WindowEngine(_PoolEngine):
-    """Forward: all pooling kinds, any layout; packs of channels where they lie together."""
+    """Forward: all pooling kinds, any layout; packs of channels where they lie together, some outputs of a row where that does."""
 
     id = "pool.window"
+
+    def configs(self, problem: Problem, device: DeviceInfo) -> tuple[EngineConfig, ...]:
+        assert isinstance(problem, PoolProblem)
+        rows = tuple(EngineConfig.of(vec=1, threads=t, along=n) for n in (4, 2, 8) if self._lies_along(problem, n) for t in (128, 256))
+        return (*rows, *super().configs(problem, device))
+
+    def estimate(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> float:
+        return super().estimate(problem, config, device) * (0.9 if along_of(config) > 1 else 1.0)
+
+    @staticmethod
+    def _lies_along(problem: PoolProblem, along: int) -> bool:
+        """Whether a thread can have `along` outputs of a row, whose cells are loaded in whole packs."""
+        x, y, last = problem.desc("x"), problem.desc("y"), problem.axes[-1]
+        size, rows, (begin, end) = x.dtype.num_bytes, prod(a.window for a in problem.axes[:-1]), _row(last, along)
+        if any(a.adaptive or a.fractional for a in problem.axes) or last.dilation > 1 or last.low > last.stride:
+            return False
+        if last.outputs % along or last.outputs * last.stride > last.extent or along * y.dtype.num_bytes > 16:
+            return False
+        words = (end - begin) * (2 if size == 8 else 1)
+        cell = along * last.stride * size
+        if words > 24 or rows * words > _UNROLL[False] or rows * last.window > 32 or not (cell % 16 == 0 or cell in (4, 8)):
+            return False
+        packs = {"x": cell} | {o.name: along * o.desc.dtype.num_bytes for o in problem.outputs}
+        return all(d.strides[-1] == 1 and d.align >= min(16, packs[n]) and all(
+            s * d.dtype.num_bytes % min(16, packs[n]) == 0 for s, extent in zip(d.strides[:-1], d.shape, strict=False) if extent > 1)
+            for n, d in ((o.name, o.desc) for o in problem.operands))
 
     def build_steps(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> Build:
         assert isinstance(problem, PoolProblem)

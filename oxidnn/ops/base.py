@@ -110,7 +110,7 @@ class OpDef:
     """An op's row: its name, the roles of its inputs in argument order, its outputs, how its problem is built, the inputs that may be
     absent, and its attributes with their defaults (None: left out, or to be given).
 
-    An op that takes an epilogue or a prologue, and one without inputs of its own, take the tensors that its expression names as well.
+    An op that takes an epilogue, a prologue or a score, and one without inputs of its own, take the tensors that its expression names as well.
     """
 
     name: str
@@ -122,7 +122,7 @@ class OpDef:
 
     @property
     def takes_more_tensors(self) -> bool:
-        return not self.inputs or any(name in ("epilogue", "prologue") for name, _ in self.attrs)
+        return not self.inputs or any(name in ("epilogue", "prologue", "score") for name, _ in self.attrs)
 
     def make(self, tensors: Mapping[str, TensorDesc], attrs: Mapping[str, Any], policy: Policy) -> Problem:
         """The problem. Raises InvalidArgument naming the argument that is missing, unknown or wrong. An attribute None is left out."""

@@ -102,6 +102,10 @@ class GlobalRace:
     def __init__(self, launch: Launch) -> None:
         self.granule = granule_of([op.info["access"].width for op in launch.program.ops if "access" in op.info])
         self.tables: dict[int, Table] = {}
+        # allocations that launches still under way touch: whether they write them; None: unknown
+        self.before: dict[Allocation, bool] | None = launch.memory.touched if launch.follows else {}
+        self.touched: dict[Allocation, bool] = dict(self.before or {})
+        launch.memory.touched = self.touched if self.before is not None else None
         self.version = 0
         self.published: dict[int, tuple[list[int], list[Array]]] = {}  # by cluster: versions, and the times published by then
 
@@ -140,7 +144,7 @@ class GlobalRace:
         assert race is not None
         if not allocation.writable:
             return
-        self._after_the_launch_before(S, S.slot if idx is None else S.slot.take(idx), access.kind, idx)
+        self._after_the_launch_before(S, allocation, S.slot if idx is None else S.slot.take(idx), access.kind, idx)
         table = self.tables.get(id(allocation))
         if table is None:
             table = self.tables[id(allocation)] = Table(allocation)
@@ -162,13 +166,16 @@ class GlobalRace:
         self._lanes(S, table, index, access.width, Side(
             race, access.kind, kind, cluster + race.first_cluster, agent, row, now, S.pc, 1, idx, False, by))
 
-    def _after_the_launch_before(self, S: State, slots: Array, verb: str, idx: Array | None) -> None:
-        """A launch that may overlap the one before it touches memory only once the thread has waited."""
-        if S.waited is None:
+    def _after_the_launch_before(self, S: State, allocation: Allocation, slots: Array, kind: str, idx: Array | None) -> None:
+        """A launch that may overlap the one before it touches what that writes, and writes what that touches, only once the thread has
+        waited."""
+        self.touched[allocation] = kind != "read" or self.touched.get(allocation, False)
+        if S.waited is None or self.before is not None and not (
+                self.before.get(allocation, False) if kind == "read" else allocation in self.before):
             return
         early = np.flatnonzero(~S.waited.take(slots))
         if len(early):
-            raise Fault("race", f"a {verb} of global memory before griddepcontrol.wait, while the launch before may still write",
+            raise Fault("race", f"a {kind} of global memory before griddepcontrol.wait, while the launch before may still write",
                         early[:1], idx)  # fmt: skip
 
     def _read_only(self, S: State, table: Table, index: Array, width: int, idx: Array | None) -> None:
@@ -200,7 +207,7 @@ class GlobalRace:
         race = issue.S.race
         assert race is not None
         position = np.array([issue.position])
-        self._after_the_launch_before(issue.S, np.array([issue.slot]), "copy", position)
+        self._after_the_launch_before(issue.S, allocation, np.array([issue.slot]), kind, position)
         size = self.granule
         if count % size or np.count_nonzero(starts % size):
             cells = np.unique((starts[:, None] + np.arange(count)) // size)

@@ -1,0 +1,330 @@
+"""Scaled dot-product attention and its gradients.
+
+    attention q=bf16[B,H,L,D] k=bf16[B,G,M,D] v=bf16[B,G,M,E]         out (B, H, L, E), and lse (B, H, L) under return_lse
+    attention_backward d_out q k v out lse                            dq, dk, dv, then dbias with a bias, dsinks with sinks
+
+For each batch b, head h of H and query i of L, over the keys j of M of the head h // (H / G) of G:
+
+    s[j]   = E(scale * sum over d of q[i, d] * k[j, d])         E: the scores' expression, see below
+    lse    = log(sum over the visible j of e^s[j], + e^sinks[h])
+    out[e] = sum over the visible j of e^(s[j] - lse) * v[j, e]
+
+A row that sees no key gives 0 and lse -inf (with a sink: the sink), and takes no part in any gradient. Only -inf masks: other scores are
+numbers, however small. What lies in keys and values that nobody sees is never used, be it NaN.
+
+Visible are, with p = i + M - L under the alignment "bottom_right" and p = i under "top_left", the keys p - left <= j <= p + right of
+window = (left, right), where None is no limit; causal=alignment means right = 0 besides. A window without causal counts from the bottom right.
+lengths_q and lengths_kv (B,), int32, on the device: how many queries and keys of each batch there are; L and M above are then these.
+
+cu_seqlens_q, cu_seqlens_kv (N + 1,), int32, on the device: sequences of several lengths side by side, q (1, H, T, D) or (H, T, D); sequence n has
+the queries cu_seqlens_q[n] up to cu_seqlens_q[n + 1], and i, j, b, L, M count within it (b = n). Tensors of the expression may then change along b and h only.
+
+E, in this order: softcap: c * tanh(s / c). bias: added; (B, H, L, M) or what broadcasts to it. alibi (H,) or (B, H): alibi * |p - j| subtracted. score: an expression
+over the operands score, b, h, i, j, p (all as numbers) and further tensors that broadcast to (B, H, L, M). mask: added if it is of a
+float type, and where it is False (of bool or u8: 0) a key is not visible.
+
+dropout: chance that a weight is 0 where the others are divided by 1 - dropout; weight (b, h, i, j) is that which `dropout` of seed and
+offset leaves of a tensor (B, H, L, M'), M' being M rounded up to a multiple of 4 (of several lengths: (N, H, T, T') of both totals).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from typing import Any
+
+from ..codegen import pointwise as expr
+from ..codegen.pointwise import Expression
+from ..dtypes import BF16, BOOL, F16, F32, F64, S32, U8, DType
+from ..errors import expected
+from ..tensor import TensorDesc, packed_strides
+from .base import OpDef, Operand, Policy, Problem, Scalar
+from .checks import (
+    FLOATS,
+    canonical,
+    check_bool,
+    check_choice,
+    check_dtype,
+    check_expression,
+    check_number,
+    check_output,
+    check_reach,
+    describe,
+    is_integer,
+    operand,
+)
+
+ALIGNMENTS = ("top_left", "bottom_right")
+INDICES = ("b", "h", "i", "j", "p")  # operands of an expression that are no tensors
+MAX_DIM = 512
+DRAW = (Scalar("seed", "u64"), Scalar("offset", "u64"))
+_ROLES = ("d_out", "q", "k", "v", "out", "lse", "sinks", "lengths_q", "lengths_kv", "cu_seqlens_q", "cu_seqlens_kv")
+_RESULTS = ("out", "lse", "dq", "dk", "dv", "dbias", "dsinks")
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionProblem(Problem):
+    """expression: E over "score", INDICES and tensors, None if it is the score itself. left, right: of the window, None if open.
+    dropout: as a float32, 0 if none."""
+
+    scale: float = 1.0
+    expression: Expression | None = None
+    alignment: str = "bottom_right"
+    left: int | None = None
+    right: int | None = None
+    dropout: float = 0.0
+
+    @property
+    def is_backward(self) -> bool:
+        return self.op == "attention_backward"
+
+    @property
+    def is_varlen(self) -> bool:
+        return self.has("cu_seqlens_q")
+
+    def heads_of(self, name: str) -> TensorDesc:
+        """The operand as (batch, heads, length, dim), lse without the last."""
+        desc = self.desc(name)
+        rank = 3 if name == "lse" else 4
+        return desc if desc.rank == rank else TensorDesc(desc.dtype, (1, *desc.shape), (0, *desc.strides), desc.align)
+
+    @property
+    def batch(self) -> int:
+        """Sequences: of the batch, or those that lie side by side."""
+        return self.desc("cu_seqlens_q").shape[0] - 1 if self.is_varlen else self.heads_of("q").shape[0]
+
+    @property
+    def heads(self) -> int:
+        return self.heads_of("q").shape[1]
+
+    @property
+    def heads_kv(self) -> int:
+        return self.heads_of("k").shape[1]
+
+    @property
+    def len_q(self) -> int:
+        """Of all sequences together, where they lie side by side."""
+        return self.heads_of("q").shape[2]
+
+    @property
+    def len_kv(self) -> int:
+        return self.heads_of("k").shape[2]
+
+    @property
+    def dim_qk(self) -> int:
+        return self.heads_of("q").shape[3]
+
+    @property
+    def dim_v(self) -> int:
+        return self.heads_of("v").shape[3]
+
+    @property
+    def accumulator(self) -> DType:
+        return F64 if self.desc("q").dtype is F64 else F32
+
+    @property
+    def score_tensors(self) -> tuple[str, ...]:
+        """Names of the tensors of the expression."""
+        return tuple(n for n in self.expression.args if n != "score" and n not in INDICES) if self.expression is not None else ()
+
+    def score_strides(self, name: str) -> tuple[int, int, int, int]:
+        """Element strides over (b, h, i, j) of a tensor of the expression, or of its gradient: 0 where it broadcasts."""
+        desc = self.desc(name)
+        shape, strides = _aligned(name, desc, self.heads)
+        b, h, i, j = (0 if n == 1 else s for n, s in zip(shape, strides, strict=True))
+        return b, h, i, j
+
+    @property
+    def dropout_pitch(self) -> int:
+        return -(-self.len_kv // 4) * 4
+
+    @property
+    def flops(self) -> int:
+        """Of the products, counting what lies beyond a causal limit as half of all."""
+        pairs = self.heads * self.len_q * self.len_kv * (1 if self.is_varlen else self.batch)
+        products = 3 * self.dim_qk + 2 * self.dim_v if self.is_backward else self.dim_qk + self.dim_v
+        return 2 * pairs * products // (2 if self.right == 0 else 1)
+
+
+def _aligned(name: str, desc: TensorDesc, heads: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Shape and strides over (b, h, i, j): a vector of alibi, (H,) or (B, H), lies along heads, others broadcast as in NumPy."""
+    if name == "alibi" and desc.rank <= 2:
+        return ((1,) * (2 - desc.rank) + desc.shape + (1, 1)), ((0,) * (2 - desc.rank) + desc.strides + (0, 0))
+    fill = (4 - desc.rank)
+    return (1,) * fill + desc.shape, (0,) * fill + desc.strides
+
+
+@lru_cache(maxsize=256)
+def _expression(given: tuple[str, ...], mask_is_float: bool, softcap: float, score: Expression | None) -> Expression | None:
+    value = expr.arg("score")
+    if softcap:
+        value = softcap * expr.apply("tanh", value / softcap)
+    if "bias" in given:
+        value = value + expr.arg("bias")
+    if "alibi" in given:
+        value = value - expr.arg("alibi") * abs(expr.arg("p") - expr.arg("j"))
+    if score is not None:
+        value = score.substitute({"score": value})
+    if "mask" in given:
+        value = value + expr.arg("mask") if mask_is_float else expr.where(expr.arg("mask"), value, -math.inf)
+    return None if value == expr.arg("score") else value
+
+
+def _like(dtype: DType, shape: tuple[int, ...], like: TensorDesc) -> TensorDesc:
+    """A dense tensor whose dimensions but the last, which is innermost, lie in memory as those of `like` do."""
+    outer = range(len(shape) - 1)
+    if like.rank < len(shape) or any(like.strides[a] <= 0 and like.shape[a] > 1 for a in outer):
+        return TensorDesc.packed(dtype, shape)
+    order = sorted(outer, key=lambda a: (-like.strides[a] if like.shape[a] > 1 else -math.inf, a))
+    return canonical(TensorDesc(dtype, shape, packed_strides(shape, (*order, len(shape) - 1))))
+
+
+def _window(op: str, attrs: Mapping[str, Any], context: str) -> tuple[str, int | None, int | None, list[tuple[str, Any]]]:
+    """(alignment, left, right, the attributes as they are written)."""
+    causal, window = attrs.get("causal"), attrs.get("window")
+    normal: list[tuple[str, Any]] = []
+    alignment = "bottom_right"
+    if causal is not None:
+        alignment = check_choice(op, "causal", causal, ALIGNMENTS)
+        normal.append(("causal", alignment))
+    left = right = None
+    if window is not None:
+        if not isinstance(window, (tuple, list)) or len(window) != 2 or not all(w is None or is_integer(w, 0, 2**30) for w in window):
+            raise expected(op, "window", repr(window), "(left, right): keys to either side of a query, each None or an integer of 0 to 2^30",
+                           context)
+        left, right = (None if w is None else int(w) for w in window)
+        if (left, right) != (None, None):
+            normal.append(("window", (left, right)))
+    return alignment, left, 0 if causal is not None else right, normal
+
+
+def _check_lengths(op: str, tensors: Mapping[str, TensorDesc], batch: int, context: str) -> None:
+    side_by_side = [n for n in ("cu_seqlens_q", "cu_seqlens_kv") if n in tensors]
+    if len(side_by_side) == 1:
+        other = "cu_seqlens_kv" if side_by_side[0] == "cu_seqlens_q" else "cu_seqlens_q"
+        raise expected(op, other, "missing", f"a tensor beside {side_by_side[0]}", context)
+    for name in ("lengths_q", "lengths_kv"):
+        if name in tensors:
+            if side_by_side:
+                raise expected(op, name, "given", "no tensor beside cu_seqlens_q: it has the lengths", context)
+            operand(op, name, tensors, (S32,), (batch,))
+    if side_by_side:
+        starts = operand(op, "cu_seqlens_q", tensors, (S32,))
+        if starts.rank != 1 or starts.shape[0] < 2:
+            raise expected(op, "shape of cu_seqlens_q", list(starts.shape), "(N + 1,) for N sequences, at least one", context)
+        operand(op, "cu_seqlens_kv", tensors, (S32,), starts.shape)
+
+
+def _make(op: str, tensors: Mapping[str, TensorDesc], attrs: Mapping[str, Any], policy: Policy) -> AttentionProblem:
+    context = describe(tensors)
+    is_backward = op == "attention_backward"
+    q = operand(op, "q", tensors, FLOATS)
+    if q.rank not in (3, 4):
+        raise expected(op, "rank of q", q.rank, "4: (batch, heads, length, dim), or 3 without the batch", context)
+    k, v = (operand(op, name, tensors, (q.dtype,)) for name in ("k", "v"))
+    for name, desc in (("k", k), ("v", v)):
+        if desc.rank != q.rank:
+            raise expected(op, f"rank of {name}", desc.rank, f"{q.rank} as q has", context)
+    *lead, heads, length, dim = q.shape
+    heads_kv, keys = k.shape[-3:-1]
+    if not 1 <= dim <= MAX_DIM:
+        raise expected(op, "last dimension of q", dim, f"1 to {MAX_DIM}", context)
+    if k.shape != (*lead, heads_kv, keys, dim):
+        raise expected(op, "shape of k", list(k.shape), [*lead, "heads", "length", dim], context)
+    if v.shape[:-1] != k.shape[:-1] or not 1 <= v.shape[-1] <= MAX_DIM:
+        raise expected(op, "shape of v", list(v.shape), [*k.shape[:-1], f"1 to {MAX_DIM}"], context)
+    if heads_kv == 0 and heads or heads_kv and heads % heads_kv:
+        raise expected(op, "heads of q", heads, f"a multiple of the {heads_kv} heads of k and v", context)
+    is_varlen = "cu_seqlens_q" in tensors
+    batch = lead[0] if lead else 1
+    if is_varlen and batch != 1:
+        raise expected(op, "batch of q", batch, "1: sequences side by side lie along the length", context)
+    _check_lengths(op, tensors, batch, context)
+    alignment, left, right, normal = _window(op, attrs, context)
+
+    scale = attrs.get("scale")
+    number = check_number(op, "scale", 1.0 / math.sqrt(dim) if scale is None else scale, F64 if q.dtype is F64 else F32, context)
+    normal += [("scale", number)] if scale is not None else []
+    softcap = check_number(op, "softcap", attrs.get("softcap", 0.0), F32, context)
+    if softcap < 0:
+        raise expected(op, "softcap", softcap, "a number of at least 0 (0: none)", context)
+    normal += [("softcap", softcap)] if softcap else []
+    score = attrs.get("score")
+    score = None if score is None else check_expression(op, "score", score)
+    if score is not None and (score.num_outputs != 1 or "score" not in score.args):
+        raise expected(op, "score", str(score), "an expression of one output over the operand score", context)
+    normal += [("score", score)] if score is not None else []
+    dropout = check_number(op, "dropout", attrs.get("dropout", 0.0), None, context)
+    if not 0.0 <= dropout <= 1.0:
+        raise expected(op, "dropout", dropout, "a number in [0, 1]", context)
+    normal += [("dropout", dropout)] if dropout else []
+
+    added = tuple(n for n in ("bias", "alibi", "mask") if n in tensors)
+    mask_is_float = "mask" in tensors and tensors["mask"].dtype not in (BOOL, U8)
+    expression = _expression(added, mask_is_float, softcap, score)
+    named = [n for n in expression.args if n != "score" and n not in INDICES] if expression is not None else []
+    others = [n for n in tensors if n not in _ROLES and n not in _RESULTS]
+    for name in named:
+        if name not in tensors or name in _ROLES:
+            raise expected(op, "score", f"{score}, whose {name} is missing", f"{name} among the operands, and none of {', '.join(_ROLES)}",
+                           context)
+    for name in others:
+        if name not in named:
+            raise expected(op, name, "given", f"a score that uses it (score is {score})", context)
+    shape = (tensors["cu_seqlens_q"].shape[0] - 1 if is_varlen else batch, heads, length, keys)
+    for name in named:
+        desc = tensors[name]
+        check_dtype(op, name, desc, tensors, (BOOL, U8, *FLOATS) if name == "mask" else FLOATS)
+        aligned = _aligned(name, desc, heads)[0]
+        fixed = shape[:2] + ((1, 1) if is_varlen else shape[2:])
+        if len(aligned) != 4 or any(n not in (1, m) for n, m in zip(aligned, fixed, strict=True)):
+            raise expected(op, f"shape of {name}", list(desc.shape), f"what broadcasts to {list(fixed)}" + (
+                ": beside cu_seqlens_q tensors change along sequences and heads only" if is_varlen else ""), context)
+    given = dict.fromkeys(named) | ({"sinks": None} if "sinks" in tensors else {})
+    if "sinks" in tensors:
+        operand(op, "sinks", tensors, tuple(dict.fromkeys((F32, q.dtype, F64 if q.dtype is F64 else F32))), (heads,))
+    out_shape, lse_shape = (*lead, heads, length, v.shape[-1]), (*lead, heads, length)
+    exact = F64 if q.dtype is F64 else F32
+    operands = [Operand("q", q), Operand("k", k), Operand("v", v)]
+    if is_backward:
+        saved = [operand(op, n, tensors, (q.dtype,), out_shape) for n in ("d_out", "out")]
+        lse = operand(op, "lse", tensors, (exact,), lse_shape)
+        operands = [Operand("d_out", saved[0]), *operands, Operand("out", saved[1]), Operand("lse", lse)]
+    order = ("mask", "bias", "alibi", "sinks", "lengths_q", "lengths_kv", "cu_seqlens_q", "cu_seqlens_kv")
+    operands += [Operand(n, tensors[n]) for n in order if n in tensors]
+    operands += [Operand(n, tensors[n]) for n in given if n not in order]
+
+    def result(name: str, allowed: tuple[DType, ...], want: tuple[int, ...], like: TensorDesc) -> Operand:
+        if name in tensors:
+            check_output(op, name, tensors[name], want, tensors, allowed)
+            return Operand(name, tensors[name], True)
+        return Operand(name, _like(allowed[0], want, like), True)
+
+    if is_backward:
+        operands += [result(f"d{n}", (q.dtype,), tensors[n].shape, tensors[n]) for n in ("q", "k", "v")]
+        operands += [result(f"d{n}", tuple(dict.fromkeys((tensors[n].dtype, exact))), tensors[n].shape, tensors[n])
+                     for n in ("bias", "sinks") if n in tensors]
+    else:
+        operands.append(result("out", (q.dtype,), out_shape, q))
+        if check_bool(op, "return_lse", attrs.get("return_lse", False)) or "lse" in tensors:
+            operands.append(result("lse", (exact,), lse_shape, TensorDesc.packed(exact, lse_shape)))
+            normal.append(("return_lse", True))
+    for o in operands:
+        check_reach(op, o.name, o.desc, context)
+    scalars = tuple(Scalar(n, exact.ptx) for n in expression.scalars) if expression is not None else ()
+    return AttentionProblem(op, tuple(operands), tuple(normal), scalars + (DRAW if dropout else ()), policy=policy, scale=number,
+                            expression=expression, alignment=alignment, left=left, right=right, dropout=dropout)
+
+
+_OPTIONAL = ("mask", "bias", "alibi", "sinks", "lengths_q", "lengths_kv", "cu_seqlens_q", "cu_seqlens_kv")
+_ATTRS: tuple[tuple[str, Any], ...] = (("scale", None), ("causal", None), ("window", None), ("score", None), ("softcap", None),
+                                       ("dropout", None))
+HALVES = (F16, BF16)
+DEFINITIONS: tuple[OpDef, ...] = (
+    OpDef("attention", ("q", "k", "v", *_OPTIONAL), ("out", "lse"), partial(_make, "attention"), _OPTIONAL,
+          (*_ATTRS, ("return_lse", False))),
+    OpDef("attention_backward", ("d_out", "q", "k", "v", "out", "lse", *_OPTIONAL), ("dq", "dk", "dv", "dbias", "dsinks"),
+          partial(_make, "attention_backward"), _OPTIONAL, _ATTRS),
+)
