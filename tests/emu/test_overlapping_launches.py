@@ -7,7 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from oxidnn.emu import GlobalMemory, load
 from oxidnn.errors import EmulatorFault
+from oxidnn.ptx.parser import parse
 from tests.emu.running import HEADER, SCHEDULES, launch
 
 # y[i] = x[i] + 1
@@ -53,3 +55,30 @@ def test_a_launch_in_which_nobody_waits_is_found() -> None:
     """The launch behind it waits for its end, and would take that of the launch before it for granted."""
     with pytest.raises(EmulatorFault, match="ends without griddepcontrol.wait"):
         launch(HEADER + ".visible .entry nothing() { ret; }", 3, 32, [], checkers="all", follows=True)
+
+
+def after(first: tuple[int, int], second: tuple[int, int], checkers: str = "all", **at: str) -> list[np.ndarray]:
+    """y = x + 1 by two launches, the second of which may overlap the first. first, second: which of four arrays x and y are."""
+    arrays, memory = [np.full(64, 10 * i, np.uint32) for i in range(4)], GlobalMemory()
+    pointers = [memory.register(a, f"array{i}") for i, a in enumerate(arrays)]
+    for which, follows, text in ((first, False, {}), (second, True, at)):
+        program = load(parse(ADD_ONE.format(**{"before": "", "between": "", **text})))
+        program.launch(memory, 1, 64, [pointers[i] for i in which], checkers="all" if follows else checkers, follows=follows)
+    return arrays
+
+
+def test_what_the_launch_before_does_not_write_may_be_read_early() -> None:
+    assert (after((0, 1), (2, 3), between="griddepcontrol.wait;")[3] == 21).all()
+    assert (after((0, 1), (0, 3), between="griddepcontrol.wait;")[3] == 1).all()  # both read it
+
+
+@pytest.mark.parametrize(("second", "at", "verb"), [
+    ((1, 3), "between", "read"), ((2, 0), "", "write"), ((2, 1), "", "write")])
+def test_what_the_launch_before_touches_is_found(second: tuple[int, int], at: str, verb: str) -> None:
+    with pytest.raises(EmulatorFault, match=rf"\[race\] a {verb} of global memory before griddepcontrol.wait"):
+        after((0, 1), second, **({at: "griddepcontrol.wait;"} if at else {}))
+
+
+def test_a_launch_before_that_nobody_looked_at_may_write_anything() -> None:
+    with pytest.raises(EmulatorFault, match=r"\[race\] a read of global memory before griddepcontrol.wait"):
+        after((0, 1), (2, 3), checkers="basic", between="griddepcontrol.wait;")

@@ -186,6 +186,7 @@ CASES: dict[str, tuple[str, ...]] = {
         "cross_entropy_backward logits=f32[3,16]nchw target=f32[3,16]nchw weight=f32[16]nchw label_smoothing=0.1",
         "cross_entropy_backward logits=f32[2,20000]nchw target=s64[2]nchw",
         "cross_entropy_backward logits=f32[5000,2]nchw target=s32[5000]nchw",
+        "cross_entropy_backward logits=f16[70000,2]nchw target=s64[70000]nchw weight=f32[2]nchw",
     ),
     "nll": (
         "nll logits=f32[33,10]nchw target=s32[33]nchw", "nll logits=bf16[5,1000]nchw target=s64[5]nchw reduction=none",
