@@ -1,5 +1,5 @@
-"""Pooling engines: a thread an output of the windows, or some along a row (forward), a thread an element that gathers from the windows over it (backward),
-and a warp or a CTA an output where the one window is the whole image."""
+"""Pooling engines: a thread an output of the windows, or some along a row (forward), a thread an element that gathers from the windows over
+it (backward), and a warp or a CTA an output where the one window is the whole image."""
 
 from __future__ import annotations
 
@@ -52,7 +52,8 @@ class PoolConsts:
 
     gathered: (operand, register suffix) of what the backward reads per output. counts_taps: indices are numbers of taps within the window.
     walked: operands whose spatial strides are parameters, of the cells. first_walked: the first axis along which a thread has a whole cell.
-    overlaps: windows reach beyond their cell. along: outputs of a thread along the last axis. inside: of each axis, whether all windows are.
+    overlaps: windows reach beyond their cell. along: outputs of a thread along the last axis. inside: of each axis, whether its windows
+    are.
     """
 
     dtype: str
@@ -269,7 +270,8 @@ class _PoolEngine(Engine):
                 operands["samples"][0].dtype.name if "samples" in operands else "", along, tuple(map(_is_inside, problem.axes)))
             threads = config["threads"]
             steps.append(Step.of(template, problem.op, Target.for_arch(device.arch), threads, args, consts,
-                                 -(-digits.size // threads), min_ctas_per_sm=512 // threads, suffix=f"{consts.dtype}_v{vector}" + f"_a{along}" * (along > 1)))
+                                 -(-digits.size // threads), min_ctas_per_sm=512 // threads,
+                                 suffix=f"{consts.dtype}_v{vector}" + f"_a{along}" * (along > 1)))
         return steps
 
     def _find_again(self, problem: PoolProblem, config: EngineConfig, device: DeviceInfo,

@@ -149,3 +149,32 @@ def test_every_config_of_whole_images(line: str) -> None:
         if engine.check_support(problem, backend.info):
             for config in engine.configs(problem, backend.info):
                 run_problem(backend, problem, engine, config)
+
+
+@pytest.mark.parametrize("line", [
+    "avg_pool x=f32[2,3,8,8]nchw window=2", "avg_pool x=f32[2,3,9,16]nchw window=3 stride=2 padding=1 count_include_pad=False",
+    "avg_pool x=f16[2,3,9,16]nchw window=3 stride=2 padding=1", "avg_pool x=f32[2,3,8,24]nchw window=3",
+    "avg_pool x=f32[2,3,9,16]nchw window=2 ceil_mode=True", "avg_pool x=f32[2,3,9,16]nchw window=4 stride=2 padding=1 ceil_mode=True",
+    "avg_pool x=bf16[2,3,9,16]nchw window=(2,3) stride=2 padding=1 divisor_override=7",
+    "max_pool x=bf16[2,3,7,16]nchw window=3 stride=2 padding=1 return_indices=True", "max_pool x=s8[2,3,8,16]nchw window=2",
+    "max_pool x=f64[1,2,4,5,8]nchw window=(2,2,3) stride=(1,2,2) padding=(0,1,1) return_indices=True",
+    "max_pool x=f32[2,3,32]nchw window=2 return_indices=True", "max_pool x=f32[1,2,4,16]nchw window=(1,2) stride=(1,4)",
+    "lp_pool x=f32[2,3,8,20]nchw window=(2,5) stride=2 norm=3.0", "lp_pool x=f16[2,3,7,16]nchw window=3 stride=2 padding=1 norm=1.0"])
+def test_outputs_along_a_row(line: str) -> None:
+    """Windows that overlap within a thread's row, reach out of its cells or out of the input: any number of outputs a thread."""
+    backend, problem = EmulatedBackend("sm_80", checkers="all"), parse_case(line)
+    engine = next(e for e in ENGINES[problem.op] if e.id == "pool.window")
+    configs = [c for c in engine.configs(problem, backend.info) if dict(c.knobs).get("along", 1) > 1 and c["threads"] == 128]
+    assert configs
+    for config in configs:
+        run_problem(backend, problem, engine, config)
+
+
+def test_rows_that_no_packs_serve() -> None:
+    """An odd number of outputs, rows that begin between packs, windows apart from their cells, outputs that need not lie along the row."""
+    backend = EmulatedBackend("sm_80")
+    for line in ("avg_pool x=f32[2,3,8,10]nchw window=2", "avg_pool x=f32[2,3,8,18]nchw window=2", "avg_pool x=f32[2,8,8,8]nhwc window=2",
+                 "max_pool x=f32[2,3,8,16]nchw window=2 dilation=2", "adaptive_avg_pool x=f32[2,3,8,16]nchw output_size=(3,7)"):
+        problem = parse_case(line)
+        engine = next(e for e in ENGINES[problem.op] if e.id == "pool.window")
+        assert all(dict(c.knobs).get("along", 1) < 4 for c in engine.configs(problem, backend.info)), line
