@@ -1,9 +1,10 @@
 """Convolutions in three dimensions whose filter stays in shared memory, on wgmma, sm_90a: each plane of the image is multiplied once.
 
 A warpgroup takes a column: a block of 8 x 8 positions at all depths. It walks the image's planes; of each it gets the patch under the block
-and all taps, and multiplies it by the taps of all depths at once: as many blocks of columns as the filter has planes, and
-each block's sums belong to another plane of results. With each step one of these is complete, and the sums of the others move one block on.
-A loop that fetches a tile for each tap brings every pixel 27 times, and with 32 columns to a product a third of the tensor cores' time is lost.
+and all taps, and multiplies it by the taps of all depths at once. So a product has as many blocks of columns as the filter has planes, and
+each block's sums belong to another plane of results. With each step one of these is complete, and the sums of the others move one block
+on. A loop that fetches a tile for each tap brings every pixel 27 times, and 32 columns to a product leave a third of the tensor cores'
+time unused.
 """
 
 from __future__ import annotations
@@ -17,12 +18,12 @@ from ..codegen.spec import Target as PtxTarget
 from ..codegen.spec import TensorMapSpec
 from ..device import DeviceInfo
 from . import affine_tiling as tiling
-from .affine import AffineMatmul, Bound, MatmulGroup, Source
+from .affine import AffineMatmul, Bound, IndexSpace, MatmulGroup, Source
 from .affine_strip_sm90 import _aligned, _check
 from .affine_tma import BLOCK, MAX_BOX, MAX_PIXELS, SPAN_BYTES, _MapBuilder
 from .affine_tma import Sum as BoxSum
 from .affine_wgmma_sm90 import BARRIER_BYTES, MAX_REGISTERS, PANEL, SMEM_BYTES, RingConsts, epilogue_lines, plan_epilogue
-from .base import Arg, Build, EngineConfig, Step, Support, TensorMapArg, refuse
+from .base import Arg, Build, EngineConfig, Step, Support, TensorMapArg
 
 WARPGROUPS = 2  # that multiply, each a column
 TILES_N = (64, 32, 16)
@@ -152,30 +153,51 @@ class Planes:
         return rows, columns
 
 
+def with_channels(am: AffineMatmul) -> AffineMatmul:
+    """Where no bound parts them, taps of a row and channels are one digit of k: split again."""
+    channels = am.a.row_strides[-1] if am.a.row_strides else 0
+    if len(am.k.extents) != 3 or len(am.m.extents) < 3 or am.a.k_strides[2] != 1 or channels < 1 or am.k.extents[2] % channels:
+        return am
+    *outer, run = am.k.extents
+
+    def parted(x: Source) -> Source:
+        step = x.k_strides[2]
+        bounds = tuple(replace(b, k_coefs=(*b.k_coefs[:2], b.k_coefs[2] * channels, b.k_coefs[2])) for b in x.bounds)
+        return replace(x, k_strides=(*x.k_strides[:2], step * channels, step), bounds=bounds)
+
+    return replace(am, k=IndexSpace((*outer, run // channels, channels)), a=parted(am.a), b=parted(am.b))
+
+
 def plan_planes(x: Source, positions: tuple[int, ...], taps: tuple[int, ...]) -> Planes | str:
-    """Planes of a unit-stride operand with three bounds, one for each dimension, or why there are none."""
-    if len(positions) not in (3, 4) or len(taps) != 4 or len(x.bounds) != 3:
-        return "planes are of positions (image, plane, row, column) and taps (plane, row, column, channel), padded in three dimensions"
+    """Planes of a unit-stride operand, or why there are none."""
+    if len(positions) not in (3, 4) or len(taps) != 4:
+        return "planes are of positions (image, plane, row, column) and taps (plane, row, column, channel)"
     missing = 4 - len(positions)
     images = (1, *positions)[-4]
     strides = (0,) * missing + x.row_strides
     if x.k_strides[3] != 1 or x.align % 16:
         return "its channels are not contiguous or not aligned to 16 bytes"
-    extents, first, steps, base = [], [], [], x.base
+    extents, first, steps, base, found = [], [], [], x.base, 0
     for i in range(3):
-        digit = i + 1 - missing
+        digit, stride, length = i + 1 - missing, strides[i + 1], positions[i + 1 - missing]
+        step = x.k_strides[i] // max(1, stride)
+        lowest, span = min(0, step * (taps[i] - 1)), abs(step) * (taps[i] - 1)
         bound: Bound | None = next((b for b in x.bounds if b.row_coefs[digit]), None)
+        if step == 0 or x.k_strides[i] != step * stride:
+            return "a tap's stride does not fit its position's"
         if bound is None:
-            return "a dimension has no bound"
-        step = bound.k_coefs[i]
-        if bound.row_coefs != tuple(int(j == digit) for j in range(len(positions))) or bound.k_coefs != tuple(step * (j == i) for j in range(4)):
+            bound = Bound((), (), -lowest, length + span)
+        elif (bound.row_coefs != tuple(int(j == digit) for j in range(len(positions)))
+              or bound.k_coefs != tuple(step * (j == i) for j in range(4))):
             return "its steps are not 1, or a bound ties more than one position to one tap"
-        if x.k_strides[i] != step * strides[i + 1]:
-            return "a tap's stride does not fit its bound"
-        base -= bound.offset * strides[i + 1]
+        else:
+            found += 1
+        base -= bound.offset * stride
         extents.append(bound.extent)
-        first.append(bound.offset + min(0, step * (taps[i] - 1)))
+        first.append(bound.offset + lowest)
         steps.append(step)
+    if found != len(x.bounds):
+        return "a bound is of no position"
     if abs(steps[0]) != 1:
         return "taps of neighbouring planes are not neighbours"
     build = _MapBuilder(x.dtype.num_bytes)
@@ -185,7 +207,8 @@ def plan_planes(x: Source, positions: tuple[int, ...], taps: tuple[int, ...]) ->
     fault = build.fault(base)
     if fault or base < 0:
         return fault or "its first element lies before the operand's"
-    planes = Planes(build.finish(x.dtype.name), base * x.dtype.num_bytes, (images, *positions[-3:]), (taps[0], taps[1], taps[2]),
+    planes = Planes(build.finish(x.dtype.name), base * x.dtype.num_bytes,
+                    (images, positions[-3], positions[-2], positions[-1]), (taps[0], taps[1], taps[2]),
                     (first[0], first[1], first[2]), (steps[0], steps[1], steps[2]))
     if max(planes.patch) > MAX_BOX or prod(planes.patch) > MAX_PIXELS:
         return f"a patch of {planes.patch[0]} x {planes.patch[1]} is too large"
@@ -227,6 +250,7 @@ def _plan(am: AffineMatmul, tile_n: int = 0) -> _Plan | str:
     if not tile_n:
         plans = [_plan(am, n) for n in TILES_N]
         return next((p for p in plans if isinstance(p, _Plan)), plans[0])
+    am = with_channels(am)
     size, d, w = am.a.dtype.num_bytes, am.d, am.b
     if len(am.n.extents) != 1 or am.batch.size != 1:
         return "there are groups, or several digits of n"
@@ -309,7 +333,7 @@ class PlanesSm90Matmul:
     is_deterministic = True
 
     def check(self, am: AffineMatmul | MatmulGroup, device: DeviceInfo) -> Support:
-        """sm_90a; f16 or bf16, channels last; padded in three dimensions (see _plan)."""
+        """sm_90a; f16 or bf16, channels last; unit strides (see _plan)."""
         return _check(self.name, _plan, am, device)
 
     def configs(self, am: AffineMatmul, device: DeviceInfo) -> tuple[EngineConfig, ...]:
@@ -344,7 +368,7 @@ class PlanesSm90Matmul:
         if device.is_emulated:
             return 1000.0 * plan.tiles(segments) * plan.n_tiles(am) * steps
         # A product of 64 x columns takes as many clocks as half its columns, or as its operands' way from shared memory.
-        clocks = len(c.products) * max(c.columns / 2, 16 + c.columns / 4)
+        clocks = len(c.products) * (max(c.columns / 2, 16 + c.columns / 4) + 2)
         plane = max(c.warpgroups * clocks, clocks + 500 + 6 * c.tile_n)
         rounds = -(-plan.tiles(segments) // step) * -(-plan.n_tiles(am) // max(1, device.num_sms // step))
         compute_us = (rounds * (steps * plane + 1000) + c.filter_bytes / 40) / 1550

@@ -10,7 +10,8 @@ from .base import Engine
 from .matmul import MatmulEngine
 
 ENGINES: dict[str, tuple[Engine, ...]] = {
-    "conv_fprop": (MatmulEngine("conv_fprop", STRIP_SM90), MatmulEngine("conv_fprop", PLANES_SM90), MatmulEngine("conv_fprop", STREAM_SM90)),
+    "conv_fprop": (MatmulEngine("conv_fprop", STRIP_SM90), MatmulEngine("conv_fprop", PLANES_SM90),
+                   MatmulEngine("conv_fprop", STREAM_SM90)),
     "conv_dgrad": (MatmulEngine("conv_dgrad", PLANES_SM90), MatmulEngine("conv_dgrad", STREAM_SM90)),
     "conv_transpose": (MatmulEngine("conv_transpose", PLANES_SM90), MatmulEngine("conv_transpose", STREAM_SM90)),
     "conv_transpose_dgrad": (MatmulEngine("conv_transpose_dgrad", STRIP_SM90), MatmulEngine("conv_transpose_dgrad", PLANES_SM90),
