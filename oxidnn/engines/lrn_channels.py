@@ -1,7 +1,8 @@
 """Local response normalisation: a thread walks over a run of channels, with all channels that its windows reach in registers.
 
 Where the channels lie side by side, the run is moved as a pack; else neighbouring threads have neighbouring positions. Windows within
-channels: a thread an element; the gradient in two launches, each a walk over windows.
+channels: a thread an element, or a strip of them along the second last dimension, whose windows share the sums of rows; the gradient in
+two launches, each a walk over windows.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from .digits import DigitConsts, Digits
 
 THREADS = 128
 MAX_SIZE = {"f32": 33, "f64": 17}  # all channels that a run's windows reach are held in registers
+MAX_LOADS = 128  # of a strip's rows, which are unrolled
 _LIMIT = 2**31
 
 
@@ -62,7 +64,9 @@ class LrnConsts:
 
 @dataclass(frozen=True, slots=True)
 class WithinConsts:
-    """stage: "y", "shares" or "dx": see the template. walked: type of what the windows run over. means: windows are of x - means."""
+    """stage: "y", "shares" or "dx": see the template. walked: type of what the windows run over. means: windows are of x - means.
+    strip: elements of a thread along the second last dimension. beside: what windows run over lies side by side along the last one.
+    """
 
     dtype: str
     compute: str
@@ -73,6 +77,8 @@ class WithinConsts:
     rank: int
     digits: DigitConsts
     means: bool
+    strip: int = 1
+    beside: bool = False
 
     def power(self, result: str, base: str, exponent: str) -> str:
         return _power(self.compute, result, base, exponent)
@@ -166,8 +172,20 @@ class WithinEngine(Engine):
             return refuse(f"one image has {prod(x.shape[1:])} elements (at most {_LIMIT - 1})")
         return SUPPORTED
 
+    def configs(self, problem: Problem, device: DeviceInfo) -> tuple[EngineConfig, ...]:
+        assert isinstance(problem, LrnProblem)
+        most = MAX_LOADS // (2 if problem.has("means") or _compute(problem) == "f64" else 1)
+        strips = [n for n in (8, 16, 4) if problem.desc("x").rank > 3 and (n + problem.size - 1) * problem.size <= most]
+        found = [*(EngineConfig.of(strip=n) for n in strips), EngineConfig()]
+        return tuple(sorted(found, key=lambda config: self.estimate(problem, config, device)))
+
     def estimate(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> float:
-        return 3.0 + problem.num_bytes / (device.bandwidth_gbs * 1e3 * 0.5) + problem.flops / (device.fma_tflops * 1e5)
+        assert isinstance(problem, LrnProblem)
+        strip = _strip(config)
+        x, rows = problem.desc("x"), strip + problem.size - 1
+        share = rows / (strip * problem.size) / 2 if strip > 1 else 1.0  # of the loads; unrolled
+        used = x.shape[-2] / (-(-x.shape[-2] // strip) * strip) if strip > 1 and x.shape[-2] else 1.0
+        return 3.0 + problem.num_bytes / (device.bandwidth_gbs * 1e3 * 0.5) + problem.flops * share / used / (device.fma_tflops * 1e5)
 
     def build_steps(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> Build:
         assert isinstance(problem, LrnProblem)
@@ -178,7 +196,8 @@ class WithinEngine(Engine):
         powers = {"k": problem.k, "exponent": -problem.beta}
         means, dmeans = (("means",), ("dmeans",)) if problem.has("means") else ((), ())
         if not problem.is_backward:
-            steps = self._steps(problem, device, "y", ("x", *means, "y"), places, (before, after), {"factor": problem.factor} | powers)
+            steps = self._steps(problem, config, device, "y", ("x", *means, "y"), places, (before, after),
+                                {"factor": problem.factor} | powers)
             return Build(tuple(steps))
         scratch, dx = Scratch(), problem.desc("dx")
         kind = dtype(_compute(problem))
@@ -186,37 +205,48 @@ class WithinEngine(Engine):
         dense = TensorDesc(kind, dx.shape, packed_strides(dx.shape, order))
         for name in ("share", "own"):
             places[name] = dense, scratch.take(dense.num_bytes)
-        steps = self._steps(problem, device, "shares", ("x", *means, "dy", "own", "share"), places, (before, after),
+        steps = self._steps(problem, config, device, "shares", ("x", *means, "dy", "own", "share"), places, (before, after),
                             {"factor": problem.factor, "steeper": -problem.beta - 1} | powers)
-        steps += self._steps(problem, device, "dx", ("share", "x", *means, *dmeans, "own", "dx"), places, (after, before),
+        steps += self._steps(problem, config, device, "dx", ("share", "x", *means, *dmeans, "own", "dx"), places, (after, before),
                              {"factor": -2 * problem.factor * problem.beta})
         return Build(tuple(steps), scratch.num_bytes)
 
     @staticmethod
-    def _steps(problem: LrnProblem, device: DeviceInfo, stage: str, names: tuple[str, ...],
+    def _steps(problem: LrnProblem, config: EngineConfig, device: DeviceInfo, stage: str, names: tuple[str, ...],
                places: dict[str, tuple[TensorDesc, TensorArg | WorkspaceArg]], window: tuple[int, int],
                numbers: dict[str, float]) -> list[Step]:
         """The launches of a stage over the operands `names`, the walked one first, what is written last."""
-        x, compute = problem.desc("x"), _compute(problem)
+        x, compute, strip = problem.desc("x"), _compute(problem), _strip(config)
         rows = {n: tuple(s * places[n][0].dtype.num_bytes for s in places[n][0].strides) for n in names}
         images = max(1, min(x.shape[0], (_LIMIT - 1) // prod(x.shape[1:])))
-        wide = any(abs(s) >= _LIMIT for row in rows.values() for s in row)
+        wide = any(abs(s) * strip >= _LIMIT for row in rows.values() for s in row)
+        moves, extents = rows, x.shape[1:]
+        if strip > 1:
+            moves = {n: (*row[:-2], row[-2] * strip, row[-1]) for n, row in rows.items()}
+            extents = (*extents[:-2], -(-extents[-2] // strip), extents[-1])
+        walked = (names[0], "means") if stage != "dx" and problem.has("means") else names[:1]
+        beside = all(places[n][0].strides[-1] == 1 for n in walked)
         steps = []
         for begin in range(0, x.shape[0], images):
-            digits = Digits(("n", "c", *(f"i{a}" for a in range(x.rank - 2))), (min(images, x.shape[0] - begin), *x.shape[1:]), rows)
+            digits = Digits(("n", "c", *(f"i{a}" for a in range(x.rank - 2))), (min(images, x.shape[0] - begin), *extents), moves)
             digits = digits.ordered_for(names[-1])
             consts = WithinConsts(x.dtype.name, compute, places[names[0]][0].dtype.name, stage, *window, x.rank - 2, digits.consts(wide),
-                                  problem.has("means"))
+                                  problem.has("means"), strip, strip > 1 and beside)
             args = []
             for name in names:
                 place = places[name][1]
                 args.append(Arg(f"ptr_{name}", "u64", replace(place, byte_offset=place.byte_offset + begin * rows[name][0])))
             args += [Arg("num_threads", "u32", digits.size), *digits.args(wide)]
             args += [Arg(f"extent{a}", "u32", extent) for a, extent in enumerate(x.shape[2:])]
+            args += [Arg(f"step_{n}", "s64" if wide else "s32", rows[n][-2]) for n in names if strip > 1]
             args += [Arg(name, compute, value) for name, value in numbers.items()]
             steps.append(Step.of("lrn/within", problem.op, Target.for_arch(device.arch), THREADS, args, consts, -(-digits.size // THREADS),
-                                 suffix=f"{stage}_{consts.dtype}"))
+                                 min_ctas_per_sm=8 if strip > 1 and compute == "f32" else 1, suffix=f"{stage}_{consts.dtype}_s{strip}"))
         return steps
+
+
+def _strip(config: EngineConfig) -> int:
+    return int(dict(config.knobs).get("strip", 1))
 
 
 def _compute(problem: LrnProblem) -> str:

@@ -6,7 +6,11 @@ import numpy as np
 import pytest
 
 import oxidnn
+from oxidnn.dispatch.registry import ENGINES
 from oxidnn.errors import InvalidArgument, Unsupported
+from oxidnn.ops.case import parse_case
+from oxidnn.runtime.emu_backend import EmulatedBackend
+from oxidnn.testing.harness import run_problem
 
 from .differences import central_differences
 
@@ -159,3 +163,19 @@ def test_refusals_of_divisive_normalisation(h: oxidnn.DnnHandle) -> None:
     ):
         with pytest.raises(InvalidArgument, match=words):
             call()
+
+
+@pytest.mark.parametrize("line", [
+    "divisive_norm x=f32[2,3,9,7]nchw", "divisive_norm x=f32[2,3,19,7]nchw means=f32[2,3,19,7]nhwc",
+    "lrn x=bf16[1,8,4,9,3]nhwc size=2 within=True",
+    "divisive_norm x=f64[1,2,3,14,5]nchw means=f64[1,2,3,14,5]nchw size=2 beta=0.75", "divisive_norm x=f16[1,3,1,5]nchw size=6",
+    "divisive_norm_backward dy=f32[2,3,9,7]nchw x=f32[2,3,9,7]nhwc means=f32[2,3,9,7]nchw",
+    "divisive_norm_backward dy=f16[2,8,25,6]nhwc x=f16[2,8,25,6]nhwc size=4"])
+def test_strips_of_windows_within_channels(line: str) -> None:
+    """Strips that do not divide the rows, windows longer than the image, walked side by side or a stride apart."""
+    backend, problem = EmulatedBackend("sm_80", checkers="all"), parse_case(line)
+    engine = next(e for e in ENGINES[problem.op] if e.id == "lrn.within")
+    configs = engine.configs(problem, backend.info)
+    assert len(configs) > 1
+    for config in configs:
+        run_problem(backend, problem, engine, config)
