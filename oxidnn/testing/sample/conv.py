@@ -82,6 +82,9 @@ def _draw(rng: np.random.Generator, op: str, size: str) -> Problem | None:
                 for _ in range(spatial)]
         padding = [(int(rng.integers(0, r + 1)), int(rng.integers(0, r + 1))) for r in taps]
         extents = [upto(2 * r + 8) for r in taps]
+    if spatial == 3 and rng.random() < 0.4:  # an inner layer of a volume
+        is_dense, groups, stride, extents = True, 1, [1] * 3, [int(rng.integers(2, 7)) for _ in range(3)]
+        (channels, filters), taps = (int(rng.choice((8, 16, 24))) for _ in range(2)), [int(rng.integers(2, 4)) for _ in range(3)]
     attrs: dict[str, Any] = {"stride": tuple(stride), "padding": tuple(padding), "dilation": tuple(dilation), "groups": groups,
                              "flip": bool(rng.random() < 0.15)}
     if rng.random() < 0.08:
