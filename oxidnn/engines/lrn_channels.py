@@ -241,7 +241,7 @@ class WithinEngine(Engine):
             args += [Arg(f"step_{n}", "s64" if wide else "s32", rows[n][-2]) for n in names if strip > 1]
             args += [Arg(name, compute, value) for name, value in numbers.items()]
             steps.append(Step.of("lrn/within", problem.op, Target.for_arch(device.arch), THREADS, args, consts, -(-digits.size // THREADS),
-                                 min_ctas_per_sm=8 if strip > 1 and compute == "f32" else 1, suffix=f"{stage}_{consts.dtype}_s{strip}"))
+                                 min_ctas_per_sm=4 if strip > 1 and compute == "f32" else 1, suffix=f"{stage}_{consts.dtype}_s{strip}"))
         return steps
 
 
