@@ -364,7 +364,8 @@ class MmaSm80Matmul:
             matrices = 2 if am.up is not None else 1
             num_bytes = size * (tiling.source_elements(am.a, am.m, am.k, am.batch)
                                 + matrices * tiling.source_elements(am.b, am.n, am.k, am.batch))
-            num_bytes += am.d.dtype.num_bytes * am.m.size * am.n.size * am.batch.size
+            num_bytes += am.m.size * am.n.size * am.batch.size * sum(t.dtype.num_bytes for t in (am.d, *am.operands)
+                                                                     if t is am.d or any(t.m_strides))
             speed = 0.45 if any(run * size % 128 for run in runs) else 0.65
             memory_us = num_bytes / (device.bandwidth_gbs * speed * 1e3) + 4.8
             device = replace(device, bandwidth_gbs=device.bandwidth_gbs * HOPPER_BANDWIDTH)
