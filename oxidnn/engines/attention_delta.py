@@ -1,4 +1,4 @@
-"""What the gradients of a row's scores share: delta = sum of d_out * out, and the logarithm of the row's sum to base 2. One launch before all others."""
+"""delta = sum of d_out * out, and lse to base 2: what the gradients of a row's scores share. One launch before all others."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def delta_step(p: AttentionProblem, device: DeviceInfo, delta: WorkspaceArg, lse
     lanes = 1
     while lanes < min(32, dim // vector):
         lanes *= 2
-    compute, size = p.accumulator.name, p.accumulator.num_bytes
+    compute = p.accumulator.name
     lengths = "sequences" if p.is_varlen else "batch" if p.has("lengths_q") else ""
     consts = DeltaConsts(out.dtype.name, compute, dim, vector, lanes, -(-dim // (vector * lanes)), lengths, zeroed[1] if zeroed else 0)
     blocks = max(1, -(-length // (_THREADS // lanes)))
