@@ -1,10 +1,13 @@
-"""Convolutions in three dimensions whose filter stays in shared memory, on wgmma, sm_90a: each plane of the image is multiplied once.
+"""Convolutions in one and three dimensions whose filter stays in shared memory, on wgmma, sm_90a: each pixel is brought once.
 
-A warpgroup takes a column: a block of 8 x 8 positions at all depths. It walks the image's planes; of each it gets the patch under the block
-and all taps, and multiplies it by the taps of all depths at once. So a product has as many blocks of columns as the filter has planes, and
-each block's sums belong to another plane of results. With each step one of these is complete, and the sums of the others move one block
-on. A loop that fetches a tile for each tap brings every pixel 27 times, and 32 columns to a product leave a third of the tensor cores'
-time unused.
+A warpgroup takes 64 positions. In three dimensions these are a column: a block of 8 x 8 positions at all depths. It walks the image's
+planes; of each it gets the patch under the block and all taps, and multiplies it by the taps of all depths at once. So a product has as
+many blocks of columns as the filter has planes, and each block's sums belong to another plane of results. With each step one of these is
+complete, and the sums of the others move one block on. A loop that fetches a tile for each tap brings every pixel 27 times, and 32 columns
+to a product leave a third of the tensor cores' time unused.
+
+A sequence is walked in blocks of 64 positions. What counts there is that channels are cut off once: of 80 channels a loop of k tiles of 64
+brings a second tile of 16 with each tap, whose rows, cut off, take longer than their products.
 """
 
 from __future__ import annotations
@@ -26,7 +29,7 @@ from .affine_wgmma_sm90 import BARRIER_BYTES, MAX_REGISTERS, PANEL, SMEM_BYTES, 
 from .base import Arg, Build, EngineConfig, Step, Support, TensorMapArg
 
 WARPGROUPS = 2  # that multiply, each a column
-TILES_N = (64, 32, 16)
+TILES_N = (192, 128, 64, 32, 16)
 MAX_COLUMNS = 192  # of a product: 96 accumulators a thread
 MAX_PRODUCTS = 200  # in the text of the kernel
 MAX_STAGES = 8
@@ -50,6 +53,8 @@ class PlanesConsts:
     tile_n: int
     span: int
     chunks: int
+    channels: int
+    block: tuple[int, int]  # rows and columns of positions
     patch_h: int
     patch_w: int
     taps: tuple[int, ...]
@@ -98,8 +103,9 @@ class PlanesConsts:
 
     @property
     def bits_a(self) -> str:
-        """A descriptor but for its address: a patch row between groups of 8 lines."""
-        return f"0x{SWIZZLES[self.span] << 62 | (self.patch_w * self.span >> 4) << 32 | 1 << 16:016X}"
+        """A descriptor but for its address: between groups of 8 lines a patch row, or 8 lines of one."""
+        lines = self.patch_w if self.block[0] > 1 else 8
+        return f"0x{SWIZZLES[self.span] << 62 | (lines * self.span >> 4) << 32 | 1 << 16:016X}"
 
     @property
     def bits_b(self) -> str:
@@ -113,11 +119,22 @@ class PlanesConsts:
         found = []
         for i, pixel in enumerate(self.taps):
             for chunk in range(self.chunks):
-                for k in range(self.span // 32):
+                left = self.channels - chunk * self.chunk_elements
+                for k in range(min(self.span // 32, -(-left // 16))):
                     a = pixel * self.span + chunk * self.patch_bytes + 32 * k
                     b = (i * self.chunks + chunk) * self.panel_bytes + k * (32 if self.major == "k" else 16 * self.span_b)
                     found.append((a >> 4, b >> 4))
         return found
+
+    @property
+    def panels(self) -> int:
+        """Of 64 columns that complete sums make."""
+        return -(-self.tile_n // PANEL)
+
+    @property
+    def slots(self) -> int:
+        """Panels that a warpgroup stages in turn."""
+        return min(2, self.panels)
 
     def sums(self, turn: int) -> list[str]:
         """Accumulators of the plane of results that is `turn` steps further on."""
@@ -140,46 +157,64 @@ class Planes:
     byte_offset: int
     positions: tuple[int, int, int, int]
     taps: tuple[int, int, int]
+    block: tuple[int, int]
     first: tuple[int, int, int]
     steps: tuple[int, int, int]
 
     @property
     def blocks(self) -> tuple[int, int, int]:
-        return (self.positions[0], -(-self.positions[2] // BLOCK), -(-self.positions[3] // BLOCK))
+        return (self.positions[0], -(-self.positions[2] // self.block[0]), -(-self.positions[3] // self.block[1]))
 
     @property
     def patch(self) -> tuple[int, int]:
-        rows, columns = (BLOCK + abs(step) * (taps - 1) for step, taps in zip(self.steps[1:], self.taps[1:], strict=True))
+        rows, columns = (size + abs(step) * (taps - 1)
+                         for size, step, taps in zip(self.block, self.steps[1:], self.taps[1:], strict=True))
         return rows, columns
 
 
-def with_channels(am: AffineMatmul) -> AffineMatmul:
-    """Where no bound parts them, taps of a row and channels are one digit of k: split again."""
-    channels = am.a.row_strides[-1] if am.a.row_strides else 0
-    if len(am.k.extents) != 3 or len(am.m.extents) < 3 or am.a.k_strides[2] != 1 or channels < 1 or am.k.extents[2] % channels:
-        return am
-    *outer, run = am.k.extents
+def as_volume(am: AffineMatmul) -> AffineMatmul | None:
+    """The same with all digits of m (image, plane, row, column) and of k (plane, row, column, channel), if it is a convolution in one or
+    three dimensions: digits of one element put back, taps of a row and channels parted where no bound did."""
+    rows, terms = len(am.m.extents), len(am.k.extents)
+    if rows not in (1, 2, 3, 4) or am.n.extents != (am.n.size,):
+        return None
+    dims = 3 if rows > 2 else 1
+    channels = am.a.row_strides[-1]
+    if terms == dims and channels > 0 and am.a.k_strides[-1] == 1 and am.k.extents[-1] > channels and am.k.extents[-1] % channels == 0:
+        parts: tuple[int, ...] = (am.k.extents[-1] // channels, channels)
+    elif terms == dims + 1:
+        parts = am.k.extents[-1:]
+    else:
+        return None
+    new_m, new_k = 4 - rows - (3 - dims), 3 - dims  # digits to put back before all others; those of planes and rows come behind the images
 
-    def parted(x: Source) -> Source:
-        step = x.k_strides[2]
-        bounds = tuple(replace(b, k_coefs=(*b.k_coefs[:2], b.k_coefs[2] * channels, b.k_coefs[2])) for b in x.bounds)
-        return replace(x, k_strides=(*x.k_strides[:2], step * channels, step), bounds=bounds)
+    def m(values: tuple[int, ...], one: int) -> tuple[int, ...]:
+        values = (one,) * new_m + values
+        return (values[0], *(one,) * (3 - dims), *values[1:])
 
-    return replace(am, k=IndexSpace((*outer, run // channels, channels)), a=parted(am.a), b=parted(am.b))
+    def k(values: tuple[int, ...], one: int) -> tuple[int, ...]:
+        step = values[-1]
+        return (*(one,) * new_k, *values[:-1], *((step * channels, step) if len(parts) > 1 else (step,)))
+
+    def whole(x: Source, row: bool) -> Source:
+        bounds = tuple(replace(b, row_coefs=m(b.row_coefs, 0) if row else b.row_coefs, k_coefs=k(b.k_coefs, 0)) for b in x.bounds)
+        return replace(x, row_strides=m(x.row_strides, 1) if row else x.row_strides, k_strides=k(x.k_strides, 1), bounds=bounds)
+
+    targets = [replace(t, m_strides=m(t.m_strides, 0)) for t in (am.d, *am.operands)]
+    return replace(am, m=IndexSpace(m(am.m.extents, 1)), k=IndexSpace((1,) * new_k + am.k.extents[:-1] + parts), a=whole(am.a, True),
+                   b=whole(am.b, False), d=targets[0], operands=tuple(targets[1:]))
 
 
 def plan_planes(x: Source, positions: tuple[int, ...], taps: tuple[int, ...]) -> Planes | str:
-    """Planes of a unit-stride operand, or why there are none."""
-    if len(positions) not in (3, 4) or len(taps) != 4:
-        return "planes are of positions (image, plane, row, column) and taps (plane, row, column, channel)"
-    missing = 4 - len(positions)
-    images = (1, *positions)[-4]
-    strides = (0,) * missing + x.row_strides
+    """Planes of a unit-stride operand of positions (image, plane, row, column) and taps (plane, row, column, channel), or why there are
+    none."""
     if x.k_strides[3] != 1 or x.align % 16:
         return "its channels are not contiguous or not aligned to 16 bytes"
+    if prod(taps[:3]) == 1:
+        return "a single tap: there is nothing to share"
     extents, first, steps, base, found = [], [], [], x.base, 0
     for i in range(3):
-        digit, stride, length = i + 1 - missing, strides[i + 1], positions[i + 1 - missing]
+        digit, stride, length = i + 1, x.row_strides[i + 1], positions[i + 1]
         step = x.k_strides[i] // max(1, stride)
         lowest, span = min(0, step * (taps[i] - 1)), abs(step) * (taps[i] - 1)
         bound: Bound | None = next((b for b in x.bounds if b.row_coefs[digit]), None)
@@ -187,7 +222,7 @@ def plan_planes(x: Source, positions: tuple[int, ...], taps: tuple[int, ...]) ->
             return "a tap's stride does not fit its position's"
         if bound is None:
             bound = Bound((), (), -lowest, length + span)
-        elif (bound.row_coefs != tuple(int(j == digit) for j in range(len(positions)))
+        elif (bound.row_coefs != tuple(int(j == digit) for j in range(4))
               or bound.k_coefs != tuple(step * (j == i) for j in range(4))):
             return "its steps are not 1, or a bound ties more than one position to one tap"
         else:
@@ -202,13 +237,15 @@ def plan_planes(x: Source, positions: tuple[int, ...], taps: tuple[int, ...]) ->
         return "taps of neighbouring planes are not neighbours"
     build = _MapBuilder(x.dtype.num_bytes)
     build.add(taps[3], 1, 0, BoxSum())
-    for extent, stride in ((extents[2], strides[3]), (extents[1], strides[2]), (extents[0], strides[1]), (images, strides[0])):
+    for extent, stride in ((extents[2], x.row_strides[3]), (extents[1], x.row_strides[2]), (extents[0], x.row_strides[1]),
+                           (positions[0], x.row_strides[0])):
         build.add(extent, stride, 1, BoxSum())
     fault = build.fault(base)
     if fault or base < 0:
         return fault or "its first element lies before the operand's"
     planes = Planes(build.finish(x.dtype.name), base * x.dtype.num_bytes,
-                    (images, positions[-3], positions[-2], positions[-1]), (taps[0], taps[1], taps[2]),
+                    (positions[0], positions[1], positions[2], positions[3]), (taps[0], taps[1], taps[2]),
+                    (BLOCK, BLOCK) if positions[1] * positions[2] * taps[0] * taps[1] > 1 else (1, PANEL),
                     (first[0], first[1], first[2]), (steps[0], steps[1], steps[2]))
     if max(planes.patch) > MAX_BOX or prod(planes.patch) > MAX_PIXELS:
         return f"a patch of {planes.patch[0]} x {planes.patch[1]} is too large"
@@ -250,10 +287,12 @@ def _plan(am: AffineMatmul, tile_n: int = 0) -> _Plan | str:
     if not tile_n:
         plans = [_plan(am, n) for n in TILES_N]
         return next((p for p in plans if isinstance(p, _Plan)), plans[0])
-    am = with_channels(am)
+    volume = as_volume(am)
+    if volume is None or am.batch.size != 1:
+        return "it has groups, or is no convolution in one or three dimensions"
+    merged = tiling.merged_digits(am)
+    am = volume
     size, d, w = am.a.dtype.num_bytes, am.d, am.b
-    if len(am.n.extents) != 1 or am.batch.size != 1:
-        return "there are groups, or several digits of n"
     planes = plan_planes(am.a, am.m.extents, am.k.extents)
     if isinstance(planes, str):
         return f"{am.a.name}: {planes}"
@@ -269,6 +308,8 @@ def _plan(am: AffineMatmul, tile_n: int = 0) -> _Plan | str:
         return f"{w.name} is not aligned to 16 bytes"
     # The filter: (line, line of the other kind, plane, row, column of taps); what is walked backwards lies turned round.
     major = "k" if w.k_strides[3] == 1 else "row"
+    if major == "row" and tile_n > PANEL:
+        return f"of {w.name}, contiguous along its columns, {PANEL} lie in a line"
     if major == "row" and w.row_strides[0] != 1:
         return f"{w.name} is contiguous neither along its channels nor along its columns"
     build, base = _MapBuilder(size), w.base
@@ -295,39 +336,39 @@ def _plan(am: AffineMatmul, tile_n: int = 0) -> _Plan | str:
     patch_h, patch_w = planes.patch
     pixels = tuple(place(1, row) * patch_w + place(2, column) for row in range(taps[1]) for column in range(taps[2]))
     turns = tuple(place(0, plane) for plane in range(depth))
-    missing = (1,) * (4 - len(am.m.extents))
     build = _MapBuilder(d.dtype.num_bytes)
-    build.add(am.n.size, 1, tile_n, BoxSum())
-    for extent, stride, box in zip(reversed(planes.positions), (*reversed(d.m_strides), *missing), (BLOCK, BLOCK, 1, 1), strict=False):
+    build.add(am.n.size, 1, min(tile_n, PANEL), BoxSum())
+    for extent, stride, box in zip(reversed(planes.positions), reversed(d.m_strides), (*reversed(planes.block), 1, 1), strict=True):
         build.add(extent, stride, box, BoxSum())
     fault = build.fault(d.base)
     if fault or d.dtype.num_bytes != 2 or not d.dtype.is_float or d.n_strides not in ((1,), (0,)) or am.n.size * 2 % 16 or d.align % 16:
         return "D is not of 16 bits, channels last, all strides multiples of 16 bytes"
     stored = replace(build.finish(d.dtype.name), swizzle=SPAN_BYTES)
-    merged = tiling.merged_digits(am)
     epilogue = plan_epilogue(merged, am, tiling.needs_wide(merged), False, MAX_REGISTERS[WARPGROUPS] - depth * tile_n // 2)
     if epilogue_lines(am) * tile_n // 2 > MAX_LINES:
         return "its epilogue is too long to apply to all accumulators of a thread"
     ring = RingConsts(0, 0, 0, WARPGROUPS)
-    consts = PlanesConsts(ring, am.a.dtype.name, tile_n, span, chunks, patch_h, patch_w, pixels, taps[2], turns, major, WARPGROUPS, 0, 0,
-                          epilogue)
+    consts = PlanesConsts(ring, am.a.dtype.name, tile_n, span, chunks, channels, planes.block, patch_h, patch_w, pixels,
+                          taps[2], turns, major, WARPGROUPS, 0, 0, epilogue)
     if len(consts.products) > MAX_PRODUCTS:
         return f"{len(consts.products)} products a plane are too many to unroll"
     stage_bytes = WARPGROUPS * chunks * consts.patch_bytes
-    fixed = consts.filter_bytes + WARPGROUPS * PANEL_BYTES + BARRIER_BYTES * (2 * MAX_STAGES + 1) + 2048  # the filter, panels begin at 1024
+    staging_bytes = WARPGROUPS * consts.slots * PANEL_BYTES
+    fixed = consts.filter_bytes + staging_bytes + BARRIER_BYTES * (2 * MAX_STAGES + 1) + 2048  # the filter and panels begin at 1024
     stages = min(MAX_STAGES, (SMEM_BYTES - fixed) // stage_bytes)
     if stages < 2:
         return f"a filter of {consts.filter_bytes} bytes leaves too little shared memory"
     filter_at = _aligned(stages * stage_bytes, 1024)
     staging_at = _aligned(filter_at + consts.filter_bytes, 1024)
-    ring = replace(ring, stages=stages, stage_bytes=stage_bytes, barriers_at=staging_at + WARPGROUPS * PANEL_BYTES)
+    ring = replace(ring, stages=stages, stage_bytes=stage_bytes, barriers_at=staging_at + staging_bytes)
     consts = replace(consts, ring=ring, filter_at=filter_at, staging_at=staging_at)
     image = replace(planes.map, box=(span // size, patch_w, patch_h, 1, 1), swizzle=span)
     return _Plan(consts, merged, planes, image, filter_map, base * size, stored)
 
 
 class PlanesSm90Matmul:
-    """16-bit convolutions in three dimensions, forward and the image's gradient, of unit strides and filters that fit shared memory."""
+    """16-bit convolutions in one and three dimensions, forward and the image's gradient, of unit strides and filters that fit shared
+    memory."""
 
     name = "planes_sm90"
     is_deterministic = True
@@ -369,9 +410,11 @@ class PlanesSm90Matmul:
             return 1000.0 * plan.tiles(segments) * plan.n_tiles(am) * steps
         # A product of 64 x columns takes as many clocks as half its columns, or as its operands' way from shared memory.
         clocks = len(c.products) * (max(c.columns / 2, 16 + c.columns / 4) + 2)
-        plane = max(c.warpgroups * clocks, clocks + 500 + 6 * c.tile_n)
+        # A line that ends within the box takes 7.
+        lines = c.warpgroups * c.patch_h * c.patch_w * (c.channels * 2 // c.span * c.span / 62 + 7 * (c.channels * 2 % c.span > 0))
+        plane = max(c.warpgroups * clocks, clocks + 500 + 6 * c.tile_n, lines)
         rounds = -(-plan.tiles(segments) // step) * -(-plan.n_tiles(am) // max(1, device.num_sms // step))
-        compute_us = (rounds * (steps * plane + 1000) + c.filter_bytes / 40) / 1550
+        compute_us = (rounds * steps * plane + 3000 + c.filter_bytes / 40) / 1550
         num_bytes = 2 * (tiling.source_elements(am.a, am.m, am.k, am.batch) + am.m.size * am.n.size)
         memory_us = num_bytes / (device.bandwidth_gbs * 0.95e3)
         return max(compute_us, memory_us) + 0.1 * min(compute_us, memory_us) + 5
