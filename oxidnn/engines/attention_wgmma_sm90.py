@@ -1,0 +1,246 @@
+"""Attention on Hopper, forward, f16 and bf16: products by wgmma, tiles by tensor copies, warpgroups in turns; sm_90a.
+
+A CTA has 64 queries for each of its warpgroups; they share tiles of keys and values. What limits it are registers (the scores of a
+tile, its weights and the results, all of 64 rows, lie in those of a warpgroup) and exponentials, of which an SM makes 16 a clock: with
+D = 64 they take as long as the products, so that three warpgroups are needed to keep the tensor cores busy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from math import ceil, inf, log, log2
+from math import e as euler
+from typing import ClassVar
+
+from ..codegen.spec import Target, TensorMapSpec
+from ..device import DeviceInfo
+from ..dtypes import BF16, F16
+from ..ops.attention import AttentionProblem
+from ..ops.base import Problem
+from ..tensor import TensorDesc
+from .affine_wgmma_sm90 import SMEM_BYTES
+from .attention_scores import ScoreConsts, arguments, score_consts
+from .base import SUPPORTED, Arg, Build, Engine, EngineConfig, Step, Support, TensorArg, TensorMapArg, refuse
+
+ROWS = 64  # of a warpgroup
+PANEL = 64  # columns of a panel: 128 bytes of a 16-bit type, the span of the swizzle
+ROW_BYTES = 128
+BARRIER_BYTES = 8
+REGISTERS = {1: 255, 2: 255, 3: 168, 4: 128}  # of a thread, by warpgroups of an SM
+OTHER_REGISTERS = 30  # beside scores, weights and results
+MAX_STAGES = 4
+MAX_DIM = 256
+MAX_LENGTH = 2**29
+MAX_STRIDE = 2**40
+L2_SHARE = 0.5  # of L2 that keys and values of the heads at work may fill
+# (warpgroups, keys of a tile), the preferred ones first.
+TILES = ((3, 128), (2, 176), (2, 160), (2, 128), (3, 96), (3, 80), (2, 96), (2, 80), (2, 64), (3, 64), (1, 128), (1, 64))
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardConsts:
+    """Consts of attention/forward_sm90. keys: of a tile. in_turns: warpgroups issue their products one after the other.
+
+    Shared memory: queries of each warpgroup, `stages` tiles of keys, as many of values, all in panels of 64 columns; barriers.
+    """
+
+    scores: ScoreConsts
+    kind: str
+    warpgroups: int
+    keys: int
+    stages: int
+    dim_qk: int
+    dim_v: int
+    in_turns: bool
+    has_scores: bool
+    has_lse: bool
+
+    inf: ClassVar[float] = inf
+    log2e: ClassVar[float] = log2(euler)
+    ln2: ClassVar[float] = log(2.0)
+
+    @property
+    def bare_scores(self) -> ScoreConsts:
+        """As far as lengths go."""
+        return replace(self.scores, expression=None, tensors=(), scalars=(), has_dropout=False, sinks="")
+
+    @property
+    def rows(self) -> int:
+        return ROWS * self.warpgroups
+
+    @property
+    def panels_qk(self) -> int:
+        return ceil(self.dim_qk / PANEL)
+
+    @property
+    def panels_v(self) -> int:
+        return ceil(self.dim_v / PANEL)
+
+    @property
+    def steps_qk(self) -> int:
+        return ceil(self.dim_qk / 16)
+
+    @property
+    def out_columns(self) -> int:
+        """Of the results' registers: four lanes exchange 32 columns at a time."""
+        return ceil(self.dim_v / 32) * 32
+
+    @property
+    def query_bytes(self) -> int:
+        """Of a warpgroup."""
+        return self.panels_qk * ROWS * ROW_BYTES
+
+    def stage_bytes(self, which: str) -> int:
+        return (self.panels_qk if which == "k" else self.panels_v) * self.keys * ROW_BYTES
+
+    @property
+    def keys_at(self) -> int:
+        return self.warpgroups * self.query_bytes
+
+    @property
+    def values_at(self) -> int:
+        return self.keys_at + self.stages * self.stage_bytes("k")
+
+    @property
+    def barriers_at(self) -> int:
+        return self.values_at + self.stages * self.stage_bytes("v")
+
+    def barrier_at(self, which: str, state: str) -> int:
+        """From the barriers of the queries on: a full and an empty one for each stage."""
+        place = ("k", "v").index(which) * 2 + ("full", "empty").index(state)
+        return BARRIER_BYTES * (self.warpgroups + place * self.stages)
+
+    @property
+    def smem_bytes(self) -> int:
+        return self.barriers_at + BARRIER_BYTES * (self.warpgroups + 4 * self.stages)
+
+    @property
+    def registers(self) -> int:
+        """About: of a thread."""
+        return self.keys // 2 + self.keys // 4 + self.out_columns // 2 + OTHER_REGISTERS
+
+    @property
+    def descriptor_qk(self) -> str:
+        """But for the address: 128-byte swizzle, 1024 bytes between groups of 8 rows."""
+        return f"0x{1 << 62 | 64 << 32 | 1 << 16:016X}"
+
+    @property
+    def descriptor_v(self) -> str:
+        """Columns are contiguous: a panel between chunks of 64 columns, 1024 bytes between groups of 8 keys."""
+        return f"0x{1 << 62 | 64 << 32 | self.keys * ROW_BYTES // 16 << 16:016X}"
+
+    def names(self, which: str) -> list[str]:
+        count = {"score": self.keys // 2, "weight": self.keys // 4, "out": self.out_columns // 2}[which]
+        return [f"%{which}{i}" for i in range(count)]
+
+
+def _map(desc: TensorDesc, rows: int) -> TensorMapSpec:
+    """(column, row, head, batch), in boxes of 64 columns by `rows`."""
+    size = desc.dtype.num_bytes
+    dims = tuple(reversed(desc.shape))
+    # A dimension of one element is never stepped over: any legal stride will do.
+    strides = tuple(s * size if n > 1 else 16 for n, s in zip(dims[1:], tuple(reversed(desc.strides))[1:], strict=True))
+    return TensorMapSpec(desc.dtype.name, dims, strides, (PANEL, rows, 1, 1), swizzle=ROW_BYTES)
+
+
+def _fault(desc: TensorDesc) -> str:
+    """Why a tensor (batch, heads, rows, columns) cannot be moved 16 bytes at a time; empty if it can."""
+    size = desc.dtype.num_bytes
+    if desc.align % 16:
+        return f"is aligned to {desc.align} bytes, not to 16"
+    if desc.strides[-1] != 1 and desc.shape[-1] > 1:
+        return "has columns that are not contiguous"
+    for extent, stride in zip(desc.shape[:-1], desc.strides[:-1], strict=True):
+        if extent > 1 and (stride * size % 16 or not 0 < stride * size < MAX_STRIDE):
+            return f"has a stride of {stride * size} bytes, no positive multiple of 16"
+    return ""
+
+
+class AttentionWgmmaEngine(Engine):
+    """Up to D = E = 256, windows, causal limits, lse, sinks."""
+
+    id = "attention.wgmma_sm90"
+
+    def check_support(self, problem: Problem, device: DeviceInfo) -> Support:
+        assert isinstance(problem, AttentionProblem)
+        p = problem
+        if device.arch != "sm_90a":
+            return refuse(f"{self.id} needs sm_90a")
+        if p.desc("q").dtype not in (F16, BF16):
+            return refuse(f"q is of {p.desc('q').dtype}; f16 and bf16 are taken")
+        if p.is_varlen or p.has("lengths_q") or p.has("lengths_kv") or p.dropout or p.expression is not None:
+            return refuse("sequences of several lengths, scores of an expression and dropout are not taken")
+        if max(p.dim_qk, p.dim_v) > MAX_DIM or p.dim_v % 8:
+            return refuse(f"dimensions {p.dim_qk} and {p.dim_v}: at most {MAX_DIM}, that of v a multiple of 8")
+        if max(p.len_q, p.len_kv) >= MAX_LENGTH or (p.len_kv == 0 and not p.is_empty):
+            return refuse(f"lengths {p.len_q} and {p.len_kv}: 1 to 2^29 - 1")
+        for name in ("q", "k", "v", "out"):
+            fault = _fault(p.heads_of(name))
+            if fault:
+                return refuse(f"{name} {fault}")
+        if -(-p.len_q // ROWS) * p.batch * p.heads >= 2**31:
+            return refuse("2^31 tiles or more")
+        return SUPPORTED
+
+    def configs(self, problem: Problem, device: DeviceInfo) -> tuple[EngineConfig, ...]:
+        assert isinstance(problem, AttentionProblem)
+        return tuple(sorted(self._candidates(problem), key=lambda c: self.estimate(problem, c, device)))
+
+    def _candidates(self, p: AttentionProblem) -> Iterator[EngineConfig]:
+        for warpgroups, keys in TILES:
+            config = EngineConfig.of(warpgroups=warpgroups, keys=keys, stages=2, ctas=1, turns=int(warpgroups > 1))
+            c = consts(p, config)
+            if c.registers <= REGISTERS[warpgroups] and c.smem_bytes <= SMEM_BYTES:
+                yield config
+
+    def estimate(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> float:
+        """Rounds of tiles at the rate of their products, and of their exponentials where these take longer."""
+        assert isinstance(problem, AttentionProblem)
+        p, c = problem, consts(problem, config)
+        tiles = -(-p.len_q // c.rows) * p.batch * p.heads
+        if device.is_emulated:
+            return 1000.0 * tiles * -(-p.len_kv // c.keys)
+        steps = -(-p.len_kv // c.keys) * (0.5 + 0.5 / max(1, p.len_q // c.rows) if p.right == 0 else 1.0)
+        # Of a step of all warpgroups: products, exponentials; little of the smaller is hidden with few warpgroups.
+        products = c.warpgroups * c.keys * (16 * c.steps_qk + c.dim_v) / 32
+        exponentials = c.rows * c.keys / 16
+        hidden = {1: 0.2, 2: 0.7, 3: 0.85}[c.warpgroups]
+        clocks = max(products, exponentials) + (1 - hidden) * min(products, exponentials) + 200
+        rounds = max(1.0, tiles / device.num_sms)
+        return (ceil(rounds) if rounds < 4 else rounds + 0.5) * (steps * clocks + 2500) / 1550 + 4
+
+    def build_steps(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> Build:
+        assert isinstance(problem, AttentionProblem)
+        p = problem
+        if p.is_empty:
+            return Build(())
+        c = consts(p, config)
+        q, k, v, out = (p.heads_of(n) for n in ("q", "k", "v", "out"))
+        pairs, q_tiles = p.batch * p.heads, -(-p.len_q // c.rows)
+        group = p.heads // p.heads_kv
+        held = p.len_kv * (p.dim_qk + p.dim_v) * 2 / group  # bytes of keys and values, for each head of q
+        run = min(pairs, max(1, int(device.l2_bytes * L2_SHARE / held) // group * group or group))
+        maps = (("q", q, ROWS), ("k", k, c.keys), ("v", v, c.keys))
+        args = [Arg(f"map_{n}", "tensor_map", TensorMapArg(n, _map(desc, rows))) for n, desc, rows in maps]
+        args += [Arg("run", "u32", run), Arg("run_tiles", "u32", run * q_tiles), Arg("num_pairs", "u32", pairs),
+                 Arg("q_tiles", "u32", q_tiles), Arg("num_tiles", "u32", pairs * q_tiles),
+                 Arg("factor", "f32", log2(euler) * (1.0 if c.has_scores else p.scale))]
+        for name in ("out", "lse") if c.has_lse else ("out",):
+            desc = p.heads_of(name)
+            args.append(Arg(f"ptr_{name}", "u64", TensorArg(name)))
+            args += [Arg(f"{name}_{axis}", "s64", s * desc.dtype.num_bytes) for axis, s in zip("bhl", desc.strides, strict=False)]
+        grid = min(config["ctas"] * device.num_sms, pairs * q_tiles)
+        step = Step.of("attention/forward_sm90", p.op, Target.for_arch(device.arch, (8, 0)), 128 * c.warpgroups, args + arguments(p), c,
+                       grid, dynamic_smem=c.smem_bytes, suffix=f"{c.kind}_{c.dim_qk}x{c.dim_v}_{c.rows}x{c.keys}",
+                       min_ctas_per_sm=config["ctas"], max_registers=REGISTERS[c.warpgroups * config["ctas"]])
+        return Build((step,))
+
+
+def consts(p: AttentionProblem, config: EngineConfig) -> ForwardConsts:
+    has_scores = p.expression is not None or not p.scale > 0
+    return ForwardConsts(score_consts(p), p.desc("q").dtype.name, config["warpgroups"], config["keys"], config["stages"], p.dim_qk, p.dim_v,
+                         bool(config["turns"]), has_scores, p.has("lse"))
+
+
+ENGINES: dict[str, tuple[Engine, ...]] = {"attention": (AttentionWgmmaEngine(),)}
