@@ -1258,23 +1258,24 @@ class DnnHandle(ListOps):
                   out: Any = None, stream: Any = None) -> Any:
         """softmax(E(scale * q k^T)) v over the keys that each query sees: (B, H, L, E); with return_lse also the logarithm of the sum.
 
-        q (B, H, L, D), k (B, G, M, D), v (B, G, M, E), any strides, or without the batch; f64, f32, f16 or bf16 alike; D and E up to 512; G divides
-        H: query head h takes head h // (H / G) of k and v. lse (B, H, L) is f32 (f64 of f64), natural logarithm. scale: default 1 / sqrt(D).
+        q (B, H, L, D), k (B, G, M, D), v (B, G, M, E), any strides, or without the batch; f64, f32, f16 or bf16 alike; D and E up to 512;
+        G divides H: query head h takes head h // (H / G) of k and v. lse (B, H, L) is f32 (f64 of f64), natural logarithm. scale: default
+        1 / sqrt(D).
 
         causal: "top_left" (query i sees keys up to i) or "bottom_right" (up to i + M - L). window: (left, right) keys to either side, None
         for no limit. A query that sees nothing gives 0 and -inf.
-        softcap: c * tanh(s / c). bias: broadcasts to (B, H, L, M), added. alibi (H,) or (B, H): times the distance, subtracted. score: an expression
-        over score, b, h, i, j, p (the query's place among the keys), `operands` that broadcast to (B, H, L, M) and `scalars`. mask: bool (False: not
-        visible) or floats, added last. sinks (H,): logits of a key without a value. All in this order; -inf alone masks.
-        dropout: chance that a weight is left out; seed, offset: see `dropout`.
-        lengths_q, lengths_kv (B,) int32: how many queries and keys each batch has. cu_seqlens_q, cu_seqlens_kv (N + 1,) int32: where the sequences lie
-        side by side in q (H, T, D) begin, and the last one ends. All four stay on the device.
+        softcap: c * tanh(s / c). bias: broadcasts to (B, H, L, M), added. alibi (H,) or (B, H): times the distance, subtracted. score: an
+        expression over score, b, h, i, j, p (the query's place among the keys), `operands` that broadcast to (B, H, L, M) and `scalars`.
+        mask: bool (False: not visible) or floats, added last. sinks (H,): logits of a key without a value. All in this order; -inf alone
+        masks. dropout: chance that a weight is left out; seed, offset: see `dropout`.
+        lengths_q, lengths_kv (B,) int32: how many queries and keys each batch has. cu_seqlens_q, cu_seqlens_kv (N + 1,) int32: where the
+        sequences that lie side by side in q (H, T, D) begin, and the last one ends. All four stay on the device.
         FlashAttention: Dao, 2023; online softmax: Milakov and Gimelshein, 2018.
         """
         draw = _draw("attention", seed, offset) if dropout else {}
         attrs = (scale, causal, window, score, softcap, dropout or None, return_lse)
-        return self._session.run(CALLS["attention"], (q, k, v, mask, bias, alibi, sinks, lengths_q, lengths_kv, cu_seqlens_q, cu_seqlens_kv),
-                                 attrs, out, stream, {**(scalars or {}), **draw}, operands)
+        arrays = (q, k, v, mask, bias, alibi, sinks, lengths_q, lengths_kv, cu_seqlens_q, cu_seqlens_kv)
+        return self._session.run(CALLS["attention"], arrays, attrs, out, stream, {**(scalars or {}), **draw}, operands)
 
     def attention_backward(self, d_out: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, *, scale: float | None = None,
                            causal: str | None = None, window: tuple[int | None, int | None] | None = None, mask: Any = None,
@@ -1284,13 +1285,13 @@ class DnnHandle(ListOps):
                            scalars: Mapping[str, float] | None = None, gradients: Any = None, stream: Any = None) -> Any:
         """(dq, dk, dv), then dbias with a bias, then dsinks with sinks: the gradients of `attention` from its result and lse.
 
-        The other arguments as they were. gradients: a tuple of arrays to write instead of new ones. Rows without a visible key, whose lse is
-        -inf, have gradients of 0.
+        The other arguments as they were. gradients: a tuple of arrays to write instead of new ones. Rows without a visible key, whose lse
+        is -inf, have gradients of 0.
         """
         draw = _draw("attention_backward", seed, offset) if dropout else {}
         arrays = (d_out, q, k, v, out, lse, mask, bias, alibi, sinks, lengths_q, lengths_kv, cu_seqlens_q, cu_seqlens_kv)
-        return self._session.run(CALLS["attention_backward"], arrays, (scale, causal, window, score, softcap, dropout or None), gradients, stream,
-                                 {**(scalars or {}), **draw}, operands)
+        attrs = (scale, causal, window, score, softcap, dropout or None)
+        return self._session.run(CALLS["attention_backward"], arrays, attrs, gradients, stream, {**(scalars or {}), **draw}, operands)
 
     # ---- dropout and random numbers ------------------------------------------------------------------------------------------------
 

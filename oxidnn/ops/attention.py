@@ -13,15 +13,16 @@ A row that sees no key gives 0 and lse -inf (with a sink: the sink), and takes n
 numbers, however small. What lies in keys and values that nobody sees is never used, be it NaN.
 
 Visible are, with p = i + M - L under the alignment "bottom_right" and p = i under "top_left", the keys p - left <= j <= p + right of
-window = (left, right), where None is no limit; causal=alignment means right = 0 besides. A window without causal counts from the bottom right.
-lengths_q and lengths_kv (B,), int32, on the device: how many queries and keys of each batch there are; L and M above are then these.
+window = (left, right), where None is no limit; causal=alignment means right = 0 besides. A window without causal counts from the bottom
+right. lengths_q and lengths_kv (B,), int32, on the device: how many queries and keys of each batch there are; L and M above are then these.
 
-cu_seqlens_q, cu_seqlens_kv (N + 1,), int32, on the device: sequences of several lengths side by side, q (1, H, T, D) or (H, T, D); sequence n has
-the queries cu_seqlens_q[n] up to cu_seqlens_q[n + 1], and i, j, b, L, M count within it (b = n). Tensors of the expression may then change along b and h only.
+cu_seqlens_q, cu_seqlens_kv (N + 1,), int32, on the device: sequences of several lengths side by side, q (1, H, T, D) or (H, T, D);
+sequence n has the queries cu_seqlens_q[n] up to cu_seqlens_q[n + 1], and i, j, b, L, M count within it (b = n). Tensors of the expression
+may then change along b and h only.
 
-E, in this order: softcap: c * tanh(s / c). bias: added; (B, H, L, M) or what broadcasts to it. alibi (H,) or (B, H): alibi * |p - j| subtracted. score: an expression
-over the operands score, b, h, i, j, p (all as numbers) and further tensors that broadcast to (B, H, L, M). mask: added if it is of a
-float type, and where it is False (of bool or u8: 0) a key is not visible.
+E, in this order: softcap: c * tanh(s / c). bias: added; (B, H, L, M) or what broadcasts to it. alibi (H,) or (B, H): alibi * |p - j|
+subtracted. score: an expression over the operands score, b, h, i, j, p (all as numbers) and further tensors that broadcast to
+(B, H, L, M). mask: added if it is of a float type, and where it is False (of bool or u8: 0) a key is not visible.
 
 dropout: chance that a weight is 0 where the others are divided by 1 - dropout; weight (b, h, i, j) is that which `dropout` of seed and
 offset leaves of a tensor (B, H, L, M'), M' being M rounded up to a multiple of 4 (of several lengths: (N, H, T, T') of both totals).
@@ -192,7 +193,7 @@ def _window(op: str, attrs: Mapping[str, Any], context: str) -> tuple[str, int |
     left = right = None
     if window is not None:
         if not isinstance(window, (tuple, list)) or len(window) != 2 or not all(w is None or is_integer(w, 0, 2**30) for w in window):
-            raise expected(op, "window", repr(window), "(left, right): keys to either side of a query, each None or an integer of 0 to 2^30",
+            raise expected(op, "window", repr(window), "(left, right): keys on either side, each None or an integer in 0 to 2^30",
                            context)
         left, right = (None if w is None else int(w) for w in window)
         if (left, right) != (None, None):

@@ -20,7 +20,8 @@ from .random import sources
 @dataclass
 class _Sequence:
     """rows: slices of (batch, queries, keys). s: scores (H, L, M), -inf where nothing is visible; off: what they may err;
-    slope, slope_off: of the score by the product without the scale, and what it may err; kept: factors of dropout; values: operands of the expression."""
+    slope, slope_off: of the score by the product without the scale, and what it may err; kept: factors of dropout; values: operands of the
+    expression."""
 
     at: int
     rows: slice
@@ -77,14 +78,16 @@ def _sequences(p: AttentionProblem, inputs: Mapping[str, np.ndarray], scalars: M
         values: dict[str, np.ndarray] = {}
         if p.expression is not None:
             values = {"score": score, "b": np.full((1, 1, 1), float(n)), "h": np.arange(p.heads, dtype=float)[:, None, None],
-                      "i": i[None, :, None].astype(float), "j": j[None, None, :].astype(float), "p": (i + shift)[None, :, None].astype(float)}
+                      "i": i[None, :, None].astype(float), "j": j[None, None, :].astype(float),
+                      "p": (i + shift)[None, :, None].astype(float)}
             for name in p.score_tensors:
                 t = _aligned(p, name, inputs[name])
                 t = t[n if t.shape[0] > 1 else 0]
                 t = t[:, rows] if t.shape[1] > 1 else t
                 values[name] = t[:, :, keys] if t.shape[2] > 1 else t
             with np.errstate(all="ignore"):
-                slope = np.broadcast_to(p.expression.differentiate("score").evaluate({**values, "dy": np.ones((1, 1, 1))}, scalars)[0], score.shape)
+                slope = p.expression.differentiate("score").evaluate({**values, "dy": np.ones((1, 1, 1))}, scalars)[0]
+                slope = np.broadcast_to(slope, score.shape)
                 score = np.broadcast_to(p.expression.evaluate(values, scalars)[0], score.shape).astype(np.float64)
                 parts = np.abs(np.where(np.isfinite(score), score, 0))
                 for name in p.score_tensors:
@@ -131,8 +134,8 @@ def _forward(p: AttentionProblem, inputs: Mapping[str, np.ndarray], scalars: Map
             e = np.where(np.isneginf(part.s), 0, np.exp(part.s - base[..., None]))
             total = e.sum(2) + np.exp(sinks - base)
             w = e / np.where(total > 0, total, 1)[..., None]
-            seen = (w > 0)
-            clean = np.where(seen.any(1)[..., None], values, 0)  # what nobody sees counts for nothing
+            seen = np.any(w > 0, axis=1)
+            clean = np.where(seen[..., None], values, 0)  # what nobody sees counts for nothing
             mean = (w * part.off).sum(2)
             dropped = w * part.kept
             out[b, :, part.rows] = np.einsum("hij,hjd->hid", dropped, clean)
@@ -157,10 +160,11 @@ def _backward(p: AttentionProblem, inputs: Mapping[str, np.ndarray], scalars: Ma
     group = p.heads // max(1, p.heads_kv)
     eps, u = p.accumulator.epsilon, _rounding(p)
     wide = {"dq": q.shape, "dk": k.shape, "dv": v.shape}
-    sums = {name: [np.zeros(shape) for _ in range(3)] for name, shape in wide.items()}  # value, magnitude, slack
+    # value, magnitude, slack
+    sums: dict[str, list[np.ndarray]] = {name: [np.zeros(shape) for _ in range(3)] for name, shape in wide.items()}
     if p.has("bias"):
         sums["dbias"] = [np.zeros((p.batch, p.heads, 1, 1) if p.is_varlen else (p.batch, p.heads, p.len_q, p.len_kv)) for _ in range(3)]
-    sinks = [np.zeros((p.batch, p.heads)) for _ in range(3)]
+    sinks: list[np.ndarray] = [np.zeros((p.batch, p.heads)) for _ in range(3)]
     for part in _sequences(p, inputs, scalars):
         b = 0 if p.is_varlen else part.at
         mine, keys = (b, slice(None), part.rows), (b, slice(None), part.keys)
@@ -168,7 +172,7 @@ def _backward(p: AttentionProblem, inputs: Mapping[str, np.ndarray], scalars: Ma
         with np.errstate(all="ignore"):
             w = np.where(np.isneginf(part.s) | np.isneginf(row_lse), 0, np.exp(part.s - row_lse))
             relative = part.off + u + 8 * eps * np.where(np.isfinite(row_lse), np.abs(row_lse), 0)
-            k_seen, v_seen = (np.where((w > 0).any(1)[..., None], a[keys], 0) for a in (k, v))
+            k_seen, v_seen = (np.where(np.any(w > 0, axis=1)[..., None], a[keys], 0) for a in (k, v))
             dp = np.einsum("hid,hjd->hij", d_out[mine], v_seen) * part.kept
             dp_size = np.einsum("hid,hjd->hij", np.abs(d_out[mine]), np.abs(v_seen)) * part.kept
             delta = (d_out[mine] * out[mine]).sum(2)[..., None]
@@ -188,22 +192,24 @@ def _backward(p: AttentionProblem, inputs: Mapping[str, np.ndarray], scalars: Ma
                 assert p.expression is not None
                 slope = p.expression.differentiate("bias").evaluate({**part.values, "dy": np.ones((1, 1, 1))}, scalars)[0]
                 slope = np.where(np.isneginf(part.s), 0, slope)
-                for place, term in enumerate((de * slope, np.abs(de * slope), (de_off + np.abs(de) * part.slope_off) * np.abs(slope))):
+                bias_off = (de_off + np.abs(de) * part.slope_off) * np.abs(slope)
+                for total, term in zip(sums["dbias"], (de * slope, np.abs(de * slope), bias_off), strict=True):
                     if p.is_varlen:
-                        sums["dbias"][place][part.at, :, 0, 0] += term.sum((1, 2))
+                        total[part.at, :, 0, 0] += term.sum((1, 2))
                     else:
-                        sums["dbias"][place][part.at, :, part.rows, part.keys] += term
+                        total[part.at, :, part.rows, part.keys] += term
             if p.has("sinks"):
                 weight = np.where(np.isneginf(row_lse), 0, np.exp(inputs["sinks"][:, None, None] - row_lse))
                 size = np.abs(weight) * delta_size
-                for place, term in enumerate((-weight * delta, size, size * (u + 8 * eps * (p.dim_v**0.5 + np.abs(row_lse))))):
-                    sinks[place][part.at] += np.where(np.isneginf(row_lse), 0, term).sum((1, 2))
+                slack = size * (u + 8 * eps * (p.dim_v**0.5 + np.abs(row_lse)))
+                for total, term in zip(sinks, (-weight * delta, size, slack), strict=True):
+                    total[part.at] += np.where(np.isneginf(row_lse), 0, term).sum((1, 2))
     found = {}
     for name, arrays in sums.items():
         shape, terms = p.desc(name).shape, p.len_kv if name == "dq" else p.len_q * group
         if name == "dbias":
             aligned = _aligned(p, "bias", inputs["bias"]).shape
-            arrays = [a.sum(tuple(x for x in range(4) if aligned[x] == 1 and a.shape[x] != 1), keepdims=True) for a in arrays]
+            arrays = [a.sum(tuple(x for x, n in enumerate(a.shape) if aligned[x] == 1 and n != 1), keepdims=True) for a in arrays]
             terms = max(1, p.batch * p.heads * p.len_q * p.len_kv // max(1, int(np.prod(aligned))))
         elif name != "dq":
             arrays = [a.reshape(a.shape[0], p.heads_kv, group, *a.shape[2:]).sum(2) for a in arrays]

@@ -149,8 +149,8 @@ CASES: dict[str, tuple[str, ...]] = {
         f"attention_backward d_out=bf16[1,4,17,16]nchw {_QKV} out=bf16[1,4,17,16]nchw lse=f32[1,4,17] {more}"
         for more in ("", "causal=bottom_right", "window=(4,2) sinks=f32[4]", "bias=bf16[4,17,23] softcap=5.0", "dropout=0.25",
                      "lengths_kv=s32[1] lengths_q=s32[1] score='score * 0.5'")) + (
-        "attention_backward d_out=f32[2,2,5,3]nchw q=f32[2,2,5,8]nchw k=f32[2,2,7,8]nchw v=f32[2,2,7,3]nchw out=f32[2,2,5,3]nchw lse=f32[2,2,5] "
-        "bias=f32[1,1,7]",
+        "attention_backward d_out=f32[2,2,5,3]nchw q=f32[2,2,5,8]nchw k=f32[2,2,7,8]nchw v=f32[2,2,7,3]nchw out=f32[2,2,5,3]nchw "
+        "lse=f32[2,2,5] bias=f32[1,1,7]",
         "attention_backward d_out=bf16[1,2,7,32]nchw q=bf16[1,2,7,32]nchw k=bf16[1,1,6,32]nchw v=bf16[1,1,6,32]nchw out=bf16[1,2,7,32]nchw "
         "lse=f32[1,2,7] cu_seqlens_q=s32[4] cu_seqlens_kv=s32[4] causal=bottom_right",
     ),
