@@ -63,11 +63,12 @@ def row_bytes(p: AttentionProblem) -> int:
 
 
 def delta_step(p: AttentionProblem, device: DeviceInfo, delta: WorkspaceArg, lse2: WorkspaceArg,
-               zeroed: tuple[WorkspaceArg, int] | None = None) -> Step:
+               zeroed: tuple[WorkspaceArg, int] | None = None, pitch: int | None = None) -> Step:
     """Writes delta and lse2 = lse * log2(e), both (B, H, L) and packed, of type p.accumulator (`row_bytes`).
 
     Rows that take no part (lse -inf, beyond lengths_q, outside of all sequences): delta 0, lse2 +inf, so that exp2(score - lse2) is 0.
-    zeroed: (place, floats a row, a multiple of 4) of what is filled with f32 zeros, a line for each of the B * H * L rows.
+    zeroed: (place, floats a row, a multiple of 4) of what is filled with f32 zeros, a line for each of the B * H * L rows. pitch: rows of a
+    head in what is written, if more than L; the further ones take no part.
     """
     out = p.heads_of("out")
     batch, heads, length, dim = out.shape
@@ -80,8 +81,9 @@ def delta_step(p: AttentionProblem, device: DeviceInfo, delta: WorkspaceArg, lse
     compute = p.accumulator.name
     lengths = "sequences" if p.is_varlen else "batch" if p.has("lengths_q") else ""
     consts = DeltaConsts(out.dtype.name, compute, dim, vector, lanes, -(-dim // (vector * lanes)), lengths, zeroed[1] if zeroed else 0)
-    blocks = max(1, -(-length // (_THREADS // lanes)))
-    args = [Arg("blocks", "u32", blocks), Arg("heads", "u32", heads), Arg("length", "u32", length)]
+    pitch = length if pitch is None else pitch
+    blocks = max(1, -(-pitch // (_THREADS // lanes)))
+    args = [Arg("blocks", "u32", blocks), Arg("heads", "u32", heads), Arg("length", "u32", length), Arg("pitch", "u32", pitch)]
     for name in ("d_out", "out", "lse"):
         desc = p.heads_of(name)
         args.append(Arg(f"ptr_{name}", "u64", TensorArg(name)))

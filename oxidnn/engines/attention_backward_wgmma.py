@@ -1,0 +1,176 @@
+"""Gradients of attention with wgmma (sm_90a): CTAs of 128 keys walk the queries that see them; dq is added up in f32 in the workspace.
+
+dk and dv are the same bits every time; dq is added in the order in which CTAs come by, so with deterministic=True another engine serves.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..codegen.spec import KernelSpec, Param, Target, TensorMapSpec
+from ..device import DeviceInfo
+from ..dtypes import BF16, F16
+from ..ops.attention import AttentionProblem
+from ..ops.base import Problem
+from ..tensor import TensorDesc
+from .attention_delta import delta_step
+from .attention_scores import ScoreConsts, arguments, score_consts
+from .base import SUPPORTED, Arg, Build, Engine, EngineConfig, Scratch, Step, Support, TensorArg, TensorMapArg, refuse
+from .digits import ceil_div
+
+KEYS, QUERIES, THREADS = 128, 64, 256
+_LIMIT = 2**29
+
+
+@dataclass(frozen=True, slots=True)
+class BackwardConsts:
+    """Panels are 64 columns of a tile, lines of 128 bytes. Shared memory: keys, values, stages of the ring, dS twice, barriers."""
+
+    scores: ScoreConsts
+    kind: str
+    dim_qk: int
+    dim_v: int
+    stages: int
+
+    @property
+    def panels_qk(self) -> int:
+        return ceil_div(self.dim_qk, 64)
+
+    @property
+    def panels_v(self) -> int:
+        return ceil_div(self.dim_v, 64)
+
+    @property
+    def stages_at(self) -> int:
+        return (self.panels_qk + self.panels_v) * KEYS * 128
+
+    @property
+    def stage_bytes(self) -> int:
+        """Queries, d_out, and 256 bytes each of lse2 and delta, up to a multiple of 1024."""
+        return (self.panels_qk + self.panels_v) * QUERIES * 128 + 1024
+
+    @property
+    def copied_bytes(self) -> int:
+        return self.stage_bytes - 512
+
+    @property
+    def ds_at(self) -> int:
+        return self.stages_at + self.stages * self.stage_bytes
+
+    @property
+    def barriers_at(self) -> int:
+        return self.ds_at + 2 * KEYS * 128
+
+    @property
+    def smem_bytes(self) -> int:
+        return self.barriers_at + 8 * (self.stages + 1)
+
+    @property
+    def fixed(self) -> str:
+        """A descriptor but for its address: 128-byte swizzle, 1024 bytes between groups of 8 lines, a panel of queries between chunks."""
+        return f"0x{1 << 62 | 1024 >> 4 << 32 | QUERIES * 128 >> 4 << 16:016X}"
+
+    @staticmethod
+    def names(stem: str, count: int) -> list[str]:
+        return [f"{stem}{i}" for i in range(count)]
+
+    @staticmethod
+    def own_params(spec: KernelSpec) -> list[Param]:
+        """Those that the macros of scores do not load."""
+        return [p for p in spec.params if p.name in ("ptr_lse2", "ptr_delta", "ptr_dq_sum", "ptr_dk", "ptr_dv")]
+
+
+def _strides(name: str, desc: TensorDesc) -> list[Arg]:
+    """Bytes from one batch, head and row to the next."""
+    return [Arg(f"{name}_{axis}", "s64", s * desc.dtype.num_bytes) for axis, s in zip("bhl", desc.strides[:3], strict=True)]
+
+
+def _map(p: AttentionProblem, name: str, rows: int) -> TensorMapArg:
+    """Boxes of 64 columns and `rows` rows of one head; outside of the tensor they are zero."""
+    batch, heads, length, dim = p.heads_of(name).shape
+    b, h, row, _ = (s * 2 for s in p.heads_of(name).strides)
+    strides = tuple(s if n > 1 else 16 for s, n in ((row, length), (h, heads), (b, batch)))
+    return TensorMapArg(name, TensorMapSpec(p.desc(name).dtype.name, (dim, length, heads, batch), strides, (64, rows, 1, 1), swizzle=128))
+
+
+def has_maps(p: AttentionProblem, *names: str) -> bool:
+    """Whether tensor maps can describe the operands: columns side by side, the other strides multiples of 16 bytes above 0, aligned."""
+    for name in names:
+        desc = p.heads_of(name)
+        if desc.strides[3] != 1 and desc.shape[3] > 1 or desc.align < 16:
+            return False
+        if any(n > 1 and (s <= 0 or s * 2 % 16) for n, s in zip(desc.shape[:3], desc.strides[:3], strict=True)):
+            return False
+    return True
+
+
+class WgmmaBackwardEngine(Engine):
+    """f16 and bf16, head dimensions that are multiples of 8 up to 128; causal limits and windows."""
+
+    id = "attention_backward.wgmma_sm90"
+    is_deterministic = False
+
+    def check_support(self, problem: Problem, device: DeviceInfo) -> Support:
+        p = problem
+        assert isinstance(p, AttentionProblem)
+        if device.arch != "sm_90a":
+            return refuse(f"wgmma needs sm_90a, the device is {device.arch}")
+        if p.policy.deterministic:
+            return refuse("dq is added up in any order")
+        if p.desc("q").dtype not in (F16, BF16):
+            return refuse(f"wgmma takes f16 and bf16, q is {p.desc('q').dtype}")
+        if p.dim_qk > 128 or p.dim_v > 128 or p.dim_qk % 8 or p.dim_v % 8:
+            return refuse(f"head dimensions are {p.dim_qk} and {p.dim_v}, not multiples of 8 up to 128")
+        if p.expression is not None or p.dropout or p.has("sinks") or p.is_varlen or p.has("lengths_q") or p.has("lengths_kv"):
+            return refuse("scores are changed, weights dropped, or lengths lie in memory")
+        if max(p.len_q, p.len_kv) >= _LIMIT or p.batch * p.heads * (p.len_q + 64) >= 2**31:
+            return refuse("there are too many rows for 32-bit arithmetic")
+        if p.len_q == 0 or p.len_kv == 0 or p.is_empty:
+            return refuse("there are no queries or no keys")
+        if not has_maps(p, "q", "k", "v", "d_out"):
+            return refuse("tensor maps need columns side by side and strides that are multiples of 16 bytes")
+        for name in ("dq", "dk", "dv"):
+            desc = p.heads_of(name)
+            steps = [s * 2 for n, s in zip(desc.shape[:3], desc.strides[:3], strict=True) if n > 1]
+            if desc.strides[3] != 1 and desc.shape[3] > 1 or desc.align < 16 or any(s % 16 for s in steps):
+                return refuse(f"rows of {name} are not aligned to 16 bytes")
+        return SUPPORTED
+
+    def configs(self, problem: Problem, device: DeviceInfo) -> tuple[EngineConfig, ...]:
+        return (EngineConfig.of(stages=3), EngineConfig.of(stages=2))
+
+    def estimate(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> float:
+        p = problem
+        assert isinstance(p, AttentionProblem)
+        rows = p.batch * p.heads * p.len_q
+        moved = rows * ceil_div(p.dim_qk, 64) * 64 * 10 / (device.bandwidth_gbs * 1e3)
+        return 12.0 + moved + p.flops / (device.num_sms * 3.4e6) * (1.0 if config["stages"] == 3 else 1.05)
+
+    def build_steps(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> Build:
+        p = problem
+        assert isinstance(p, AttentionProblem)
+        consts = BackwardConsts(score_consts(p), p.desc("q").dtype.name, p.dim_qk, p.dim_v, config["stages"])
+        target = Target.for_arch(device.arch, (8, 1))
+        pitch = ceil_div(p.len_q, QUERIES) * QUERIES
+        rows = p.batch * p.heads * pitch
+        scratch = Scratch()
+        lse2, delta = scratch.take(4 * rows), scratch.take(4 * rows)
+        sums = scratch.take(256 * consts.panels_qk * rows)
+        suffix = f"{consts.kind}_{p.dim_qk}_{p.dim_v}"
+        steps = [
+            delta_step(p, device, delta, lse2, (sums, 64 * consts.panels_qk), pitch),
+            Step.of("attention/backward_sm90", p.op, target, THREADS, [
+                *(Arg(f"map_{n}", "tensor_map", _map(p, n, QUERIES if n in ("q", "d_out") else KEYS)) for n in ("q", "k", "v", "d_out")),
+                Arg("ptr_lse2", "u64", lse2), Arg("ptr_delta", "u64", delta), Arg("ptr_dq_sum", "u64", sums),
+                Arg("query_pitch", "u64", pitch),
+                Arg("ptr_dk", "u64", TensorArg("dk")), *_strides("dk", p.heads_of("dk")),
+                Arg("ptr_dv", "u64", TensorArg("dv")), *_strides("dv", p.heads_of("dv")), *arguments(p)], consts,
+                (ceil_div(p.len_kv, KEYS), p.heads_kv, p.batch), dynamic_smem=consts.smem_bytes, suffix=suffix),
+            Step.of("attention/dq_rounded", p.op, target, 256, [
+                Arg("ptr_dq_sum", "u64", sums), Arg("query_pitch", "u64", pitch), Arg("ptr_dq", "u64", TensorArg("dq")),
+                *_strides("dq", p.heads_of("dq")), Arg("len_q", "u32", p.len_q), Arg("num_heads", "u32", p.heads),
+                Arg("scale", "f32", p.scale)], consts, (ceil_div(p.len_q * 8 * consts.panels_qk, 256), p.heads, p.batch), suffix=suffix)]
+        return Build(tuple(steps), scratch.num_bytes)
+
+
+ENGINES: dict[str, tuple[Engine, ...]] = {"attention_backward": (WgmmaBackwardEngine(),)}
