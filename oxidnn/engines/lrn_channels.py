@@ -176,12 +176,12 @@ class WithinEngine(Engine):
         assert isinstance(problem, LrnProblem)
         most = MAX_LOADS // (2 if problem.has("means") or _compute(problem) == "f64" else 1)
         strips = [n for n in (8, 16, 4) if problem.desc("x").rank > 3 and (n + problem.size - 1) * problem.size <= most]
-        found = [*(EngineConfig.of(strip=n) for n in strips), EngineConfig()]
+        found = [EngineConfig.of(strip=n) for n in (*strips, 1)]
         return tuple(sorted(found, key=lambda config: self.estimate(problem, config, device)))
 
     def estimate(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> float:
         assert isinstance(problem, LrnProblem)
-        strip = _strip(config)
+        strip = config["strip"]
         x, rows = problem.desc("x"), strip + problem.size - 1
         share = rows / (strip * problem.size) / 2 if strip > 1 else 1.0  # of the loads; unrolled
         used = x.shape[-2] / (-(-x.shape[-2] // strip) * strip) if strip > 1 and x.shape[-2] else 1.0
@@ -216,7 +216,7 @@ class WithinEngine(Engine):
                places: dict[str, tuple[TensorDesc, TensorArg | WorkspaceArg]], window: tuple[int, int],
                numbers: dict[str, float]) -> list[Step]:
         """The launches of a stage over the operands `names`, the walked one first, what is written last."""
-        x, compute, strip = problem.desc("x"), _compute(problem), _strip(config)
+        x, compute, strip = problem.desc("x"), _compute(problem), config["strip"]
         rows = {n: tuple(s * places[n][0].dtype.num_bytes for s in places[n][0].strides) for n in names}
         images = max(1, min(x.shape[0], (_LIMIT - 1) // prod(x.shape[1:])))
         wide = any(abs(s) * strip >= _LIMIT for row in rows.values() for s in row)
@@ -243,10 +243,6 @@ class WithinEngine(Engine):
             steps.append(Step.of("lrn/within", problem.op, Target.for_arch(device.arch), THREADS, args, consts, -(-digits.size // THREADS),
                                  min_ctas_per_sm=4 if strip > 1 and compute == "f32" else 1, suffix=f"{stage}_{consts.dtype}_s{strip}"))
         return steps
-
-
-def _strip(config: EngineConfig) -> int:
-    return int(dict(config.knobs).get("strip", 1))
 
 
 def _compute(problem: LrnProblem) -> str:
