@@ -100,6 +100,7 @@ def arguments(p: AttentionProblem) -> list[Arg]:
     for name in ("lengths_q", "lengths_kv", "cu_seqlens_q", "cu_seqlens_kv"):
         if p.has(name):
             args += [Arg(f"ptr_{name}", "u64", TensorArg(name)), Arg(f"step_{name}", "s64", p.desc(name).strides[0] * 4)]
+    args += [Arg("num_sequences", "u32", p.batch)] if p.is_varlen else []
     if p.has("sinks"):
         sinks = p.desc("sinks")
         args += [Arg("ptr_sinks", "u64", TensorArg("sinks")), Arg("step_sinks", "s64", sinks.strides[0] * sinks.dtype.num_bytes)]

@@ -1,0 +1,335 @@
+"""Attention by mma.sync, f16 and bf16, from sm_80 on: scores and weights in registers, keys and values through a ring in shared memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from math import log
+from typing import ClassVar
+
+from ..codegen.spec import Target
+from ..device import DeviceInfo
+from ..dtypes import BF16, F16
+from ..ops.attention import AttentionProblem
+from ..ops.base import Problem
+from ..tensor import TensorDesc
+from .attention_scores import ScoreConsts, arguments, score_consts
+from .base import SUPPORTED, Arg, Build, Engine, EngineConfig, Step, Support, TensorArg, refuse
+
+MAX_LENGTH = 2**29
+MAX_COLUMNS = 256  # of the output that a warp's registers hold
+
+
+@dataclass(frozen=True, slots=True)
+class TileConsts:
+    """A tile in shared memory, lines of `columns` elements, of which memory has `dim`; `threads` copy it, in pieces of 16 bytes a thread.
+    vec: elements that memory moves at once (1: one by one). split: whether the CTA has only some of the columns of memory."""
+
+    name: str
+    rows: int
+    columns: int
+    dim: int
+    vec: int
+    threads: int
+    split: bool = False
+
+    @property
+    def pitch(self) -> int:
+        """Bytes from line to line: an odd multiple of 16."""
+        return 16 * (self.columns // 8 | 1)
+
+    @property
+    def across(self) -> int:
+        """Threads along a line."""
+        chunks = self.columns // 8
+        return min(32, chunks & -chunks)
+
+    @property
+    def columns_of_thread(self) -> int:
+        return self.columns // 8 // self.across
+
+    @property
+    def down(self) -> int:
+        """Lines that are copied at a time."""
+        return self.threads // self.across
+
+    @property
+    def row_steps(self) -> int:
+        return max(1, self.rows // self.down)
+
+    @property
+    def leaves_threads(self) -> bool:
+        return self.down > self.rows
+
+    @property
+    def is_ragged(self) -> bool:
+        return self.dim % self.columns > 0
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionMmaConsts:
+    """tiles_m: groups of 16 rows of a warp. slots: of the ring. keeps_q: in registers. splits: parts of the output's columns, a CTA each.
+    folds_scale: exponentials take products as they are. descends: the last queries come first, as they have most keys."""
+
+    dtype: str
+    scores: ScoreConsts
+    warps: int
+    tiles_m: int
+    tile_n: int
+    slots: int
+    keeps_q: bool
+    q: TileConsts
+    k: TileConsts
+    v: TileConsts
+    out: TileConsts
+    splits: int
+    has_lse: bool
+    folds_scale: bool
+    descends: bool
+
+    log2_e: ClassVar[float] = 1 / log(2)
+    ln_2: ClassVar[float] = log(2)
+    minus_inf: ClassVar[str] = "0fFF800000"
+
+    @property
+    def threads(self) -> int:
+        return 32 * self.warps
+
+    @property
+    def warp_m(self) -> int:
+        return 16 * self.tiles_m
+
+    @property
+    def tile_m(self) -> int:
+        return self.warps * self.warp_m
+
+    @property
+    def row_slots(self) -> int:
+        """Rows of a lane."""
+        return 2 * self.tiles_m
+
+    @property
+    def rows(self) -> list[str]:
+        return self.names("row")
+
+    def names(self, stem: str) -> list[str]:
+        return [f"%{stem}{r}" for r in range(self.row_slots)]
+
+    @property
+    def form(self) -> str:
+        return f"m16n8k16.row.col.f32.{self.dtype}.{self.dtype}.f32"
+
+    @property
+    def score_count(self) -> int:
+        return self.tiles_m * self.tile_n // 2
+
+    @property
+    def acc_count(self) -> int:
+        return self.tiles_m * self.v.columns // 2
+
+    @property
+    def q_registers(self) -> int:
+        return 4 * self.tiles_m * (self.q.columns // 16 if self.keeps_q else 3)
+
+    def q_at(self, m: int, step: int) -> int:
+        return 4 * ((step if self.keeps_q else step % 3) * self.tiles_m + m)
+
+    @staticmethod
+    def some(stem: str, first: int, count: int) -> list[str]:
+        return [f"%{stem}{first + i}" for i in range(count)]
+
+    def score(self, m: int, n8: int) -> list[str]:
+        return self.some("s", 4 * (m * self.tile_n // 8 + n8), 4)
+
+    def acc(self, m: int, n8: int) -> list[str]:
+        return self.some("acc", 4 * (m * self.v.columns // 8 + n8), 4)
+
+    @property
+    def elements(self) -> list[tuple[str, int, int]]:
+        """Scores of a lane as the macros of scores take them."""
+        found = []
+        for m in range(self.tiles_m):
+            names = [name for n8 in range(self.tile_n // 8) for name in self.score(m, n8)]
+            found += [(name, 2 * m + r, k) for name, r, k in ScoreConsts.fragment(names)]
+        return found
+
+    def scores_of(self, slot: int) -> list[str]:
+        return [name for name, r, _ in self.elements if r == slot]
+
+    def acc_of(self, slot: int) -> list[int]:
+        count = self.acc_count // self.tiles_m
+        return [slot // 2 * count + i for i in range(count) if i // 2 % 2 == slot % 2]
+
+    @property
+    def ring_offset(self) -> int:
+        return self.tile_m * max(self.q.pitch, self.out.pitch)
+
+    @property
+    def slot_bytes(self) -> int:
+        return self.tile_n * max(self.k.pitch, self.v.pitch)
+
+    @property
+    def smem_bytes(self) -> int:
+        return self.ring_offset + self.slots * self.slot_bytes
+
+    @property
+    def registers(self) -> int:
+        """About what a thread needs."""
+        extra = 24 * (self.scores.expression is not None) + 24 * self.scores.has_dropout
+        element_loads = 12 * (1 in (self.k.vec, self.v.vec))
+        queries = self.q_registers if self.keeps_q else 16
+        return self.acc_count + self.score_count + queries + 14 * self.tiles_m + 44 + extra + element_loads
+
+
+def _vec(desc: TensorDesc) -> int:
+    """Elements of a row that can be moved at once, wherever it begins."""
+    if desc.strides[-1] != 1 and desc.shape[-1] > 1:
+        return 1
+    for vec in (8, 4, 2):
+        steps = [s for n, s in zip(desc.shape[:-1], desc.strides[:-1], strict=True) if n > 1]
+        if desc.align >= 2 * vec and all(s % vec == 0 for s in steps):
+            return vec
+    return 1
+
+
+def _padded(dim: int) -> int:
+    return -(-dim // 16) * 16
+
+
+def _consts(p: AttentionProblem, config: EngineConfig) -> AttentionMmaConsts:
+    warps, tiles_m, tile_n = config["warps"], config["rows"] // 16, config["tile_n"]
+    tile_m, threads = 16 * warps * tiles_m, 32 * warps
+    scores, out = score_consts(p), p.heads_of("out")
+    splits = -(-_padded(p.dim_v) // (MAX_COLUMNS // tiles_m))
+    part = _padded(-(-p.dim_v // splits))
+    out_vec = next(v for v in (8, 4, 2, 1) if v <= _vec(out) and p.dim_v % v == 0)
+    q, k = (TileConsts(n, rows, _padded(p.dim_qk), p.dim_qk, _vec(p.heads_of(n)), threads) for n, rows in (("q", tile_m), ("k", tile_n)))
+    v = TileConsts("v", tile_n, part, p.dim_v, _vec(p.heads_of("v")), threads, splits > 1)
+    keeps_q = q.columns // 16 * tiles_m <= 8 and tiles_m * (tile_n + part + q.columns // 2) // 2 <= 180
+    return AttentionMmaConsts(p.desc("q").dtype.name, scores, warps, tiles_m, tile_n, config["slots"], keeps_q, q, k, v,
+                              TileConsts("out", 16 * tiles_m, part, p.dim_v, out_vec, 32, splits > 1), splits, p.has("lse"),
+                              scores.expression is None and p.scale > 0, p.right is not None and p.left is None)
+
+
+# (warps, rows of a warp, keys of a tile, slots of the ring, CTAs of an SM)
+SHAPES = tuple((warps, rows, tile_n, slots, ctas) for warps in (4, 8) for rows, tiles_n in ((32, (32, 64, 128)), (16, (16, 32, 64, 128)))
+               for tile_n in tiles_n for slots in (2, 3, 4) for ctas in ((1, 2, 3) if warps == 4 else (1,)))
+MAX_CONFIGS = 24
+
+
+def _limit(config: EngineConfig) -> int:
+    """Registers of a thread."""
+    return min(255, 65536 // (32 * config["warps"] * config["ctas"]) // 8 * 8)
+
+
+@lru_cache(maxsize=256)
+def _candidates(p: AttentionProblem, device: DeviceInfo) -> tuple[EngineConfig, ...]:
+    if device.is_emulated:
+        shapes: Sequence[tuple[int, ...]] = ((1, 16, 16, 2, 1), (2, 16, 32, 3, 1), (1, 32, 32, 4, 1))
+    else:
+        shapes = SHAPES
+    found = []
+    for warps, rows, tile_n, slots, ctas in shapes:
+        config = EngineConfig.of(warps=warps, rows=rows, tile_n=tile_n, slots=slots, ctas=ctas)
+        c = _consts(p, config)
+        if c.smem_bytes > min(device.smem_per_cta, device.smem_per_sm // ctas - 1024) or c.registers > _limit(config):
+            continue
+        if (p.expression is not None or p.dropout) and c.score_count > 32:
+            continue
+        found.append(config)
+    return tuple(sorted(found, key=lambda config: AttentionMma.clocks(p, config, device))[:MAX_CONFIGS])
+
+
+class AttentionMma(Engine):
+    """Forward. Columns of the output beyond 256 (128 for 32 rows a warp) are another CTA's, which has the scores of its own."""
+
+    id = "attention.mma_sm80"
+
+    def check_support(self, problem: Problem, device: DeviceInfo) -> Support:
+        assert isinstance(problem, AttentionProblem)
+        if problem.desc("q").dtype not in (F16, BF16):
+            return refuse(f"q is {problem.desc('q').dtype} (f16 and bf16)")
+        if not device.at_least(8):
+            return refuse(f"{device.arch} (sm_80 and later)")
+        if max(problem.len_q, problem.len_kv) >= MAX_LENGTH:
+            return refuse(f"{max(problem.len_q, problem.len_kv)} queries or keys (fewer than {MAX_LENGTH})")
+        if problem.is_empty:
+            return SUPPORTED
+        if not _candidates(problem, device):
+            return refuse(f"{problem.dim_qk} and {problem.dim_v} columns do not fit into {device.smem_per_cta} bytes of shared memory")
+        if _tiles(problem, 16) * _pairs(problem) * 4 >= 2**31:
+            return refuse("more tiles of queries than a grid has CTAs")
+        return SUPPORTED
+
+    def configs(self, problem: Problem, device: DeviceInfo) -> tuple[EngineConfig, ...]:
+        assert isinstance(problem, AttentionProblem)
+        return (EngineConfig(),) if problem.is_empty else _candidates(problem, device)
+
+    @staticmethod
+    def clocks(p: AttentionProblem, config: EngineConfig, device: DeviceInfo) -> float:
+        """Of all SMs, for all tiles."""
+        c = _consts(p, config)
+        if device.is_emulated:
+            return float(c.tile_n * c.tile_m)
+        # Of a warp and a tile of keys: products at 6 clocks each in a quarter of an SM, 14 a score of each lane, ldmatrix at 4 of the SM's.
+        steps, groups = c.q.columns // 16, c.v.columns // 16
+        products = 6 * c.tiles_m * (steps * c.tile_n // 8 + groups * c.tile_n // 8)
+        others = 14 * c.score_count + 60
+        fragments = (steps + groups) * c.tile_n // 16 + (0 if c.keeps_q else steps * c.tiles_m)
+        copies = c.tile_n * (c.k.pitch + c.v.pitch) / 512 / c.warps
+        shared = 16 * (fragments + copies)
+        warps = c.warps * config["ctas"] / 4
+        alone = products + others + 200
+        clocks = max(products, shared, 0.75 * (products + others), alone / warps) + 80 / c.slots
+        keys = p.len_kv if p.right is None else p.len_kv / 2 + c.tile_m / 2
+        tiles = -(-p.len_q // c.tile_m) * _pairs(p) * c.splits
+        rounds = max(1.0, tiles / (device.num_sms * config["ctas"]))
+        rounds = 0.5 * (rounds + -(-tiles // (device.num_sms * config["ctas"]))) if p.right is None else rounds + 0.25
+        return rounds * config["ctas"] * (c.warps / 4 * clocks * (-(-keys // c.tile_n)) + 2000 / config["ctas"])
+
+    def estimate(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> float:
+        assert isinstance(problem, AttentionProblem)
+        if problem.is_empty:
+            return 1.0
+        clocks = self.clocks(problem, config, device)
+        return clocks / 1.6e3 + 4.0
+
+    def build_steps(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> Build:
+        assert isinstance(problem, AttentionProblem)
+        p = problem
+        if p.is_empty:
+            return Build(())
+        c = _consts(p, config)
+        tiles, pairs = _tiles(p, c.tile_m), _pairs(p) * c.splits
+        args = arguments(p)
+        for name in ("q", "k", "v", "out", "lse"):
+            if p.has(name):
+                desc = p.heads_of(name)
+                args.append(Arg(f"ptr_{name}", "u64", TensorArg(name)))
+                args += [Arg(f"{name}_{axis}", "s64", s * desc.dtype.num_bytes) for axis, s in zip("bhld", desc.strides, strict=False)]
+        args += [Arg("num_tiles", "u32", tiles), Arg("num_pairs", "u32", pairs), Arg("section_pairs", "u32", _section(p, c, device))]
+        step = Step.of("attention/forward_mma", p.op, Target.for_arch(device.arch), c.threads, args, c, tiles * pairs,
+                       dynamic_smem=c.smem_bytes, min_ctas_per_sm=config["ctas"],
+                       suffix=f"{c.dtype}_{p.dim_qk}_{p.dim_v}_{config.name}")
+        return Build((step,))
+
+
+def _tiles(p: AttentionProblem, tile_m: int) -> int:
+    """Tiles of queries of a head."""
+    return -(-p.len_q // tile_m) + (p.batch + 2 if p.is_varlen else 0)
+
+
+def _pairs(p: AttentionProblem) -> int:
+    """Heads of all batches."""
+    return p.heads * (1 if p.is_varlen else p.batch)
+
+
+def _section(p: AttentionProblem, c: AttentionMmaConsts, device: DeviceInfo) -> int:
+    """Heads (and parts of columns) whose tiles are taken by turns: their keys and values fill half of the L2 cache."""
+    group = p.heads // p.heads_kv * c.splits
+    bytes_of_group = 2 * max(1, p.len_kv) * (p.dim_qk + p.dim_v)
+    return min(_pairs(p) * c.splits, group * max(1, device.l2_bytes // 2 // bytes_of_group))
+
+
+ENGINES: dict[str, tuple[Engine, ...]] = {"attention": (AttentionMma(),)}
