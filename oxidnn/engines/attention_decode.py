@@ -1,0 +1,377 @@
+"""Attention of few queries (decoding): keys and values stream once, of one tensor or of pages of a cache; mma.sync, sm_80 up.
+
+The heads of a group and their queries are the 16 rows of mma.sync. Teams of warps, and CTAs (splits), deal out the keys of a tile; where
+there are several splits, a second launch adds up what they leave in the workspace.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+from ..codegen.fastdiv import magic
+from ..codegen.spec import Target
+from ..device import DeviceInfo
+from ..dtypes import BF16, F16
+from ..ops.attention import AttentionProblem
+from ..ops.base import Problem
+from ..tensor import TensorDesc
+from .attention_scores import ScoreConsts, arguments, score_consts
+from .base import SUPPORTED, Arg, Build, Engine, EngineConfig, Scratch, Step, Support, TensorArg, refuse
+from .digits import ceil_div, power_of_two
+
+MAX_DIM = 256
+MAX_ROWS = 64  # of a tile
+MAX_SPLITS = 128
+COMBINE_THREADS = 128
+_LIMIT = 2**31
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeConsts:
+    """kind, kind_kv: types of q and of keys and values. keys: of a team's step. team: warps, of 16 rows each. q_words: q is loaded by twos.
+    piecewise: of "k", "v" what is copied by 16 bytes. page: keys of a page, 0 without pages. k_scale, v_scale: "", "head" or "key": what
+    they change along. vec: neighbouring columns of the result a thread has, out_packed: and stores at once. streams: keys are read once.
+    shared_params: how many parameters are those of the scores."""
+
+    score: ScoreConsts
+    kind: str
+    kind_kv: str
+    dim_qk: int
+    dim_v: int
+    keys: int
+    team: int
+    warps: int
+    stages: int
+    is_split: bool
+    q_words: bool
+    piecewise: tuple[str, ...]
+    page: int
+    k_scale: str
+    v_scale: str
+    vec: int
+    out_packed: bool
+    has_lse: bool
+    streams: bool
+    shared_params: int
+
+    @property
+    def teams(self) -> int:
+        return self.warps // self.team
+
+    @property
+    def is_narrow(self) -> bool:
+        """Keys and values have 8 bits."""
+        return self.size_kv == 1
+
+    @property
+    def size_kv(self) -> int:
+        return 2 if self.kind_kv == self.kind else 1
+
+    def dim(self, name: str) -> int:
+        return self.dim_qk if name == "k" else self.dim_v
+
+    def padded_dim(self, name: str) -> int:
+        """Two pieces of 16 bytes are the least that ldmatrix takes."""
+        unit = 32 // self.size_kv
+        return ceil_div(self.dim(name), unit) * unit
+
+    def pieces(self, name: str) -> int:
+        return self.dim(name) * self.size_kv // 16
+
+    def padded_pieces(self, name: str) -> int:
+        return self.padded_dim(name) * self.size_kv // 16
+
+    def pitch(self, name: str) -> int:
+        """Bytes of a row in shared memory: an odd number of pieces, so that eight rows lie in different banks."""
+        return (self.padded_pieces(name) + 1) * 16
+
+    def row_lanes(self, name: str) -> int:
+        """Lanes that copy a row; a pass of the team has no more rows than a step."""
+        return max(power_of_two(self.padded_pieces(name)), 32 * self.team // self.keys)
+
+    def pass_rows(self, name: str) -> int:
+        return 32 * self.team // self.row_lanes(name)
+
+    def passes(self, name: str) -> int:
+        return self.keys // self.pass_rows(name)
+
+    def in_pieces(self, name: str) -> bool:
+        return name in self.piecewise
+
+    def is_sparse(self, name: str) -> bool:
+        """Some lanes have no piece of a row."""
+        return self.padded_pieces(name) < self.row_lanes(name)
+
+    def has_gap(self, name: str) -> bool:
+        return self.pieces(name) < self.row_lanes(name)
+
+    def offset(self, name: str) -> int:
+        """Of a stage."""
+        return 0 if name == "k" else self.keys * self.pitch("k")
+
+    def scale_of(self, name: str) -> str:
+        return self.k_scale if name == "k" else self.v_scale
+
+    def scale_offset(self, name: str) -> int:
+        first = self.keys * (self.pitch("k") + self.pitch("v"))
+        return first if name == "k" else first + 4 * self.keys
+
+    @property
+    def stage_bytes(self) -> int:
+        scales = 8 * self.keys if "key" in (self.k_scale, self.v_scale) else 0
+        return self.keys * (self.pitch("k") + self.pitch("v")) + scales
+
+    @property
+    def ring_bytes(self) -> int:
+        """Of a team."""
+        return self.stages * self.stage_bytes
+
+    @property
+    def sum_pitch(self) -> int:
+        return 8 * self.tiles_v + 8
+
+    @property
+    def smem_bytes(self) -> int:
+        return max(self.teams * self.ring_bytes, self.warps * 16 * (4 * self.sum_pitch + 8))
+
+    @property
+    def steps_qk(self) -> int:
+        """Products of 16 dimensions."""
+        return ceil_div(self.dim_qk, 16) if self.is_narrow else self.padded_dim("k") // 16
+
+    @property
+    def pieces_qk(self) -> int:
+        """ldmatrix of four matrices along the dimension of keys."""
+        return self.padded_pieces("k") // 2
+
+    @property
+    def pieces_v(self) -> int:
+        return self.padded_pieces("v") // 2
+
+    @property
+    def tiles_v(self) -> int:
+        """n8 tiles of the result."""
+        return 2 * ceil_div(self.dim_v, 16)
+
+    @property
+    def frag_words(self) -> int:
+        return 8 if self.is_narrow else 4
+
+    @property
+    def lane_dims(self) -> int:
+        """Neighbouring dimensions of q from one lane of a quad to the next, and from one half of a product's slots to the other."""
+        return 4 if self.is_narrow else 2
+
+    @property
+    def half_dims(self) -> int:
+        return 2 if self.is_narrow else 8
+
+    @property
+    def quads(self) -> int:
+        return self.dim_v // self.vec
+
+    @property
+    def is_by_head(self) -> bool:
+        """Scores change along heads by more than their products."""
+        return "h" in self.score.uses or any("h" in t.varies for t in self.score.tensors)
+
+
+@dataclass(frozen=True, slots=True)
+class CombineConsts:
+    """rows: of a tile. unroll: splits whose parts are loaded at once. The rest as DecodeConsts have it."""
+
+    score: ScoreConsts
+    kind: str
+    rows: int
+    quads: int
+    vec: int
+    unroll: int
+    out_packed: bool
+    has_lse: bool
+    v_scale: str
+
+
+def _bytes(desc: TensorDesc) -> tuple[int, ...]:
+    return tuple(s * desc.dtype.num_bytes for s in desc.strides)
+
+
+def _team(rows: int) -> int:
+    return min(MAX_ROWS // 16, power_of_two(ceil_div(max(1, rows), 16)))
+
+
+def _in_pieces(desc: TensorDesc) -> bool:
+    """Rows begin at multiples of 16 bytes, and hold a multiple of 16."""
+    size = desc.dtype.num_bytes
+    return (desc.align >= 16 and desc.strides[-1] == 1 and desc.shape[-1] * size % 16 == 0
+            and all(s * size % 16 == 0 for n, s in zip(desc.shape[:-1], desc.strides[:-1], strict=True) if n > 1))
+
+
+def _packs(desc: TensorDesc, count: int) -> bool:
+    """`count` neighbours of the last dimension can be moved at once."""
+    size = desc.dtype.num_bytes
+    return (desc.strides[-1] == 1 and desc.shape[-1] % count == 0 and desc.align >= min(16, count * size)
+            and all(s % count == 0 for n, s in zip(desc.shape[:-1], desc.strides[:-1], strict=True) if n > 1))
+
+
+def _divisor(name: str, value: int) -> list[Arg]:
+    multiplier, shift = magic(max(1, value))
+    return [Arg(f"{name}_mul", "u32", multiplier), Arg(f"{name}_shr", "u32", shift)]
+
+
+def _named(prefix: str, names: Sequence[str], strides: Sequence[int]) -> list[Arg]:
+    return [Arg(f"{prefix}_{name}_bytes", "s64", stride) for name, stride in zip(names, strides, strict=True)]
+
+
+def _consts(p: AttentionProblem, config: EngineConfig, device: DeviceInfo) -> DecodeConsts:
+    q, k, v, out = (p.heads_of(n) for n in ("q", "k", "v", "out"))
+    rows = p.len_q * (p.heads // p.heads_kv)
+    vec = next(n for n in (4, 2, 1) if p.dim_v % n == 0)
+    once = rows <= MAX_ROWS and 2 * (k.num_bytes + v.num_bytes) > device.l2_bytes
+    return DecodeConsts(
+        score_consts(p), q.dtype.name, k.dtype.name, p.dim_qk, p.dim_v, config["keys"], config["team"], config["warps"], config["stages"],
+        config["splits"] > 1, _packs(q, 2), tuple(n for n, d in (("k", k), ("v", v)) if _in_pieces(d)), 0, "", "", vec, _packs(out, vec),
+        p.has("lse"), once, len(arguments(p)))
+
+
+def _fits(p: AttentionProblem, config: EngineConfig, device: DeviceInfo, per_sm: int) -> bool:
+    c = _consts(p, config, device)
+    return c.smem_bytes <= min(device.smem_per_cta, device.smem_per_sm // per_sm - 1024)
+
+
+@lru_cache(maxsize=512)
+def _configs(p: AttentionProblem, device: DeviceInfo) -> tuple[EngineConfig, ...]:
+    rows = p.len_q * (p.heads // p.heads_kv)
+    team = _team(rows)
+    units = p.batch * p.heads_kv * ceil_div(max(1, rows), 16 * team)
+    found = []
+    for keys, warps, per_sm in ((32, 4, 1), (16, 4, 2), (16, 8, 1), (32, 4, 2)):
+        if warps < team or keys > 16 and max(p.dim_qk, p.dim_v) > 192:  # for want of registers
+            continue
+        depths = (3,) if device.is_emulated else (6, 5, 4, 3, 2)
+        stages = next((s for s in depths if _fits(p, EngineConfig.of(keys=keys, team=team, warps=warps, stages=s, splits=1), device, per_sm)), 0)
+        if not stages and per_sm == 1 and _fits(p, EngineConfig.of(keys=keys, team=team, warps=warps, stages=2, splits=1), device, 1):
+            stages = 2
+        if not stages:
+            continue
+        rounds = ceil_div(max(1, p.len_kv), keys * (warps // team))
+        slots = device.num_sms * per_sm
+        wanted = {1} | {max(1, slots * k // units) for k in (1, 2, 4)} | {ceil_div(slots, units), ceil_div(rounds, 4)}
+        if device.is_emulated:
+            wanted = {1, 3} if rounds > 1 else {1, 2}
+        for splits in sorted(w for w in wanted if w == 1 or device.is_emulated or w <= min(MAX_SPLITS, ceil_div(rounds, 2))):
+            found.append(EngineConfig.of(keys=keys, team=team, warps=warps, stages=stages, splits=splits))
+    return tuple(sorted(dict.fromkeys(found), key=lambda config: _estimate(p, config, device)))
+
+
+def _estimate(p: AttentionProblem, config: EngineConfig, device: DeviceInfo) -> float:
+    rows = p.len_q * (p.heads // p.heads_kv)
+    tiles = ceil_div(max(1, rows), 16 * config["team"])
+    units = p.batch * p.heads_kv * tiles
+    ctas = units * config["splits"]
+    rounds = ceil_div(ceil_div(max(1, p.len_kv), config["keys"]), config["splits"] * (config["warps"] // config["team"]))
+    if device.is_emulated:
+        return ctas * config["warps"] * (300 + 400 * rounds) * 1e-2
+    key_bytes = p.dim_qk * p.heads_of("k").dtype.num_bytes + p.dim_v * p.heads_of("v").dtype.num_bytes
+    each = rounds * config["keys"] * (config["warps"] // config["team"]) * key_bytes
+    c = _consts(p, config, device)
+    per_sm = max(1, min(device.smem_per_sm // (c.smem_bytes + 1024), 2048 // (32 * c.warps)))
+    # An SM takes in 1.7 times its share of the memory's bandwidth; CTAs beyond those that find room begin when others have ended.
+    share = device.bandwidth_gbs * 1e3 / device.num_sms
+    busiest = ceil_div(ctas, device.num_sms) * each / (1.7 * share)
+    waves = ceil_div(ctas, per_sm * device.num_sms)
+    mean = p.batch * p.heads_kv * tiles * p.len_kv * key_bytes / (device.bandwidth_gbs * 1e3)
+    parts = 0.0
+    if config["splits"] > 1:
+        parts = 2.0 + 0.03 * config["splits"] + 8 * ctas * c.team * 16 * (p.dim_v + 2) / (device.bandwidth_gbs * 1e3)
+    products = ctas * rounds * config["keys"] * c.warps * 32 * (p.dim_qk + p.dim_v) / (device.tensor_tflops * 0.2e6)
+    return 3.5 + 0.7 * waves + max(busiest, mean, products) + parts
+
+
+class DecodeAttention(Engine):
+    """One launch, or two where the keys of a tile are dealt out to several CTAs."""
+
+    id = "attention.decode"
+
+    def check_support(self, problem: Problem, device: DeviceInfo) -> Support:
+        assert isinstance(problem, AttentionProblem)
+        rows = problem.len_q * (problem.heads // max(1, problem.heads_kv))
+        if rows > MAX_ROWS:
+            return refuse(f"at most {MAX_ROWS} rows of queries and heads of a group, not {rows}")
+        return _support(problem, device)
+
+    def configs(self, problem: Problem, device: DeviceInfo) -> tuple[EngineConfig, ...]:
+        assert isinstance(problem, AttentionProblem)
+        return (EngineConfig.of(keys=16, team=1, warps=4, stages=2, splits=1),) if problem.is_empty else _configs(problem, device)
+
+    def estimate(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> float:
+        assert isinstance(problem, AttentionProblem)
+        return 1.0 if problem.is_empty else _estimate(problem, config, device)
+
+    def build_steps(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> Build:
+        assert isinstance(problem, AttentionProblem)
+        return Build(()) if problem.is_empty else _build(problem, config, device)
+
+
+def _support(p: AttentionProblem, device: DeviceInfo) -> Support:
+    q, k, v = (p.heads_of(n) for n in ("q", "k", "v"))
+    if not device.at_least(8):
+        return refuse(f"needs compute capability 8.0, the device has {device.capability[0]}.{device.capability[1]}")
+    if q.dtype not in (F16, BF16):
+        return refuse(f"multiplies f16 or bf16, not {q.dtype}")
+    if max(p.dim_qk, p.dim_v) > MAX_DIM:
+        return refuse(f"dimensions of at most {MAX_DIM}, not {max(p.dim_qk, p.dim_v)}")
+    if p.is_varlen:
+        return refuse("no sequences side by side")
+    if p.dropout:
+        return refuse("no dropout")
+    if p.len_kv >= 2**29:
+        return refuse(f"at most {2**29} keys, not {p.len_kv}")
+    if any(abs(s) >= _LIMIT for d in (k, v) for s in _bytes(d)[2:]):
+        return refuse("keys lie 2^31 bytes and more apart")
+    rows = p.len_q * (p.heads // max(1, p.heads_kv))
+    if p.batch * max(1, p.heads_kv) * ceil_div(max(1, rows), 16) * MAX_SPLITS * MAX_ROWS >= _LIMIT:
+        return refuse(f"{p.batch} x {p.heads_kv} sequences are too many")
+    return SUPPORTED
+
+
+def _build(p: AttentionProblem, config: EngineConfig, device: DeviceInfo) -> Build:
+    c, scratch = _consts(p, config, device), Scratch()
+    rows, group = 16 * c.team, p.heads // p.heads_kv
+    num_rows, splits = p.len_q * group, config["splits"]
+    row_tiles = ceil_div(num_rows, rows)
+    units = p.batch * p.heads_kv * row_tiles
+    outputs = [Arg("ptr_out", "u64", TensorArg("out")), *_named("out", ("batch", "head", "row", "dim"), _bytes(p.heads_of("out")))]
+    if c.has_lse:
+        outputs += [Arg("ptr_lse", "u64", TensorArg("lse")), *_named("lse", ("batch", "head", "row"), _bytes(p.heads_of("lse")))]
+    args = arguments(p)
+    args += [Arg("ptr_q", "u64", TensorArg("q")), *_named("q", ("batch", "head", "row", "dim"), _bytes(p.heads_of("q")))]
+    for name in ("k", "v"):
+        batch, head, key, dim = _bytes(p.heads_of(name))
+        args += [Arg(f"ptr_{name}", "u64", TensorArg(name)), *_named(name, ("batch", "head"), (batch, head)),
+                 Arg(f"{name}_key_bytes", "s32", key), Arg(f"{name}_dim_bytes", "s32", dim)]
+    grid = [Arg("splits", "u32", splits), *_divisor("splits", splits), Arg("row_tiles", "u32", row_tiles), *_divisor("row_tiles", row_tiles),
+            Arg("heads_kv", "u32", p.heads_kv), *_divisor("heads_kv", p.heads_kv), *_divisor("group", group)]
+    args += [*grid, Arg("num_rows", "u32", num_rows), Arg("sharers", "u32", splits * c.teams), *_divisor("sharers", splits * c.teams)]
+    target = Target.for_arch(device.arch, (7, 8) if c.is_split and device.at_least(9) else (7, 4))
+    suffix = f"{c.kind}_{c.kind_kv}_{c.dim_qk}x{c.dim_v}"
+    parts: list[Arg] = []
+    if c.is_split:
+        count = units * splits * rows
+        parts = [Arg("ptr_parts", "u64", scratch.take(count * p.dim_v * 4)), Arg("ptr_pairs", "u64", scratch.take(count * 8))]
+    main = Step.of("attention/decode", p.op, target, 32 * c.warps, args + (parts or outputs), c, units * splits, dynamic_smem=c.smem_bytes,
+                   suffix=suffix)
+    if not c.is_split:
+        return Build((main,))
+    items = p.batch * p.heads * p.len_q * c.quads
+    combine = CombineConsts(c.score, c.kind, rows, c.quads, c.vec, min(8, power_of_two(splits)), c.out_packed, c.has_lse, c.v_scale)
+    more = [*parts, *outputs, *grid, Arg("group", "u32", group), Arg("heads", "u32", p.heads), *_divisor("heads", p.heads),
+            Arg("queries", "u32", p.len_q), *_divisor("queries", p.len_q), Arg("num_items", "u32", items)]
+    more += [a for a in arguments(p) if a.name in ("ptr_sinks", "step_sinks")]
+    add = Step.of("attention/decode_combine", p.op, target, COMBINE_THREADS, more, combine, ceil_div(items, COMBINE_THREADS),
+                  follows=device.at_least(9), suffix=suffix)
+    return Build((main, add), scratch.num_bytes)
+
+
+ENGINES: dict[str, tuple[Engine, ...]] = {"attention": (DecodeAttention(),)}
