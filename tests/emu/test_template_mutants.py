@@ -273,7 +273,8 @@ KERNELS = {
     "pool_row": Kernel("pool/window", "pool.window", (
         "avg_pool x=f32[3,5,15,24]nchw window=(3,4) stride=2 padding=1 count_include_pad=False",
         "avg_pool x=f32[3,2,6,16]nchw window=(3,4) stride=2 padding=1 count_include_pad=False"), {"threads": 128, "along": 4}, (
-        ("no choice", "%dm_q", "no extent is one"), ("other comparison|one further", "%p_inside1, %tap1|%tap1, %cell", "rows are whole packs"))),
+        ("no choice", "%dm_q", "no extent is one"),
+        ("other comparison|one further", "%p_inside1, %tap1|%tap1, %cell", "rows are whole packs"))),
     "pool_plane": Kernel("pool/plane", "pool.plane", (
         "max_pool_backward dy=f32[1,2,26,27]nchw x=f32[1,2,51,53]nchw window=3 stride=2 padding=1",), {"threads": 128}, (
         ("no choice", "%dm_q", "no extent is one"), ("other comparison", "%extent1", "of three taps two never lie behind the end"))),
@@ -352,7 +353,10 @@ KERNELS = {
                                                     "divisive_norm x=f32[1,3,4,6]nchw means=f32[1,3,4,6]nchw size=3"), {"strip": 1}),
     "divisive_strip": Kernel("lrn/within", "lrn.within", tuple(
         f"divisive_norm x=f32[{shape}]nchw means=f32[{shape}]nchw size=3" for shape in ("3,3,7,11", "1,3,5,6", "1,2,6,3", "2,2,9,4")),
-        {"strip": 4}, (("no choice", "%dm_q", "no extent is one"),)),
+        {"strip": 4, "along": 1}, (("no choice", "%dm_q", "no extent is one"),)),
+    "divisive_packs": Kernel("lrn/within", "lrn.within", tuple(
+        f"divisive_norm x=f32[{shape}]nchw means=f32[{shape}]nchw size=3" for shape in ("3,9,7,12", "1,3,5,8", "1,2,6,16", "2,2,9,12")),
+        {"strip": 4, "along": 4}, (("no choice", "%dm_q", "no extent is one"),)),
     "adaptive_sums": Kernel("rowwise/norm_parameters", "norm_backward.row", tuple(
         f"layer_norm_backward dy=f32[{rows},33] x=f32[{rows},33] mean=f32[{rows}] rstd=f32[{rows}] gamma=f32[{rows[0]},1,33]"
         for rows in ("3,29", "5,9")), {"vec": 1}, (
@@ -511,15 +515,16 @@ FLOOR = {
     "tiled_simt": (25, 26), "split_k_reduce": (25, 26), "direct": (26, 26), "tree": (24, 26), "tree_column": (25, 26),
     "tree_variance": (26, 26),
     "softmax_masked": (25, 26), "sparsemax": (26, 26), "row_map": (25, 26), "norm_eight_bits": (26, 26), "sinkhorn": (26, 26),
-    "softmax": (26, 26), "softmax_cta": (26, 26), "norm": (25, 26), "cross_entropy": (26, 26), "pool_window": (24, 26), "pool_row": (23, 26),
+    "softmax": (26, 26), "softmax_cta": (26, 26), "norm": (25, 26), "cross_entropy": (26, 26), "pool_window": (24, 26),
     "lists": (26, 26), "lists_reduced": (25, 26), "lists_combined": (26, 26), "lrn": (26, 26), "lrn_gradient": (26, 26),
-    "pack4": (23, 26), "pack4_integers": (20, 20), "unpack4": (23, 26), "divisive": (25, 26), "divisive_strip": (26, 26), "adaptive_sums": (24, 26),
+    "pack4": (23, 26), "pack4_integers": (20, 20), "unpack4": (23, 26), "divisive": (25, 26), "adaptive_sums": (24, 26),
     "layout_copy": (23, 26), "layout_tile": (22, 26), "layout_pairs": (26, 26),
     "pool_plane": (25, 26), "pool_plane_indices": (25, 26), "pool_plane_unpool": (23, 26), "multilabel": (23, 26), "layout_sum": (26, 26),
     "winograd_fused": (26, 26), "winograd_fused_wgrad": (25, 26), "depthwise_tma": (22, 26), "depthwise_tma_wgrad": (19, 26),
     "unfold": (25, 26), "fold": (22, 26), "causal": (26, 26),
     "scan_row": (24, 26), "scan_column": (26, 26),
-    "map": (18, 18), "map_packs": (25, 26), "softmax_cluster": (23, 26), "norm_ring": (24, 26), "norm_ring_cluster": (23, 26),
+    "map_packs": (25, 26), "pool_row": (23, 26), "divisive_strip": (26, 26), "divisive_packs": (25, 26),
+    "map": (18, 18), "softmax_cluster": (23, 26), "norm_ring": (24, 26), "norm_ring_cluster": (23, 26),
 }
 
 
