@@ -246,13 +246,14 @@ def _configs(p: AttentionProblem, device: DeviceInfo) -> tuple[EngineConfig, ...
     team = _team(rows)
     units = p.batch * p.heads_kv * ceil_div(max(1, rows), 16 * team)
     found = []
-    for keys, warps, per_sm in ((32, 4, 1), (16, 4, 2), (16, 8, 1), (32, 4, 2)):
+    for keys, warps, per_sm in ((32, 4, 1), (16, 4, 2), (16, 8, 1), (32, 4, 2), (16, 4, 1), (16, 2, 1)):
+        if (warps == 2 or per_sm == 1 and (keys, warps) == (16, 4)) and found:  # these for want of shared memory alone
+            continue
         if warps < team or keys > 16 and max(p.dim_qk, p.dim_v) > 192:  # for want of registers
             continue
-        depths = (3,) if device.is_emulated else (6, 5, 4, 3, 2)
-        stages = next((s for s in depths if _fits(p, EngineConfig.of(keys=keys, team=team, warps=warps, stages=s, splits=1), device, per_sm)), 0)
-        if not stages and per_sm == 1 and _fits(p, EngineConfig.of(keys=keys, team=team, warps=warps, stages=2, splits=1), device, 1):
-            stages = 2
+        shape = {"keys": keys, "team": team, "warps": warps}
+        depths = (3,) if device.is_emulated and _fits(p, EngineConfig.of(**shape, stages=3, splits=1), device, 1) else (6, 5, 4, 3, 2)
+        stages = next((s for s in depths if _fits(p, EngineConfig.of(**shape, stages=s, splits=1), device, per_sm)), 0)
         if not stages:
             continue
         rounds = ceil_div(max(1, p.len_kv), keys * (warps // team))
@@ -261,7 +262,7 @@ def _configs(p: AttentionProblem, device: DeviceInfo) -> tuple[EngineConfig, ...
         if device.is_emulated:
             wanted = {1, 3} if rounds > 1 else {1, 2}
         for splits in sorted(w for w in wanted if w == 1 or device.is_emulated or w <= min(MAX_SPLITS, ceil_div(rounds, 2))):
-            found.append(EngineConfig.of(keys=keys, team=team, warps=warps, stages=stages, splits=splits))
+            found.append(EngineConfig.of(**shape, stages=stages, splits=splits))
     return tuple(sorted(dict.fromkeys(found), key=lambda config: _estimate(p, config, device)))
 
 
@@ -351,8 +352,8 @@ def _build(p: AttentionProblem, config: EngineConfig, device: DeviceInfo) -> Bui
         batch, head, key, dim = _bytes(p.heads_of(name))
         args += [Arg(f"ptr_{name}", "u64", TensorArg(name)), *_named(name, ("batch", "head"), (batch, head)),
                  Arg(f"{name}_key_bytes", "s32", key), Arg(f"{name}_dim_bytes", "s32", dim)]
-    grid = [Arg("splits", "u32", splits), *_divisor("splits", splits), Arg("row_tiles", "u32", row_tiles), *_divisor("row_tiles", row_tiles),
-            Arg("heads_kv", "u32", p.heads_kv), *_divisor("heads_kv", p.heads_kv), *_divisor("group", group)]
+    counts = {"splits": splits, "row_tiles": row_tiles, "heads_kv": p.heads_kv}
+    grid = [a for name, n in counts.items() for a in (Arg(name, "u32", n), *_divisor(name, n))] + _divisor("group", group)
     args += [*grid, Arg("num_rows", "u32", num_rows), Arg("sharers", "u32", splits * c.teams), *_divisor("sharers", splits * c.teams)]
     target = Target.for_arch(device.arch, (7, 8) if c.is_split and device.at_least(9) else (7, 4))
     suffix = f"{c.kind}_{c.kind_kv}_{c.dim_qk}x{c.dim_v}"
