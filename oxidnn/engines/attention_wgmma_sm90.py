@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from math import ceil, inf, log, log2
+from math import ceil, inf, log, log2, prod
 from math import e as euler
 from typing import ClassVar
 
@@ -29,7 +29,7 @@ ROW_BYTES = 128
 BARRIER_BYTES = 8
 REGISTERS = {1: 255, 2: 255, 3: 168, 4: 128}  # of a thread, by warpgroups of an SM
 OTHER_REGISTERS = 30  # beside scores, weights and results
-MAX_STAGES = 4
+MAX_KEYS_OF_SCORES = 96  # of a tile, where the text of an element is long
 MAX_DIM = 256
 MAX_LENGTH = 2**29
 MAX_STRIDE = 2**40
@@ -55,6 +55,7 @@ class ForwardConsts:
     in_turns: bool
     has_scores: bool
     has_lse: bool
+    clears: bool  # values that no query sees may lie in the tiles
 
     inf: ClassVar[float] = inf
     log2e: ClassVar[float] = log2(euler)
@@ -157,8 +158,15 @@ def _fault(desc: TensorDesc) -> str:
     return ""
 
 
+def _tiles(p: AttentionProblem, rows: int) -> tuple[int, int]:
+    """(heads, of all batches; tiles of each)."""
+    if p.is_varlen:
+        return p.heads, -(-p.len_q // rows) + p.batch + 2
+    return p.batch * p.heads, -(-p.len_q // rows)
+
+
 class AttentionWgmmaEngine(Engine):
-    """Up to D = E = 256, windows, causal limits, lse, sinks."""
+    """Up to D = E = 256, every kind of score."""
 
     id = "attention.wgmma_sm90"
 
@@ -169,8 +177,6 @@ class AttentionWgmmaEngine(Engine):
             return refuse(f"{self.id} needs sm_90a")
         if p.desc("q").dtype not in (F16, BF16):
             return refuse(f"q is of {p.desc('q').dtype}; f16 and bf16 are taken")
-        if p.is_varlen or p.has("lengths_q") or p.has("lengths_kv") or p.dropout or p.expression is not None:
-            return refuse("sequences of several lengths, scores of an expression and dropout are not taken")
         if max(p.dim_qk, p.dim_v) > MAX_DIM or p.dim_v % 8:
             return refuse(f"dimensions {p.dim_qk} and {p.dim_v}: at most {MAX_DIM}, that of v a multiple of 8")
         if max(p.len_q, p.len_kv) >= MAX_LENGTH or (p.len_kv == 0 and not p.is_empty):
@@ -179,7 +185,7 @@ class AttentionWgmmaEngine(Engine):
             fault = _fault(p.heads_of(name))
             if fault:
                 return refuse(f"{name} {fault}")
-        if -(-p.len_q // ROWS) * p.batch * p.heads >= 2**31:
+        if prod(_tiles(p, ROWS)) >= 2**31:
             return refuse("2^31 tiles or more")
         return SUPPORTED
 
@@ -189,6 +195,8 @@ class AttentionWgmmaEngine(Engine):
 
     def _candidates(self, p: AttentionProblem) -> Iterator[EngineConfig]:
         for warpgroups, keys in TILES:
+            if keys > MAX_KEYS_OF_SCORES and (p.expression is not None or p.dropout):
+                continue
             config = EngineConfig.of(warpgroups=warpgroups, keys=keys, stages=2, ctas=1, turns=int(warpgroups > 1))
             c = consts(p, config)
             if c.registers <= REGISTERS[warpgroups] and c.smem_bytes <= SMEM_BYTES:
@@ -198,7 +206,7 @@ class AttentionWgmmaEngine(Engine):
         """Rounds of tiles at the rate of their products, and of their exponentials where these take longer."""
         assert isinstance(problem, AttentionProblem)
         p, c = problem, consts(problem, config)
-        tiles = -(-p.len_q // c.rows) * p.batch * p.heads
+        tiles = prod(_tiles(p, c.rows))
         if device.is_emulated:
             return 1000.0 * tiles * -(-p.len_kv // c.keys)
         steps = -(-p.len_kv // c.keys) * (0.5 + 0.5 / max(1, p.len_q // c.rows) if p.right == 0 else 1.0)
@@ -217,7 +225,7 @@ class AttentionWgmmaEngine(Engine):
             return Build(())
         c = consts(p, config)
         q, k, v, out = (p.heads_of(n) for n in ("q", "k", "v", "out"))
-        pairs, q_tiles = p.batch * p.heads, -(-p.len_q // c.rows)
+        pairs, q_tiles = _tiles(p, c.rows)
         group = p.heads // p.heads_kv
         held = p.len_kv * (p.dim_qk + p.dim_v) * 2 / group  # bytes of keys and values, for each head of q
         run = min(pairs, max(1, int(device.l2_bytes * L2_SHARE / held) // group * group or group))
@@ -237,10 +245,18 @@ class AttentionWgmmaEngine(Engine):
         return Build((step,))
 
 
+def _clears(p: AttentionProblem) -> bool:
+    """Whether there may be keys that no query sees: others than those beyond the tensor, which come as zeros."""
+    if p.is_varlen or p.has("lengths_q") or p.has("lengths_kv"):
+        return True
+    shift = 0 if p.alignment == "top_left" else p.len_kv - p.len_q
+    return (p.right is not None and p.len_q + shift + p.right < p.len_kv) or (p.left is not None and shift - p.left > 0)
+
+
 def consts(p: AttentionProblem, config: EngineConfig) -> ForwardConsts:
     has_scores = p.expression is not None or not p.scale > 0
     return ForwardConsts(score_consts(p), p.desc("q").dtype.name, config["warpgroups"], config["keys"], config["stages"], p.dim_qk, p.dim_v,
-                         bool(config["turns"]), has_scores, p.has("lse"))
+                         bool(config["turns"]), has_scores, p.has("lse"), _clears(p))
 
 
 ENGINES: dict[str, tuple[Engine, ...]] = {"attention": (AttentionWgmmaEngine(),)}
