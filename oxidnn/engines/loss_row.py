@@ -14,7 +14,7 @@ from ..ops.loss import CrossEntropyProblem, SoftmaxProblem
 from ..tensor import TensorDesc, packed_strides
 from .base import Arg, ArgValue, Build, Engine, EngineConfig, ScalarArg, Scratch, Step, Support, TensorArg, WorkspaceArg, refuse
 from .reduce_tree import Located, reduction_steps, state_steps
-from .rows import RowConsts, RowEngine, Rows
+from .rows import RowConsts, RowEngine, Rows, behind_stages
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,8 @@ class NoiseConsts:
 
 @dataclass(frozen=True, slots=True)
 class SoftmaxConsts:
-    """logits: of x, mask, seen (whether the diagonal keeps the element), noise and scale; None: x. is_masked: a row may be empty."""
+    """logits: of x, mask, seen (whether the diagonal keeps the element), noise and scale; None: x. is_masked: a row may be empty. stages,
+    behind: of a ring."""
 
     rows: RowConsts
     is_log: bool
@@ -45,6 +46,8 @@ class SoftmaxConsts:
     is_masked: bool = False
     is_hard: bool = False
     is_scaled: bool = False
+    stages: int = 0
+    behind: bool = False
 
     def takes(self, name: str) -> bool:
         return self.logits is not None and name in self.logits.args
@@ -103,6 +106,12 @@ class SoftmaxEngine(RowEngine):
         descs |= {"lse": problem.desc("lse")} if problem.has("lse") else {}
         return Rows.of(shape, (problem.axis,), full, descs, values=values)
 
+    def configs(self, problem: Problem, device: DeviceInfo) -> tuple[EngineConfig, ...]:
+        assert isinstance(problem, SoftmaxProblem)
+        rows = self.rows(problem)
+        stays = _logits(problem) is None and not problem.is_masked and [o.name for o in rows.operands] == ["x", "y"]
+        return (*super().configs(problem, device), *(self.behind_configs(rows, 4, device) if stays and not problem.is_hard else ()))
+
     def check_support(self, problem: Problem, device: DeviceInfo) -> Support:
         assert isinstance(problem, SoftmaxProblem)
         columns = self.rows(problem).column_digits.size
@@ -115,6 +124,10 @@ class SoftmaxEngine(RowEngine):
         if problem.is_empty:
             return Build(())
         rows = self.rows(problem)
+        if config["home"] == "ring":
+            r = self.ring_consts(rows, config, 2)
+            ring = SoftmaxConsts(r, problem.is_log, stages=behind_stages(r.shared, config, r.pack_bytes, device), behind=True)
+            return Build((self.ring_step("rowwise/softmax_ring", ring, problem.op, rows, config, device),))
         r, logits = self.row_consts(rows, config, 3 if problem.is_hard else 2), _logits(problem)
         shape, noise, extra = problem.desc("x").shape, None, list[Arg]()
         if logits is not None and logits.scalars:
@@ -153,14 +166,24 @@ class SoftmaxBackwardEngine(RowEngine):
         assert isinstance(problem, SoftmaxProblem)
         return Rows.of(problem.desc("dy").shape, (problem.axis,), {n: problem.desc(n) for n in ("dy", "y", "dx")})
 
+    def configs(self, problem: Problem, device: DeviceInfo) -> tuple[EngineConfig, ...]:
+        assert isinstance(problem, SoftmaxProblem)
+        stays = not problem.is_log
+        return (*super().configs(problem, device), *(self.behind_configs(self.rows(problem), 4, device) if stays else ()))
+
     def build_steps(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> Build:
         assert isinstance(problem, SoftmaxProblem)
         if problem.is_empty:
             return Build(())
         rows = self.rows(problem)
-        consts = SoftmaxConsts(self.row_consts(rows, config, 1), problem.is_log, is_masked=problem.masked and problem.is_log,
-                               is_scaled=problem.scale != 1)
+        is_ring = config["home"] == "ring"
+        consts = SoftmaxConsts((self.ring_consts if is_ring else self.row_consts)(rows, config, 1), problem.is_log,
+                               is_masked=problem.masked and problem.is_log, is_scaled=problem.scale != 1)
         extra = [Arg("scale", consts.rows.compute, problem.scale)] if consts.is_scaled else []
+        if is_ring:
+            r = consts.rows
+            consts = replace(consts, stages=behind_stages(r.shared, config, 2 * r.pack_bytes, device), behind=True)
+            return Build((self.ring_step("rowwise/softmax_backward_ring", consts, problem.op, rows, config, device, extra),))
         return Build((self.row_step("rowwise/softmax_backward", consts, problem.op, rows, config, device, extra),))
 
 
@@ -175,6 +198,8 @@ class CrossEntropyConsts:
     reduction: str = ""
     is_log: bool = False  # logits hold logarithms of probabilities
     sums: int = 1  # numbers that add up to the divisor of "weighted"
+    stages: int = 0  # of a ring
+    behind: bool = False
     keeps_lse: bool = False  # the logarithms of the rows' sums go to the workspace, too
 
 
@@ -271,12 +296,24 @@ class CrossEntropyBackwardEngine(_CrossEntropyEngine):
                                   device.at_least(9, 0))
         return Build((sums, step), scratch.num_bytes)
 
+    def configs(self, problem: Problem, device: DeviceInfo) -> tuple[EngineConfig, ...]:
+        assert isinstance(problem, CrossEntropyProblem)
+        stays = not problem.is_probability and not problem.smoothing and not problem.is_log
+        return (*super().configs(problem, device), *(self.behind_configs(self.rows(problem), 4, device) if stays else ()))
+
     def gradient_step(self, problem: CrossEntropyProblem, config: EngineConfig, device: DeviceInfo, extra: Sequence[Arg],
                       reduction: str, sums: int = 1, follows: bool = False) -> Step:
         """sums: how many numbers, at ptr_sums, add up to the divisor of "weighted"; follows: the launch before leaves them."""
         rows = self.rows(problem)
-        consts = replace(self.consts(problem, rows, config, 3, reduction), sums=sums)
-        step = self.row_step("rowwise/cross_entropy_backward", consts, problem.op, rows, config, device, [*self.extra(problem), *extra])
+        extra = [*self.extra(problem), *extra]
+        if config["home"] == "ring":
+            r = self.ring_consts(rows, config, 2)
+            stages = behind_stages(r.shared, config, r.pack_bytes, device)
+            consts = CrossEntropyConsts(r, problem.smoothing, False, reduction, sums=sums, stages=stages, behind=True)
+            step = self.ring_step("rowwise/cross_entropy_backward_ring", consts, problem.op, rows, config, device, extra)
+        else:
+            consts = replace(self.consts(problem, rows, config, 3, reduction), sums=sums)
+            step = self.row_step("rowwise/cross_entropy_backward", consts, problem.op, rows, config, device, extra)
         return replace(step, spec=replace(step.spec, follows=follows))
 
     def divisor_steps(self, problem: CrossEntropyProblem, device: DeviceInfo, scratch: Scratch) -> tuple[list[Step], WorkspaceArg]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
@@ -20,7 +19,7 @@ from .base import Arg, Build, Engine, EngineConfig, Scratch, Step, Support, Tens
 from .collapse import by_stride
 from .digits import Digits
 from .reduce_tree import reduction_steps
-from .rows import LIMIT, RowConsts, RowEngine, RowOperand, Rows, power_of_two
+from .rows import LIMIT, RowConsts, RowEngine, Rows, behind_stages, power_of_two, resident_groups, ring_target
 
 _THREADS = 128
 _RING_PACKS = 4  # of a row a thread has at most, whose sums are held in registers
@@ -81,7 +80,7 @@ class NormEngine(RowEngine):
             return []
         if any(problem.is_spread(n) for n in ("gamma", "beta") if problem.has(n)) or problem.is_empty:
             return []
-        return _behind_configs(rows, [o for o in rows.operands if o.name == "x"], 4, device)
+        return self.behind_configs(rows, 4, device)
 
     def rows(self, problem: Problem) -> Rows:
         assert isinstance(problem, NormProblem)
@@ -114,26 +113,15 @@ class NormEngine(RowEngine):
             return Build(())
         rows = self.rows(problem)
         if config["home"] == "ring":
-            return Build((self._ring_step(problem, rows, config, device),))
+            r = self.ring_consts(rows, config, 1 if problem.is_rms else 2)
+            stages, eps = behind_stages(r.shared, config, r.pack_bytes, device), Arg("eps", r.compute, problem.eps)
+            ring = RingConsts(r, problem.is_rms, stages, (), problem.zero_centered, False, None, behind=True)
+            return Build((self.ring_step("rowwise/norm_ring", ring, problem.op, rows, config, device, [eps]),))
         slots, largest = 1 if problem.is_rms else 3, problem.desc("y").dtype.max if problem.has("row_scale") else 0.0
         r = self.row_consts(rows, config, slots + (2 if largest else 0), self._epilogue(problem), ("y",))
         consts = NormConsts(r, problem.is_rms, largest=largest, zero_centered=problem.zero_centered)
         eps = Arg("eps", consts.rows.compute, problem.eps)
         return Build((self.row_step("rowwise/norm", consts, problem.op, rows, config, device, [eps]),))
-
-    def _ring_step(self, problem: NormProblem, rows: Rows, config: EngineConfig, device: DeviceInfo) -> Step:
-        threads, cluster = config["threads"], config["cluster"]
-        r = self.row_consts(rows, EngineConfig.of(**{**dict(config.knobs), "home": "shared"}), 1 if problem.is_rms else 2)
-        stages, groups = _behind_stages(r.shared, threads, r.pack_bytes, device), _resident_groups(device, threads, cluster)
-        consts = RingConsts(r, problem.is_rms, stages, (), problem.zero_centered, False, None, behind=True)
-        digits, columns = rows.row_digits, rows.column_digits
-        groups = min(groups, digits.size)
-        args = [Arg(f"ptr_{o.name}", "u64", o.value) for o in rows.operands]
-        args += [Arg("num_rows", "u32", digits.size), Arg("num_columns", "u32", columns.size), Arg("row_step", "u32", groups)]
-        args += [*digits.args(r.digits.wide), *columns.args(r.digits.wide), Arg("eps", r.compute, problem.eps)]
-        return Step.of("rowwise/norm_ring", problem.op, consts.target(device), threads, args, consts, groups * cluster,
-                       min_ctas_per_sm=512 // threads, dynamic_smem=stages * r.shared * threads * r.pack_bytes, cluster=cluster,
-                       suffix=f"{rows.dtype.name}_l{r.lanes}_v{r.vector}_s{r.shared}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,38 +138,6 @@ class RingConsts(SlopeConsts):
     slope: Expression | None
     segmented: bool = False
     behind: bool = False
-
-    def target(self, device: DeviceInfo) -> Target:
-        """Rows behind are waited for at mbarriers, like other CTAs' sums."""
-        return replace(self.rows, cluster=2).target(device) if self.behind else self.rows.target(device)
-
-
-def _resident_groups(device: DeviceInfo, threads: int, cluster: int) -> int:
-    """CTAs or clusters under way at a time: of 512 threads one on an SM, of 256 two; clusters of more than two do not fill every SM."""
-    sms = device.num_sms if cluster <= 2 else device.num_sms * 10 // 11
-    return max(1, sms * (512 // threads) // cluster)
-
-
-def _behind_configs(rows: Rows, held: Sequence[RowOperand], packs: int, device: DeviceInfo) -> list[EngineConfig]:
-    """CTAs or clusters that stay and write each row after the next one's sums have gone out: `packs` of a row a thread at most."""
-    vector, count = rows.vector(), rows.row_digits.size
-    pack = rows.dtype.num_bytes * vector
-    if not device.at_least(9, 0) or pack not in (4, 8, 16) or len(rows.column_digits.extents) > 1 or count * 8 >= LIMIT:
-        return []
-    if any(o.dtype.num_bytes * vector != pack or not rows.moves_packs(o, vector) for o in held):
-        return []
-    found, wanted = [], -(-rows.column_digits.size // vector)
-    for threads in (512, 256):
-        for cluster in (1, 2, 4, 8):
-            each = -(-wanted // (threads * cluster))
-            if each <= packs and wanted > threads * cluster // 2 and _behind_stages(each, threads, pack * len(held), device) >= 3:
-                found.append(EngineConfig.of(home="ring", lanes=threads, vec=vector, threads=threads, cluster=cluster, behind=1))
-    return found
-
-
-def _behind_stages(packs: int, threads: int, pack: int, device: DeviceInfo) -> int:
-    """Of a ring that leaves room for 512 threads on an SM."""
-    return min(8, (device.smem_per_cta - 8192) * threads // 512 // (packs * threads * pack))
 
 
 def _sums(problem: NormProblem) -> tuple[str, ...]:
@@ -259,8 +215,7 @@ class NormBackwardEngine(RowEngine):
             return []
         rows = self.rows(problem)
         most = max(-(-rows.column_digits.size // (c["vec"] * c["lanes"] * c["cluster"])) for c in rings)
-        found = _behind_configs(rows, [o for o in rows.operands if o.name in self.held_operands], most, device)
-        return [c for c in found if -(-rows.column_digits.size // (c["vec"] * c["lanes"] * c["cluster"])) <= most]
+        return self.behind_configs(rows, most, device, most // 4)
 
     def _ring_configs(self, problem: NormProblem, device: DeviceInfo, is_skewed: bool = False) -> list[EngineConfig]:
         """dx and the sums in one pass over the rows: each thread has at most _RING_PACKS packs of a row. is_skewed: of rows that begin
@@ -313,7 +268,7 @@ class NormBackwardEngine(RowEngine):
         is_skewed = config["home"] == "skewed_ring"
         packs = -(-(rows.column_digits.size + is_skewed * (vector - 1)) // (lanes * vector)) * threads  # of a row and a CTA
         if "behind" in dict(config.knobs):
-            return _behind_stages(packs // threads, threads, vector * rows.dtype.num_bytes * 2, device)
+            return behind_stages(packs // threads, config, vector * rows.dtype.num_bytes * 2, device)
         stage, gamma = packs * vector * rows.dtype.num_bytes * 2, cls._shares_gamma(problem, config) * 16 * packs
         return min(3, ((device.smem_per_cta - 8192) * threads // 512 - gamma) // stage)
 
@@ -345,7 +300,9 @@ class NormBackwardEngine(RowEngine):
                             self._shares_gamma(problem, config), _slope(problem), behind="behind" in dict(config.knobs))
         r, digits, columns = consts.rows, rows.row_digits, rows.column_digits
         together = max(1, threads // config["lanes"])  # rows a CTA has in hand
-        groups = max(1, min(_resident_groups(device, threads, cluster), -(-digits.size // (4 * together))))  # few rows each: dear sums
+        resident = dict(config.knobs).get("behind", 512)
+        groups = resident_groups(device, threads, cluster, resident)
+        groups = max(1, min(groups, -(-digits.size // (4 * together))))  # few rows each would make the sums dear
         ctas, segments, row_step, segmented = groups, groups, groups * together, False
         if is_skewed:  # the rows in the order of their classes, in segments of rows that are skewed alike
             row_step = rows.period
@@ -368,8 +325,8 @@ class NormBackwardEngine(RowEngine):
         args += [*digits.args(r.digits.wide), *columns.args(r.digits.wide)]
         shares = self._shares_gamma(problem, config)
         smem = (2 * stages + shares) * r.shared * threads * r.pack_bytes  # the ring, and gamma
-        resident = 512 if device.at_least(9, 0) or not is_skewed else 256
-        first = Step.of("rowwise/norm_backward_ring", problem.op, consts.target(device), threads, args, consts, ctas * cluster,
+        resident = resident if device.at_least(9, 0) or not is_skewed else 256
+        first = Step.of("rowwise/norm_backward_ring", problem.op, ring_target(consts, device), threads, args, consts, ctas * cluster,
                         min_ctas_per_sm=max(1, resident // threads), dynamic_smem=smem, cluster=cluster,
                         suffix=f"{rows.dtype.name}_l{r.lanes}_v{r.vector}_s{r.shared}")
         return [first, self._sum_step(problem, sums, segments, device)]

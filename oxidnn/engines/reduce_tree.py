@@ -101,6 +101,7 @@ class TreeConsts:
     wide_offset: bool
     values: DType | None = None
     streams: bool = False  # what is read leaves the L2 first
+    most: int = UNROLL  # loads of a thread under way
 
     @property
     def load(self) -> str:
@@ -128,7 +129,7 @@ class TreeConsts:
     @property
     def unroll(self) -> int:
         """Loads in flight: fewer where their states (of moments: their values) would take more than 64 registers."""
-        unroll = UNROLL
+        unroll = self.most
         size = self.sizes[0] if self.is_moments and not self.from_partials else sum(self.sizes)
         while unroll > 1 and unroll * self.vec * size > 256:
             unroll //= 2
@@ -307,7 +308,8 @@ def reduction_steps(op: str, source: Located, target: Located, axes: Sequence[in
     space = _space(x, y, axes, is_arg, beside)
     compute = compute_type(kind, x.dtype, y.dtype if beside is None else beside.dtype)
     path, vec, along, splits = config["path"], config["vec"], config["along"], config["splits"]
-    outputs = THREADS // along
+    threads = max(THREADS, along)
+    outputs = threads // along
     wide = max(space.num_outputs, space.num_reduced) + THREADS * 64 >= 2**31 or dict(config.knobs).get("index") == 64
     described = (x, y, *(() if beside is None else (beside,)))
     reach = max(max(-low, high) * d.dtype.num_bytes for d in described for low, high in [d.offset_range])
@@ -320,7 +322,7 @@ def reduction_steps(op: str, source: Located, target: Located, axes: Sequence[in
              and y.align % min(16, width * y.dtype.num_bytes) == 0)
     consts = TreeConsts(kind, path, compute, states, x.dtype, y.dtype, along, outputs, vec, len(space.kept), len(space.reduced), False,
                         splits > 1, main != space.num_reduced, packs, wide, wide or reach >= 2**31,
-                        None if beside is None else beside.dtype, x.num_bytes > device.l2_bytes)
+                        None if beside is None else beside.dtype, x.num_bytes > device.l2_bytes, dict(config.knobs).get("loads", UNROLL))
     partials = [scratch.take(splits * space.num_outputs * size) for size in consts.sizes] if splits > 1 else []
     index = "u64" if wide else "u32"
     args = [Arg("x", "u64", x_value), Arg("num_outputs", index, space.num_outputs), Arg("num_reduced", index, space.num_reduced),
@@ -331,7 +333,7 @@ def reduction_steps(op: str, source: Located, target: Located, axes: Sequence[in
     args += [Arg(f"into{k}", "u64", p) for k, p in enumerate(partials)] or _result_args(results)
     args += _scalar_args(consts, space.num_reduced, correction)
     tiles = -(-space.num_outputs // (outputs * width))
-    first = Step.of("reduce/tree", op, Target.for_arch(device.arch), THREADS, args, consts, (tiles, splits, 1),
+    first = Step.of("reduce/tree", op, Target.for_arch(device.arch), threads, args, consts, (tiles, splits, 1),
                     follows=follows and device.at_least(9, 0))
     if splits == 1:
         return [first]
@@ -455,7 +457,7 @@ class ReduceTree(Engine):
         rounds = -(-reduced // in_flight)
         # Fewer than two CTAs an SM leave the memory idle at times.
         width = config["vec"] if config["path"] == "column" else 1
-        ctas = config["splits"] * -(-prod(x.shape) // max(1, reduced) // (THREADS // config["along"] * width))
+        ctas = config["splits"] * -(-prod(x.shape) // max(1, reduced) // (max(1, THREADS // config["along"]) * width))
         traffic *= 1 + 0.2 * max(0.0, 1 - ctas / (2 * device.num_sms))
         return (3.0 if config["splits"] == 1 else 5.5) + max(traffic * (1 + 0.3 / config["vec"]), 0.7 * rounds)
 

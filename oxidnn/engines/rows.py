@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import gcd, inf, nan
 from typing import Any, ClassVar, Protocol
@@ -166,6 +166,16 @@ class TemplateConsts(Protocol):
     def rows(self) -> RowConsts: ...
 
 
+class RingTemplateConsts(TemplateConsts, Protocol):
+    """The consts of a template on the ring of rows. stages: of the ring. behind: a row is written once the next one's sums are out."""
+
+    @property
+    def stages(self) -> int: ...
+
+    @property
+    def behind(self) -> bool: ...
+
+
 @dataclass(frozen=True, slots=True)
 class RowOperand:
     """An operand over the index space: byte strides over all its dimensions, and where it lies. has_*: see OperandConsts."""
@@ -298,6 +308,22 @@ def power_of_two(n: int) -> int:
     return 1 << max(n - 1, 0).bit_length()
 
 
+def resident_groups(device: DeviceInfo, threads: int, cluster: int, resident: int = 512) -> int:
+    """CTAs or clusters under way at a time, with `resident` threads on an SM; clusters of more than two do not fill every SM."""
+    sms = device.num_sms if cluster <= 2 else device.num_sms * 10 // 11
+    return max(1, sms * (resident // threads) // cluster)
+
+
+def behind_stages(packs: int, config: EngineConfig, pack_bytes: int, device: DeviceInfo) -> int:
+    """Of a ring of a config of behind_configs. packs: of a row a thread; pack_bytes: of all operands held."""
+    return min(8, (device.smem_per_cta - 8192) // (packs * config["behind"] * pack_bytes))
+
+
+def ring_target(consts: RingTemplateConsts, device: DeviceInfo) -> Target:
+    """What goes out behind a row comes by st.async, from whatever CTA."""
+    return replace(consts.rows, cluster=2).target(device) if consts.behind else consts.rows.target(device)
+
+
 class RowEngine(Engine):
     """What the row-wise engines share: how threads are dealt to rows, and the arguments that follow."""
 
@@ -416,6 +442,25 @@ class RowEngine(Engine):
         found.sort(key=lambda c: packs > 4096 and (c["threads"], c["cluster"]) != (256, 8))
         return found
 
+    def behind_configs(self, rows: Rows, packs: int, device: DeviceInfo, dense: int = 2) -> list[EngineConfig]:
+        """CTAs or clusters that stay and write each row once the next one's sums have gone out; behind: threads on an SM. packs: of a row
+        that one of 512 such threads has at most, dense: one of 1024."""
+        vector, columns, held = rows.vector(), rows.column_digits, [o for o in rows.operands if o.name in self.held_operands]
+        pack, wanted = rows.dtype.num_bytes * vector, -(-columns.size // vector)
+        if not device.at_least(9, 0) or pack not in (4, 8, 16) or len(columns.extents) > 1 or rows.row_digits.size * 8 >= LIMIT:
+            return []
+        if any(o.dtype is not rows.dtype or not rows.moves_packs(o, vector) for o in held):
+            return []
+        found = []
+        for resident, threads in ((512, 512), (512, 256), (1024, 1024), (1024, 512)):
+            for cluster in (1, 2, 4, 8):
+                each = -(-wanted // (threads * cluster))
+                config = EngineConfig.of(home="ring", lanes=threads, vec=vector, threads=threads, cluster=cluster, behind=resident)
+                if each <= (packs if resident == 512 else dense) and wanted > threads * cluster // 2:
+                    if behind_stages(each, config, pack * len(held), device) >= 3:
+                        found.append(config)
+        return found
+
     def estimate(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> float:
         efficiency = 0.85 if config["vec"] * problem.operands[0].desc.dtype.num_bytes == 16 else 0.5
         return 3.0 + problem.num_bytes / (device.bandwidth_gbs * 1e3 * efficiency) + problem.flops / (device.fma_tflops * 1e5)
@@ -459,3 +504,20 @@ class RowEngine(Engine):
         return Step.of(template, op, r.target(device), threads, [*args, *extra], consts, -(-digits.size * r.lanes // threads),
                        min_ctas_per_sm=max(1, resident // threads), dynamic_smem=smem, cluster=r.cluster,
                        suffix=f"{rows.dtype.name}_l{r.lanes}_v{r.vector}_{home}")
+
+    def ring_consts(self, rows: Rows, config: EngineConfig, slots: int) -> RowConsts:
+        return self.row_consts(rows, EngineConfig.of(**{**dict(config.knobs), "home": "shared"}), slots)
+
+    def ring_step(self, template: str, consts: RingTemplateConsts, op: str, rows: Rows, config: EngineConfig, device: DeviceInfo,
+                  extra: Sequence[Arg] = ()) -> Step:
+        """As row_step, of CTAs or clusters that stay."""
+        r, threads, cluster = consts.rows, config["threads"], config["cluster"]
+        digits, columns = rows.row_digits, rows.column_digits
+        groups = min(resident_groups(device, threads, cluster, config["behind"]), digits.size)
+        args = [Arg(f"ptr_{o.name}", "u64", o.value) for o in rows.operands]
+        args += [Arg("num_rows", "u32", digits.size), Arg("num_columns", "u32", columns.size), Arg("row_step", "u32", groups)]
+        args += [*digits.args(r.digits.wide), *columns.args(r.digits.wide)]
+        smem = consts.stages * r.shared * threads * r.pack_bytes * len(r.held)
+        return Step.of(template, op, ring_target(consts, device), threads, [*args, *extra], consts, groups * cluster,
+                       min_ctas_per_sm=config["behind"] // threads, dynamic_smem=smem, cluster=cluster,
+                       suffix=f"{rows.dtype.name}_l{r.lanes}_v{r.vector}_s{r.shared}")
