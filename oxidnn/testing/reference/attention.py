@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ...dtypes import F64
+from ...dtypes import F16, F64
 from ...ops.attention import AttentionProblem
 from ...ops.base import Problem
 from . import Expected, Reference
@@ -117,6 +117,11 @@ def _rounding(p: AttentionProblem) -> float:
     return 1e-14 if kind is F64 else kind.epsilon + 4e-6
 
 
+def _grain(p: AttentionProblem) -> float:
+    """What rounding to q's type errs at most where numbers are too small for it."""
+    return 2.0**-25 if p.desc("q").dtype is F16 else 0.0
+
+
 def _forward(p: AttentionProblem, inputs: Mapping[str, np.ndarray], scalars: Mapping[str, float]) -> dict[str, Expected]:
     v = _heads(p, "v", inputs)
     shape = p.heads_of("out").shape
@@ -181,10 +186,12 @@ def _backward(p: AttentionProblem, inputs: Mapping[str, np.ndarray], scalars: Ma
             de_off = np.abs(de) * (relative + u) + w * 4 * eps * p.dim_v**0.5 * (dp_size + delta_size)
             ds = de * part.slope * p.scale
             ds_off = (de_off * np.abs(part.slope) + np.abs(de) * part.slope_off + np.abs(de * part.slope) * u) * abs(p.scale)
+            grain = _grain(p) * (w > 0)
+            ds_off = ds_off + grain * max(1.0, abs(p.scale))
             dropped = w * part.kept
             for name, weights, off, other, place, sum_of in (
                     ("dq", ds, ds_off, k_seen, mine, "hij,hjd->hid"), ("dk", ds, ds_off, q[mine], keys, "hij,hid->hjd"),
-                    ("dv", dropped, dropped * (relative + u), d_out[mine], keys, "hij,hid->hjd")):
+                    ("dv", dropped, dropped * (relative + u) + grain, d_out[mine], keys, "hij,hid->hjd")):
                 sums[name][0][place] += np.einsum(sum_of, weights, other)
                 sums[name][1][place] += np.einsum(sum_of, np.abs(weights), np.abs(other))
                 sums[name][2][place] += np.einsum(sum_of, off, np.abs(other))

@@ -126,10 +126,17 @@ def _mask(rng: np.random.Generator, problem: Problem) -> Any:
     return seen if desc.dtype is BOOL else np.where(seen, rng.standard_normal(desc.shape), -np.inf)
 
 
+def _slopes(name: str, rng: np.random.Generator, problem: Problem) -> Any:
+    """Such that weights of far keys do not overflow."""
+    return 0.3 * rng.random(problem.desc(name).shape)
+
+
 SAMPLES: dict[str, Sampler] = {op: partial(_draw, op) for op in ("attention", "attention_backward")}
 FILLS: dict[tuple[str, str], Fill] = {("attention_backward", "lse"): _lse}
 for _op in SAMPLES:
     FILLS[_op, "mask"] = _mask
+    for _name in ("alibi", "slope"):
+        FILLS[_op, _name] = partial(_slopes, _name)
     for _which in ("q", "kv"):
         FILLS[_op, f"cu_seqlens_{_which}"] = partial(_starts, _which)
         FILLS[_op, f"lengths_{_which}"] = partial(_lengths, _which)

@@ -1,0 +1,253 @@
+"""Gradients of attention with mma.sync, f16 and bf16.
+
+A CTA makes dK and dV of a tile of keys from all queries that see them, another kernel dQ of a tile of queries: scores are made twice, nothing
+is added up between CTAs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import e, log2
+from typing import ClassVar
+
+from ..codegen.spec import Target
+from ..device import DeviceInfo
+from ..ops.attention import HALVES, AttentionProblem
+from ..ops.base import Problem
+from ..tensor import TensorDesc
+from .attention_delta import delta_step, piece_of, row_bytes
+from .attention_scores import ScoreConsts, arguments, score_consts
+from .base import SUPPORTED, Arg, Build, Engine, EngineConfig, Scratch, Step, Support, TensorArg, WorkspaceArg, refuse
+
+_LIMIT = 2**31
+
+
+@dataclass(frozen=True, slots=True)
+class TileConsts:
+    """Rows of a tensor in shared memory, in pieces of 16 bytes. width: elements of a row. lanes: neighbouring threads that copy a row.
+    is_packed: pieces lie together and aligned in memory. offset: of the tile, within its stage if it passes."""
+
+    name: str
+    width: int
+    lanes: int
+    is_packed: bool
+    offset: int = 0
+
+    @property
+    def chunks(self) -> int:
+        """Pieces of a row, filled up with zeros to steps of mma.sync."""
+        return -(-self.width // 16) * 2
+
+    @property
+    def pitch(self) -> int:
+        return (self.chunks + 1) * 16
+
+    @property
+    def pieces(self) -> int:
+        """Of a row, that a thread copies."""
+        return -(-self.chunks // self.lanes)
+
+    def passes(self, rows: int, threads: int) -> int:
+        return -(-rows * self.lanes // threads)
+
+
+@dataclass(frozen=True, slots=True)
+class BackwardConsts:
+    """is_keys: keys are held and queries pass. held, passing: the two tensors of each. results: what is written, and the accumulators of it.
+    rows, columns: of a held and of a passing tile. tiles_m: 16 rows each of a warp. by_tiles: CTAs are counted heads first."""
+
+    score: ScoreConsts
+    kind: str
+    is_keys: bool
+    has_group: bool
+    held: tuple[TileConsts, ...]
+    passing: tuple[TileConsts, ...]
+    results: tuple[tuple[TileConsts, str], ...]
+    rows: int
+    columns: int
+    tiles_m: int
+    stages_offset: int
+    stage_bytes: int
+    stats_offset: int
+    by_tiles: bool
+
+    log2_e: ClassVar[float] = log2(e)
+
+    @property
+    def is_fast(self) -> bool:
+        """Scores are products times the scale, which goes into the exponential's and the result's."""
+        return self.score.expression is None and not self.score.has_dropout
+
+    @property
+    def has_scores(self) -> bool:
+        """Gradients of scores are wanted."""
+        return any(acc == "acc_a" for _, acc in self.results)
+
+    @property
+    def has_values(self) -> bool:
+        return any(acc == "acc_b" for _, acc in self.results)
+
+    @property
+    def value_chunks(self) -> int:
+        return next(t.chunks for t, acc in self.results if acc == "acc_b")
+
+    @property
+    def mma(self) -> str:
+        return f"m16n8k16.row.col.f32.{self.kind}.{self.kind}.f32"
+
+    @staticmethod
+    def names(stem: str, first: int, count: int) -> list[str]:
+        return [f"%{stem}{i}" for i in range(first, first + count)]
+
+    def four(self, stem: str, m: int, n: int, tiles_n: int) -> list[str]:
+        return self.names(stem, (m * tiles_n + n) * 4, 4)
+
+    def elements(self, stem: str, m: int, n: int, first: int | None = None) -> list[tuple[str, int, int]]:
+        """The lane's elements of an m16n8 tile, for the macros of scores; first: number of their first register."""
+        names = self.four(stem, m, n, self.columns // 8) if first is None else self.names(stem, first, 4)
+        return [(name, 2 * m + i // 2, 8 * n + i % 2) for i, name in enumerate(names)]
+
+    @property
+    def all_elements(self) -> list[tuple[str, int, int]]:
+        return [x for m in range(self.tiles_m) for n in range(self.columns // 8) for x in self.elements("s", m, n)]
+
+    @property
+    def rows_of(self) -> list[str]:
+        return self.names("row", 0, 2 * self.tiles_m)
+
+    @property
+    def lows(self) -> list[str]:
+        return self.names("low", 0, 2 * self.tiles_m)
+
+    @property
+    def limits(self) -> list[str]:
+        return self.names("limit", 0, 2 * self.tiles_m)
+
+
+def _tile(p: AttentionProblem, name: str, offset: int = 0) -> TileConsts:
+    desc = p.heads_of(name)
+    chunks = -(-desc.shape[-1] // 16) * 2
+    return TileConsts(name, desc.shape[-1], next(n for n in (8, 4, 2) if n <= chunks), piece_of(desc) == 8, offset)
+
+
+def _tile_args(desc: TensorDesc, tile: TileConsts, threads: int, columns: int = 0) -> list[Arg]:
+    """Bytes: batch, head, row (stride) and element steps; pass: to the thread's next row; pace: to the next tile that passes."""
+    size, name = desc.dtype.num_bytes, tile.name
+    batch, head, row, element = (s * size for s in desc.strides)
+    args = [Arg(f"ptr_{name}", "u64", TensorArg(name)), Arg(f"batch_{name}", "s64", batch), Arg(f"head_{name}", "s64", head),
+            Arg(f"stride_{name}", "s64", row), Arg(f"element_{name}", "s64", element),
+            Arg(f"pass_{name}", "s64", row * (threads // tile.lanes))]
+    return args + ([Arg(f"pace_{name}", "s64", row * columns)] if columns else [])
+
+
+@dataclass(frozen=True, slots=True)
+class _Shape:
+    """Of a kernel's CTA."""
+
+    warps: int
+    tiles_m: int
+    columns: int
+
+    @property
+    def rows(self) -> int:
+        return 16 * self.warps * self.tiles_m
+
+
+def _layout(p: AttentionProblem, names: tuple[tuple[str, ...], tuple[str, ...]], is_keys: bool,
+            shape: _Shape) -> tuple[tuple[TileConsts, ...], tuple[TileConsts, ...], int, int, int]:
+    """(held, passing, where stages begin, bytes of a stage, where in a stage lse2 and delta lie)."""
+    held, passing, at = [], [], 0
+    for name in names[0]:
+        held.append(_tile(p, name, at))
+        at += held[-1].pitch * shape.rows
+    stage = 0
+    for name in names[1]:
+        passing.append(_tile(p, name, stage))
+        stage += passing[-1].pitch * shape.columns
+    return tuple(held), tuple(passing), at, stage + (8 * shape.columns if is_keys else 0), stage
+
+
+def _smem(p: AttentionProblem, is_keys: bool, outputs: tuple[str, ...], shape: _Shape) -> int:
+    _, _, at, stage, _ = _layout(p, _operands(is_keys, outputs), is_keys, shape)
+    return max(at + 2 * stage, *(_tile(p, n).pitch * shape.rows for n in outputs))
+
+
+def _operands(is_keys: bool, outputs: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    if not is_keys:
+        return ("q", "d_out"), ("k", "v")
+    return ("k", "v") if "dk" in outputs else ("k",), ("q", "d_out")
+
+
+def _kernel(p: AttentionProblem, device: DeviceInfo, outputs: tuple[str, ...], shape: _Shape, lse2: WorkspaceArg, delta: WorkspaceArg) -> Step:
+    """outputs: of ("dk", "dv"), or ("dq",)."""
+    is_keys = "dq" not in outputs
+    threads = 32 * shape.warps
+    held, passing, at, stage, stats = _layout(p, _operands(is_keys, outputs), is_keys, shape)
+    results = tuple((_tile(p, n), "acc_b" if n == "dv" else "acc_a") for n in outputs)
+    length, heads = (p.len_kv, p.heads_kv) if is_keys else (p.len_q, p.heads)
+    by_tiles = p.left is not None or p.right is not None
+    consts = BackwardConsts(score_consts(p), p.desc("q").dtype.name, is_keys, p.heads > p.heads_kv, held, passing, results, shape.rows,
+                            shape.columns, shape.tiles_m, at, stage, stats, by_tiles)
+    tiles = -(-length // shape.rows) + (p.batch + 2 if p.is_varlen else 0)
+    owners = heads * (1 if p.is_varlen else p.batch)
+    args = arguments(p)
+    args += [Arg("own_heads", "u32", heads), Arg("tiles", "u32", tiles), Arg("owners", "u32", owners)]
+    for tile in held:
+        args += _tile_args(p.heads_of(tile.name), tile, threads)
+    for tile in passing:
+        args += _tile_args(p.heads_of(tile.name), tile, threads, shape.columns)
+    for tile, _ in results:
+        args += _tile_args(p.heads_of(tile.name), tile, threads)
+    args += [Arg("ptr_lse2", "u64", lse2), Arg("delta_gap", "s64", delta.byte_offset - lse2.byte_offset), Arg("stats_head", "s64", p.len_q * 4)]
+    registers = 65536 // max(threads, 256)
+    return Step.of("attention/backward_mma", p.op, Target.for_arch(device.arch), threads, args, consts, tiles * owners,
+                   dynamic_smem=_smem(p, is_keys, outputs, shape), max_registers=min(255, registers), suffix="_".join(outputs))
+
+
+class AttentionBackwardMma(Engine):
+    """dK and dV of a tile of keys, then dQ of a tile of queries; seven products. Every sum has its order."""
+
+    id = "attention_backward.mma"
+
+    def check_support(self, problem: Problem, device: DeviceInfo) -> Support:
+        p = problem
+        assert isinstance(p, AttentionProblem)
+        if p.desc("q").dtype not in HALVES:
+            return refuse(f"operands of type {p.desc('q').dtype.name} (f16 and bf16)")
+        if not device.at_least(8):
+            return refuse(f"needs sm_80, not {device.arch}")
+        if max(p.dim_qk, p.dim_v) > 256:
+            return refuse(f"rows of {max(p.dim_qk, p.dim_v)} elements (at most 256)")
+        if max(p.len_q, p.len_kv) >= 2**29:
+            return refuse(f"{max(p.len_q, p.len_kv)} queries or keys (less than 2^29)")
+        if p.has("bias") or p.has("sinks"):
+            return refuse("gradients of a bias or of sinks")
+        return SUPPORTED
+
+    def estimate(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> float:
+        p = problem
+        assert isinstance(p, AttentionProblem)
+        return 12.0 + 1.4 * p.flops / (device.tensor_tflops * 0.5e6)
+
+    def build_steps(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> Build:
+        p = problem
+        assert isinstance(p, AttentionProblem)
+        if p.is_empty:
+            return Build(())
+        scratch = Scratch()
+        delta, lse2 = (scratch.take(row_bytes(p)) for _ in range(2))
+        steps = [delta_step(p, device, delta, lse2)] if p.desc("lse").numel else []
+        wide = max(p.dim_qk, p.dim_v)
+        columns = 64 if wide <= 128 else 32
+        if p.expression is not None or p.dropout:
+            columns = 32
+        if p.desc("dk").numel or p.desc("dv").numel:
+            shape = _Shape(8, 1, columns)
+            for outputs in (("dk", "dv"),) if wide <= 128 else (("dk",), ("dv",)):
+                steps.append(_kernel(p, device, outputs, shape, lse2, delta))
+        if p.desc("dq").numel:
+            steps.append(_kernel(p, device, ("dq",), _Shape(8, 1, columns), lse2, delta))
+        return Build(tuple(steps), scratch.num_bytes)
+
+
+ENGINES: dict[str, tuple[Engine, ...]] = {"attention_backward": (AttentionBackwardMma(),)}
