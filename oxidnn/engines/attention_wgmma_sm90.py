@@ -29,7 +29,8 @@ ROW_BYTES = 128
 BARRIER_BYTES = 8
 REGISTERS = {1: 255, 2: 255, 3: 168, 4: 128}  # of a thread, by warpgroups of an SM
 OTHER_REGISTERS = 30  # beside scores, weights and results
-MAX_KEYS_OF_SCORES = 96  # of a tile, where the text of an element is long
+MAX_SCORE_LINES = 1200  # of a tile, that stand twice
+MAX_KEYS = {False: 176, True: 64}  # of a tile; where scores are expressions, or weights are dropped
 MAX_DIM = 256
 MAX_LENGTH = 2**29
 MAX_STRIDE = 2**40
@@ -65,6 +66,16 @@ class ForwardConsts:
     def bare_scores(self) -> ScoreConsts:
         """As far as lengths go."""
         return replace(self.scores, expression=None, tensors=(), scalars=(), has_dropout=False, sinks="")
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether a warpgroup's products run under its own scores, whose text then stands twice."""
+        s = self.scores
+        lines = 40 if s.has_dropout else 0
+        if s.expression is not None:
+            inputs = {name: f"%{name}" for name in s.expression.args} | {name: f"%{name}" for name in s.scalars}
+            lines += 6 + s.lower(inputs, "%score").count("\n") + 4 * len(s.moving)
+        return lines * self.keys // 2 <= MAX_SCORE_LINES
 
     @property
     def rows(self) -> int:
@@ -195,7 +206,7 @@ class AttentionWgmmaEngine(Engine):
 
     def _candidates(self, p: AttentionProblem) -> Iterator[EngineConfig]:
         for warpgroups, keys in TILES:
-            if keys > MAX_KEYS_OF_SCORES and (p.expression is not None or p.dropout):
+            if keys > MAX_KEYS[p.expression is not None or p.dropout > 0]:
                 continue
             config = EngineConfig.of(warpgroups=warpgroups, keys=keys, stages=2, ctas=1, turns=int(warpgroups > 1))
             c = consts(p, config)
