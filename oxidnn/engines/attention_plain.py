@@ -4,7 +4,8 @@ multiplies through shared memory in the compute type. Deterministic: nothing is 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 from ..codegen import elementary
 from ..codegen.environment import f32_literal, f64_literal
@@ -12,8 +13,10 @@ from ..codegen.spec import Target
 from ..device import DeviceInfo
 from ..ops.attention import AttentionProblem
 from ..ops.base import Problem
+from ..tensor import TensorDesc
 from .attention_scores import ScoreConsts, arguments, score_consts
-from .base import SUPPORTED, Arg, Build, Engine, EngineConfig, Step, Support, TensorArg, refuse
+from .base import SUPPORTED, Arg, Build, Engine, EngineConfig, Scratch, Step, Support, TensorArg, refuse
+from .reduce_tree import reduction_steps
 
 _THREADS = 256
 _LIMIT = 2**31
@@ -35,7 +38,8 @@ class TileOperand:
 
 @dataclass(frozen=True, slots=True)
 class PlainConsts:
-    """reg_rows, reg_columns: scores of a thread. is_resident: the rows' operand stays in shared memory, all of `resident_dim`."""
+    """reg_rows, reg_columns: scores of a thread. resident_dim: extent of the rows' operand if it stays in shared memory, else 0.
+    is_flipped: rows are keys. sums: along which of "bhij" the gradient of a bias of the type `bias` is added up."""
 
     scores: ScoreConsts
     operands: tuple[TileOperand, ...]
@@ -44,6 +48,9 @@ class PlainConsts:
     reg_columns: int
     resident_dim: int = 0
     has_lse: bool = False
+    is_flipped: bool = False
+    sums: str = ""
+    bias: str = ""
 
     @property
     def size(self) -> int:
@@ -116,8 +123,12 @@ class PlainConsts:
     def elements(self, stem: str) -> list[tuple[str, int, int]]:
         return [(f"{stem}{i * self.reg_columns + j}", i, 16 * j) for i in range(self.reg_rows) for j in range(self.reg_columns)]
 
+    @staticmethod
+    def numbered(stem: str, count: int) -> list[str]:
+        return [f"{stem}{k}" for k in range(count)]
+
     def rows_of(self, stem: str) -> list[str]:
-        return [f"{stem}{i}" for i in range(self.reg_rows)]
+        return self.numbered(stem, self.reg_rows)
 
     def row_registers(self, stem: str, i: int) -> list[str]:
         return [f"{stem}{i * self.reg_columns + j}" for j in range(self.reg_columns)]
@@ -207,25 +218,11 @@ class PlainAttention(Engine):
         if p.is_empty:
             return Build(())
         names = ("q", "k", "v", "out", *(("lse",) if p.has("lse") else ()))
-        compute = p.accumulator.name
-
-        def consts_of(resident: int) -> PlainConsts:
-            return PlainConsts(score_consts(p), tuple(_operand(p, n) for n in names), compute, config["reg_rows"], _columns(p), resident,
-                               p.has("lse"))
-
-        consts = consts_of(p.dim_qk)
-        if consts.smem_bytes > min(_RESIDENT_BYTES, device.smem_per_cta):
-            consts = consts_of(0)
-        tiles = _tiles(p, "q", consts.rows)
-        args = [*arguments(p), *_operand_args(p, names), Arg("num_tiles", "u32", tiles), Arg("tile_heads", "u32", p.heads)]
-        grid = tiles * p.heads * (1 if p.is_varlen else p.batch)
-        step = Step.of("attention/plain", p.op, Target.for_arch(device.arch), _THREADS, args, consts, grid,
-                       dynamic_smem=consts.smem_bytes, suffix=_suffix(p))
-        return Build((step,))
-
-
-def _suffix(p: AttentionProblem) -> str:
-    return f"{p.desc('q').dtype.name}_{p.dim_qk}_{p.dim_v}"
+        c = _consts(p, names, config["reg_rows"], resident_dim=p.dim_qk, has_lse=p.has("lse"))
+        if c.smem_bytes > min(_RESIDENT_BYTES, device.smem_per_cta):
+            c = replace(c, resident_dim=0)
+        more, grid = _tile_args(p, "q", c.rows)
+        return Build((_step("attention/plain", p, device, [*arguments(p), *_operand_args(p, names), *more], c, grid, ""),))
 
 
 def _columns(p: AttentionProblem) -> int:
@@ -233,11 +230,11 @@ def _columns(p: AttentionProblem) -> int:
     return 4 if p.accumulator.num_bytes == 4 else 2
 
 
-def _row_choices(p: AttentionProblem, dim: int) -> Iterator[int]:
-    """Rows of a thread, such that at most 128 registers sum up results of `dim` columns."""
+def _row_choices(p: AttentionProblem, *dims: int) -> Iterator[int]:
+    """Rows of a thread, such that at most 128 registers sum up results of so many columns."""
     size = p.accumulator.num_bytes
     wide = 256 // size
-    words = -(-dim // wide) * (16 // size) * (size // 4)  # of one row
+    words = sum(-(-dim // wide) for dim in dims) * (16 // size) * (size // 4)  # of one row
     most = 128 // words
     yield 4 if most >= 4 else 2 if most >= 2 else 1
     if size == 4 and words * 8 <= 64 and p.expression is None and not p.dropout:
@@ -263,4 +260,76 @@ def _estimate(p: AttentionProblem, rows: int, device: DeviceInfo) -> float:
     return 5.0 + fill * p.flops / (rate * (0.42 if rows >= 8 else 0.38)) + p.num_bytes / (device.bandwidth_gbs * 1e3)
 
 
-ENGINES: dict[str, tuple[Engine, ...]] = {"attention": (PlainAttention(),)}
+class PlainAttentionGradient(Engine):
+    """dq with the sums that the others need, then dk and dv, then dbias and dsinks."""
+
+    id = "attention_backward.plain"
+
+    def check_support(self, problem: Problem, device: DeviceInfo) -> Support:
+        assert isinstance(problem, AttentionProblem)
+        return _check(problem)
+
+    def estimate(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> float:
+        assert isinstance(problem, AttentionProblem)
+        return 15.0 + (2.0 if problem.has("bias") else 1.4) * _estimate(problem, 4, device)
+
+    def build_steps(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> Build:
+        assert isinstance(problem, AttentionProblem)
+        p, scratch = problem, Scratch()
+        if p.is_empty:
+            return Build(())
+        batch = 1 if p.is_varlen else p.batch
+        rows = TensorDesc.packed(p.accumulator, (batch, p.heads, p.len_q))
+        delta, terms = scratch.take(rows.num_bytes), scratch.take(rows.num_bytes if p.has("sinks") else 0)
+        shared = [*arguments(p), Arg("workspace_delta", "u64", delta)]
+        steps = []
+        if p.desc("dq").numel:
+            more = [Arg("workspace_terms", "u64", terms)] if p.has("sinks") else []
+            steps.append(_gradient_step(p, "q", ("q", "k", "v", "d_out", "out", "lse", "dq"), [*shared, *more], device, (p.dim_qk,)))
+        if p.desc("dk").numel:
+            steps.append(_gradient_step(p, "kv", ("q", "k", "v", "d_out", "lse", "dk", "dv"), shared, device, (p.dim_qk, p.dim_v)))
+        if p.has("bias") and p.desc("dbias").numel:
+            steps.append(_bias_step(p, shared, device))
+        if p.has("sinks") and p.desc("dsinks").numel:
+            steps += reduction_steps(p.op, (rows, terms), (p.desc("dsinks"), TensorArg("dsinks")), (0, 2), "sum", device, scratch)
+        return Build(tuple(steps), scratch.num_bytes)
+
+
+def _consts(p: AttentionProblem, names: tuple[str, ...], reg_rows: int, **more: Any) -> PlainConsts:
+    operands = tuple(_operand(p, n) for n in names)
+    return PlainConsts(score_consts(p), operands, p.accumulator.name, reg_rows, _columns(p), **more)
+
+
+def _step(template: str, p: AttentionProblem, device: DeviceInfo, args: list[Arg], consts: PlainConsts, grid: int, suffix: str) -> Step:
+    return Step.of(template, p.op, Target.for_arch(device.arch), _THREADS, args, consts, grid, dynamic_smem=consts.smem_bytes,
+                   suffix=f"{p.desc('q').dtype.name}_{p.dim_qk}_{p.dim_v}{suffix}")
+
+
+def _tile_args(p: AttentionProblem, which: str, rows: int) -> tuple[list[Arg], int]:
+    """What locate_tile reads, and the CTAs."""
+    heads, tiles = p.heads if which == "q" else p.heads_kv, _tiles(p, which, rows)
+    return [Arg("num_tiles", "u32", tiles), Arg("tile_heads", "u32", heads)], tiles * heads * (1 if p.is_varlen else p.batch)
+
+
+def _gradient_step(p: AttentionProblem, which: str, names: tuple[str, ...], args: list[Arg], device: DeviceInfo,
+                   dims: tuple[int, ...]) -> Step:
+    """dq of tiles of queries, or dk and dv of tiles of keys; dims: columns of what they sum up."""
+    c = _consts(p, names, next(_row_choices(p, *dims)), is_flipped=which == "kv")
+    more, grid = _tile_args(p, which, c.rows)
+    return _step("attention/plain_gradient", p, device, [*args, *_operand_args(p, names), *more], c, grid, f"_{which}")
+
+
+def _bias_step(p: AttentionProblem, args: list[Arg], device: DeviceInfo) -> Step:
+    names, kind = ("q", "k", "v", "d_out", "lse"), p.desc("dbias").dtype
+    b, h, rows, keys = p.score_shape("dbias")
+    sums = "".join(axis for axis, n in zip("bhij", (b, h, rows, keys), strict=True) if n == 1)
+    c = _consts(p, names, 4, sums=sums, bias=kind.name)
+    row_tiles, key_tiles = -(-rows // c.rows), -(-keys // c.columns)
+    more = [Arg("ptr_dbias", "u64", TensorArg("dbias")), Arg("num_batches", "u32", p.batch), Arg("bias_heads", "u32", h),
+            Arg("row_tiles", "u32", row_tiles), Arg("key_tiles", "u32", key_tiles), Arg("bias_rows", "u32", rows),
+            Arg("bias_keys", "u32", keys)]
+    more += [Arg(f"dbias_{axis}", "s64", s * kind.num_bytes) for axis, s in zip("bhij", p.score_strides("dbias"), strict=True)]
+    return _step("attention/plain_bias", p, device, [*args, *_operand_args(p, names), *more], c, b * h * row_tiles * key_tiles, f"_{sums}")
+
+
+ENGINES: dict[str, tuple[Engine, ...]] = {"attention": (PlainAttention(),), "attention_backward": (PlainAttentionGradient(),)}

@@ -137,6 +137,11 @@ class AttentionProblem(Problem):
         b, h, i, j = (0 if n == 1 else s for n, s in zip(shape, strides, strict=True))
         return b, h, i, j
 
+    def score_shape(self, name: str) -> tuple[int, int, int, int]:
+        """Extents over (b, h, i, j) of a tensor of the expression, or of its gradient: 1 where it broadcasts."""
+        b, h, i, j = _aligned(name, self.desc(name), self.heads)[0]
+        return b, h, i, j
+
     @property
     def dropout_pitch(self) -> int:
         return -(-self.len_kv // 4) * 4
