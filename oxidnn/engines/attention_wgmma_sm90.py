@@ -29,6 +29,9 @@ ROW_BYTES = 128
 BARRIER_BYTES = 8
 REGISTERS = {1: 255, 2: 255, 3: 168, 4: 128}  # of a thread, by warpgroups of an SM
 OTHER_REGISTERS = 30  # beside scores, weights and results
+SEQUENCE_REGISTERS = 6  # where sequences have lengths of their own
+SEARCH_REGISTERS = 12  # where they lie side by side
+DROPOUT_REGISTERS = 50
 MAX_SCORE_LINES = 1200  # of a tile, that stand twice
 MAX_KEYS = {False: 176, True: 64}  # of a tile; where scores are expressions, or weights are dropped
 MAX_DIM = 256
@@ -36,7 +39,7 @@ MAX_LENGTH = 2**29
 MAX_STRIDE = 2**40
 L2_SHARE = 0.5  # of L2 that keys and values of the heads at work may fill
 # (warpgroups, keys of a tile), the preferred ones first.
-TILES = ((3, 128), (2, 176), (2, 160), (2, 128), (3, 96), (3, 80), (2, 96), (2, 80), (2, 64), (3, 64), (1, 128), (1, 64))
+TILES = ((3, 128), (2, 176), (2, 160), (2, 128), (3, 96), (3, 80), (2, 96), (2, 80), (2, 64), (3, 64), (1, 128), (1, 64), (2, 32), (1, 32))
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +133,9 @@ class ForwardConsts:
     @property
     def registers(self) -> int:
         """About: of a thread."""
-        return self.keys // 2 + self.keys // 4 + self.out_columns // 2 + OTHER_REGISTERS
+        s = self.scores
+        others = OTHER_REGISTERS + SEQUENCE_REGISTERS * self.clears + SEARCH_REGISTERS * s.is_varlen + DROPOUT_REGISTERS * s.has_dropout
+        return self.keys // 2 + self.keys // 4 + self.out_columns // 2 + others + sum(22 if t in s.moving else 4 for t in s.tensors)
 
     @property
     def descriptor_qk(self) -> str:

@@ -166,7 +166,7 @@ def _aligned(name: str, desc: TensorDesc, heads: int) -> tuple[tuple[int, ...], 
 def _expression(given: tuple[str, ...], mask_is_float: bool, softcap: float, score: Expression | None) -> Expression | None:
     value = expr.arg("score")
     if softcap:
-        value = softcap * expr.apply("tanh", value / softcap)
+        value = softcap * expr.apply("tanh", value * (1.0 / softcap))
     if "bias" in given:
         value = value + expr.arg("bias")
     if "alibi" in given:
