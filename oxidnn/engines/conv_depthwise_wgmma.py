@@ -38,8 +38,9 @@ PRODUCERS = 4  # warps
 
 @dataclass(frozen=True, slots=True)
 class WgmmaDepthwiseConsts:
-    """Consts of conv/depthwise_wgmma_wgrad_sm90. groups: of 8 channels, each a warpgroup's. A stage holds for each group the lines of `rows`
-    rows of x, `pitch` lines apart, then those of the rows of dy that these meet."""
+    """Consts of conv/depthwise_wgmma_wgrad_sm90. groups: of 8 channels, each a warpgroup's. A stage holds for each group the lines of
+    `rows` rows of x, `pitch` lines apart, then those of the rows of dy that these meet.
+    """
 
     kind: str
     groups: int
@@ -204,8 +205,8 @@ class WgmmaDepthwiseEngine(Engine):
             return 50.0 * parts * rounds * chunks * (c.steps + c.dy_rows)
         products = groups * c.steps * max(16 + c.columns / 4, c.columns / 2)
         copies = (c.rows * ceil_div(d.columns.source, c.pixels) + c.dy_rows * ceil_div(d.columns.target, c.pixels)) * 14
-        copies += 1800 / (1 + c.late)
-        compute_us = ceil_div(parts * chunks, device.num_sms) * (rounds * max(products + 150, copies) + 4000) / 1600
+        copy_clocks = copies + 1800 / (1 + c.late)
+        compute_us = ceil_div(parts * chunks, device.num_sms) * (rounds * max(products + 150, copy_clocks) + 4000) / 1600
         bytes_us = problem.num_bytes / (device.bandwidth_gbs * 0.838e3 * (0.85 if groups < 8 and chunks > 1 else 1.0))
         return max(compute_us, bytes_us) + 0.1 * min(compute_us, bytes_us) + 11
 
