@@ -31,7 +31,7 @@ REGISTERS = {1: 255, 2: 255, 3: 168, 4: 128}  # of a thread, by warpgroups of an
 OTHER_REGISTERS = 30  # beside scores, weights and results
 SEQUENCE_REGISTERS = 6  # where sequences have lengths of their own
 SEARCH_REGISTERS = 12  # where they lie side by side
-DROPOUT_REGISTERS = 50
+DROPOUT_REGISTERS = 50  # too many beside those of three warpgroups
 MAX_SCORE_LINES = 1200  # of a tile, that stand twice
 MAX_KEYS = {False: 176, True: 64}  # of a tile; where scores are expressions, or weights are dropped
 MAX_DIM = 256
@@ -211,7 +211,7 @@ class AttentionWgmmaEngine(Engine):
 
     def _candidates(self, p: AttentionProblem) -> Iterator[EngineConfig]:
         for warpgroups, keys in TILES:
-            if keys > MAX_KEYS[p.expression is not None or p.dropout > 0]:
+            if keys > MAX_KEYS[p.expression is not None or p.dropout > 0] or (warpgroups == 3 and p.dropout):
                 continue
             config = EngineConfig.of(warpgroups=warpgroups, keys=keys, stages=2, ctas=1, turns=int(warpgroups > 1))
             c = consts(p, config)

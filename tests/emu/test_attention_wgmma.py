@@ -1,0 +1,92 @@
+"""Attention on wgmma in the emulator, all checkers on, against the float64 reference: CTAs that walk many tiles, on a device of two SMs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from oxidnn.codegen.render import render
+from oxidnn.device import known_device
+from oxidnn.dtypes import BF16
+from oxidnn.engines.attention_wgmma_sm90 import AttentionWgmmaEngine
+from oxidnn.engines.base import EngineConfig
+from oxidnn.ops.case import parse_case
+from oxidnn.runtime.assembler import assemble
+from oxidnn.runtime.emu_backend import EmulatedBackend
+from oxidnn.testing.data import random_inputs
+from oxidnn.testing.harness import compare, exact, execute, run_problem
+from oxidnn.testing.reference import REFERENCES
+
+ENGINE = AttentionWgmmaEngine()
+
+
+def tile(warpgroups: int, keys: int, stages: int = 2, ctas: int = 1, turns: int = 1) -> EngineConfig:
+    return EngineConfig.of(warpgroups=warpgroups, keys=keys, stages=stages, ctas=ctas, turns=turns)
+
+
+def qkv(dtype: str, batch: int, heads: int, heads_kv: int, length: int, keys: int, dim: int, dim_v: int = 0) -> str:
+    return (f"q={dtype}[{batch},{heads},{length},{dim}]nchw k={dtype}[{batch},{heads_kv},{keys},{dim}]nchw "
+            f"v={dtype}[{batch},{heads_kv},{keys},{dim_v or dim}]nchw")
+
+
+CASES = (
+    (f"{qkv('bf16', 1, 4, 2, 300, 333, 64)} causal=bottom_right return_lse=True", tile(3, 128)),
+    (f"{qkv('bf16', 2, 2, 1, 200, 90, 64)} causal=bottom_right return_lse=True", tile(2, 64, 3)),  # rows that see no key
+    (f"{qkv('f16', 1, 2, 2, 260, 200, 128)} window=(50,20) sinks=f32[2] return_lse=True", tile(3, 96)),
+    (f"{qkv('f16', 1, 2, 2, 130, 360, 128, 40)}", tile(2, 176, turns=0)),
+    (f"{qkv('bf16', 1, 1, 1, 200, 170, 256)} causal=top_left scale=-0.5 return_lse=True", tile(2, 80)),
+    (f"{qkv('bf16', 1, 2, 1, 300, 300, 72)} cu_seqlens_q=s32[5] cu_seqlens_kv=s32[5] causal=bottom_right return_lse=True", tile(2, 64)),
+    (f"{qkv('f16', 3, 2, 1, 100, 170, 32)} lengths_q=s32[3] lengths_kv=s32[3] alibi=f32[2] softcap=5.0", tile(2, 64)),
+    (f"{qkv('bf16', 1, 2, 2, 80, 150, 64)} mask=bool[80,150] dropout=0.25 return_lse=True", tile(1, 64, turns=0)),
+)
+
+
+def emulated(seed: int) -> EmulatedBackend:
+    backend = EmulatedBackend("sm_90a", checkers="all", schedule=("random", seed))
+    backend.info = replace(backend.info, num_sms=2)
+    return backend
+
+
+@pytest.mark.parametrize(("line", "config"), CASES)
+def test_against_the_reference(line: str, config: EngineConfig) -> None:
+    problem, backend = parse_case(f"attention {line}"), emulated(len(line))
+    support = ENGINE.check_support(problem, backend.info)
+    assert support, support.reason
+    run_problem(backend, problem, ENGINE, config, seed=len(line))
+
+
+@pytest.mark.parametrize("more", ("lengths_kv=s32[2]", "causal=top_left", "window=(30,10)",
+                                  "lengths_q=s32[2] lengths_kv=s32[2] causal=bottom_right"))
+def test_keys_that_nobody_sees_need_not_be_numbers(more: str) -> None:
+    problem, backend = parse_case(f"attention {qkv('bf16', 2, 2, 1, 70, 200, 64)} {more} return_lse=True"), emulated(5)
+    inputs = random_inputs(problem, np.random.default_rng(3))
+    lengths, keys = inputs.get("lengths_q", np.array([70, 70])), inputs.get("lengths_kv", np.array([200, 200]))
+    for b in range(2):
+        shift = 0 if "top_left" in more else keys[b] - lengths[b]
+        i, j = np.arange(lengths[b])[:, None] + shift, np.arange(200)[None]
+        seen = (j < keys[b]) & (i >= i.min(initial=0))
+        if "causal" in more:
+            seen &= j <= i
+        if "window" in more:
+            seen &= (j <= i + 10) & (j >= i - 30)
+        assert not seen.all()
+        for name in ("k", "v"):
+            inputs[name][b][:, ~seen.any(0)] = np.array(np.nan).astype(BF16.numpy)
+    with np.errstate(invalid="ignore"):
+        want = REFERENCES["attention"](problem, exact(problem, inputs), {})
+    got = execute(backend, problem, ENGINE, tile(2, 64), inputs)
+    assert np.isfinite(got["out"].astype(np.float32)).all()
+    compare(problem, got, want)
+
+
+@pytest.mark.parametrize(("dim", "config"), [(64, tile(3, 128)), (128, tile(2, 176)), (128, tile(3, 96)), (256, tile(2, 80))])
+@pytest.mark.parametrize("causal", ("", "causal=bottom_right"))
+def test_products_are_not_serialised(dim: int, config: EngineConfig, causal: str) -> None:
+    problem, device = parse_case(f"attention {qkv('bf16', 2, 8, 8, 2048, 2048, dim)} {causal} return_lse=True"), known_device("sm_90a")
+    assert config in ENGINE.configs(problem, device)
+    (step,) = ENGINE.build_steps(problem, config, device).steps
+    result = assemble(render(step.spec), "sm_90a")
+    assert result.spill_bytes == 0
+    assert "C75" not in result.log, result.log
