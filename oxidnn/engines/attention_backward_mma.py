@@ -1,7 +1,7 @@
 """Gradients of attention with mma.sync, f16 and bf16.
 
-A CTA makes dK and dV of a tile of keys from all queries that see them, another kernel dQ of a tile of queries: scores are made twice, nothing
-is added up between CTAs.
+A CTA makes dK and dV of a tile of keys from all queries that see them, another kernel dQ of a tile of queries: scores are made twice,
+nothing is added up between CTAs.
 """
 
 from __future__ import annotations
@@ -52,9 +52,18 @@ class TileConsts:
 
 
 @dataclass(frozen=True, slots=True)
+class BiasConsts:
+    """varies: along which of "bhij". dtype: of its gradient."""
+
+    varies: str
+    dtype: str
+
+
+@dataclass(frozen=True, slots=True)
 class BackwardConsts:
-    """is_keys: keys are held and queries pass. held, passing: the two tensors of each. results: what is written, and the accumulators of it.
-    rows, columns: of a held and of a passing tile. tiles_m: 16 rows each of a warp. by_tiles: CTAs are counted heads first."""
+    """is_keys: keys are held and queries pass. held, passing: the two tensors of each. results: what is written, and its accumulators.
+    rows, columns: of a held and of a passing tile. tiles_m: 16 rows each of a warp. by_tiles: CTAs are counted heads first.
+    bias: the kernel of its gradient, whose CTAs have a tile each of its extent."""
 
     score: ScoreConsts
     kind: str
@@ -70,6 +79,7 @@ class BackwardConsts:
     stage_bytes: int
     stats_offset: int
     by_tiles: bool
+    bias: BiasConsts | None = None
 
     log2_e: ClassVar[float] = log2(e)
 
@@ -81,7 +91,7 @@ class BackwardConsts:
     @property
     def has_scores(self) -> bool:
         """Gradients of scores are wanted."""
-        return any(acc == "acc_a" for _, acc in self.results)
+        return self.bias is not None or any(acc == "acc_a" for _, acc in self.results)
 
     @property
     def has_values(self) -> bool:
@@ -172,13 +182,22 @@ def _smem(p: AttentionProblem, is_keys: bool, outputs: tuple[str, ...], shape: _
     return max(at + 2 * stage, *(_tile(p, n).pitch * shape.rows for n in outputs))
 
 
+def _shape(p: AttentionProblem, device: DeviceInfo, outputs: tuple[str, ...]) -> _Shape:
+    """The largest that fits."""
+    wide = max(p.dim_qk, p.dim_v)
+    columns = 64 if wide <= 128 and p.expression is None and not p.dropout else 32
+    shapes = [_Shape(warps, 1, c) for warps in (8, 4, 2) for c in dict.fromkeys((columns, 32, 16))]
+    return next(s for s in shapes if _smem(p, "dq" not in outputs, outputs, s) <= device.smem_per_cta)
+
+
 def _operands(is_keys: bool, outputs: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
     if not is_keys:
         return ("q", "d_out"), ("k", "v")
     return ("k", "v") if "dk" in outputs else ("k",), ("q", "d_out")
 
 
-def _kernel(p: AttentionProblem, device: DeviceInfo, outputs: tuple[str, ...], shape: _Shape, lse2: WorkspaceArg, delta: WorkspaceArg) -> Step:
+def _kernel(p: AttentionProblem, device: DeviceInfo, outputs: tuple[str, ...], shape: _Shape, lse2: WorkspaceArg,
+            delta: WorkspaceArg) -> Step:
     """outputs: of ("dk", "dv"), or ("dq",)."""
     is_keys = "dq" not in outputs
     threads = 32 * shape.warps
@@ -198,10 +217,53 @@ def _kernel(p: AttentionProblem, device: DeviceInfo, outputs: tuple[str, ...], s
         args += _tile_args(p.heads_of(tile.name), tile, threads, shape.columns)
     for tile, _ in results:
         args += _tile_args(p.heads_of(tile.name), tile, threads)
-    args += [Arg("ptr_lse2", "u64", lse2), Arg("delta_gap", "s64", delta.byte_offset - lse2.byte_offset), Arg("stats_head", "s64", p.len_q * 4)]
-    registers = 65536 // max(threads, 256)
+    args += [Arg("ptr_lse2", "u64", lse2), Arg("delta_gap", "s64", delta.byte_offset - lse2.byte_offset),
+             Arg("stats_head", "s64", p.len_q * 4)]
     return Step.of("attention/backward_mma", p.op, Target.for_arch(device.arch), threads, args, consts, tiles * owners,
-                   dynamic_smem=_smem(p, is_keys, outputs, shape), max_registers=min(255, registers), suffix="_".join(outputs))
+                   dynamic_smem=_smem(p, is_keys, outputs, shape), suffix="_".join(outputs))
+
+
+def _bias_kernel(p: AttentionProblem, device: DeviceInfo, shape: _Shape, lse2: WorkspaceArg, delta: WorkspaceArg) -> Step:
+    threads = 32 * shape.warps
+    held, passing, at, stage, stats = _layout(p, (("q", "d_out"), ("k", "v")), False, shape)
+    steps, desc = p.score_strides("dbias"), p.desc("dbias")
+    varies = "".join(a for a, s in zip("bhij", steps, strict=True) if s)
+    consts = BackwardConsts(score_consts(p), p.desc("q").dtype.name, False, False, held, passing, (), shape.rows, shape.columns,
+                            shape.tiles_m, at, stage, stats, False, BiasConsts(varies, desc.dtype.name))
+    counts = {"b": p.batch, "h": p.heads, "i": -(-p.len_q // shape.rows), "j": -(-p.len_kv // shape.columns)}
+    grid = 1
+    for axis in varies:
+        grid *= counts[axis]
+    args = arguments(p)
+    args += [Arg(f"count_{a}", "u32", n) for a, n in counts.items()]
+    for tile in (*held, *passing):
+        args += _tile_args(p.heads_of(tile.name), tile, threads)
+    args += [Arg("ptr_lse2", "u64", lse2), Arg("delta_gap", "s64", delta.byte_offset - lse2.byte_offset)]
+    args += [Arg("ptr_dbias", "u64", TensorArg("dbias"))]
+    args += [Arg(f"dbias_{a}", "s64", s * desc.dtype.num_bytes) for a, s in zip("bhij", steps, strict=True)]
+    return Step.of("attention/backward_mma_bias", p.op, Target.for_arch(device.arch), threads, args, consts, grid,
+                   dynamic_smem=max(at + stage, 4 * shape.warps * shape.columns), max_registers=255, suffix=f"dbias_{varies}")
+
+
+@dataclass(frozen=True, slots=True)
+class SinkConsts:
+    """dtype: of the gradient; sinks: theirs."""
+
+    dtype: str
+    sinks: str
+
+    log2_e: ClassVar[float] = log2(e)
+
+
+def _sink_step(p: AttentionProblem, device: DeviceInfo, lse2: WorkspaceArg, delta: WorkspaceArg) -> Step:
+    """dsinks[h] = -sum over batches and queries of e^(sinks[h] - lse) * delta."""
+    args = [Arg("rows", "u32", p.len_q), Arg("heads", "u32", p.heads), Arg("batches", "u32", p.heads_of("q").shape[0]),
+            Arg("ptr_lse2", "u64", lse2), Arg("ptr_delta", "u64", delta)]
+    for name in ("sinks", "dsinks"):
+        desc = p.desc(name)
+        args += [Arg(f"ptr_{name}", "u64", TensorArg(name)), Arg(f"step_{name}", "s64", desc.strides[0] * desc.dtype.num_bytes)]
+    consts = SinkConsts(p.desc("dsinks").dtype.name, p.desc("sinks").dtype.name)
+    return Step.of("attention/sink_gradient", p.op, Target.for_arch(device.arch), 512, args, consts, p.heads, suffix=consts.dtype)
 
 
 class AttentionBackwardMma(Engine):
@@ -220,8 +282,6 @@ class AttentionBackwardMma(Engine):
             return refuse(f"rows of {max(p.dim_qk, p.dim_v)} elements (at most 256)")
         if max(p.len_q, p.len_kv) >= 2**29:
             return refuse(f"{max(p.len_q, p.len_kv)} queries or keys (less than 2^29)")
-        if p.has("bias") or p.has("sinks"):
-            return refuse("gradients of a bias or of sinks")
         return SUPPORTED
 
     def estimate(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> float:
@@ -237,16 +297,15 @@ class AttentionBackwardMma(Engine):
         scratch = Scratch()
         delta, lse2 = (scratch.take(row_bytes(p)) for _ in range(2))
         steps = [delta_step(p, device, delta, lse2)] if p.desc("lse").numel else []
-        wide = max(p.dim_qk, p.dim_v)
-        columns = 64 if wide <= 128 else 32
-        if p.expression is not None or p.dropout:
-            columns = 32
-        if p.desc("dk").numel or p.desc("dv").numel:
-            shape = _Shape(8, 1, columns)
-            for outputs in (("dk", "dv"),) if wide <= 128 else (("dk",), ("dv",)):
-                steps.append(_kernel(p, device, outputs, shape, lse2, delta))
-        if p.desc("dq").numel:
-            steps.append(_kernel(p, device, ("dq",), _Shape(8, 1, columns), lse2, delta))
+        together = max(p.dim_qk, p.dim_v) <= 128  # beyond, registers do not hold dK and dV
+        keys: tuple[tuple[str, ...], ...] = (("dk", "dv"),) if together else (("dk",), ("dv",))
+        for outputs in (*keys, ("dq",)):
+            if any(p.desc(n).numel for n in outputs):
+                steps.append(_kernel(p, device, outputs, _shape(p, device, outputs), lse2, delta))
+        if p.has("bias") and p.desc("dbias").numel:
+            steps.append(_bias_kernel(p, device, _Shape(4, 1, 32), lse2, delta))
+        if p.has("sinks"):
+            steps.append(_sink_step(p, device, lse2, delta))
         return Build(tuple(steps), scratch.num_bytes)
 
 
