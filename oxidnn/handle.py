@@ -905,10 +905,10 @@ class DnnHandle(ListOps):
 
         x (N, H), w (V, H), bias (V,), target (N,) of class indices; the rest as of `cross_entropy`. return_gradients: (loss, dx, dw), and
         dbias with a bias, for an upstream gradient of 1. Sums are made in f32 (f64 for f64) and rounded once; every output may be given in
-        that type. Workspace: an eighth of the logits, at least 64 and at most 128 MiB, and where dw (or dx, whichever an engine sums over
-        chunks) has another type than the sums, those, or a quarter of them for a chunk if that is more. Chunks of rows take three matrix
-        products, chunks of columns four, which are chosen where rows would take 256 MiB and half as much as the logits: with dw given in
-        f32, or few rows, it is three.
+        that type. Workspace of the loss: an eighth of the logits, at least 64 and at most 128 MiB. With gradients all of the logits up to
+        512 MiB; of more a quarter at a time, and dw while it is summed, if it is not given in the type of sums. Where that is more than
+        four fifths of the logits, chunks of columns take about what the loss takes, or dx in the type of sums and a quarter, and four matrix
+        products for three; a workspace_limit leads to them, too.
         """
         attrs = (reduction, label_smoothing, ignore_index, return_gradients)
         return self._session.run(CALLS["linear_cross_entropy"], (x, w, target, bias, weight), attrs, out, stream)

@@ -37,7 +37,7 @@ from .reduce_tree import reduction_steps
 from .rows import RowConsts, Rows, power_of_two
 
 CHUNK_BYTES = 64 << 20, 128 << 20
-MODEST_BYTES = 256 << 20  # workspaces that no one minds, whatever the logits take
+MODEST_BYTES = 512 << 20  # workspaces that no one minds, whatever the logits take
 _LEAST = 128  # rows or columns of a chunk
 _LIMIT = 2**31
 def even(extent: int, most: int) -> int:
@@ -54,6 +54,21 @@ def room(p: LinearCrossEntropyProblem, sums: str) -> int:
     return max(min(max(least, _logits_bytes(p, p.rows) // 8), most), sums_of(p, sums).num_bytes // 4 if p.has_gradients else 0)
 
 
+def most_bytes(p: LinearCrossEntropyProblem) -> int:
+    """What chunks of rows may take with the sums over them."""
+    return max(_logits_bytes(p, p.rows) * 4 // 5, MODEST_BYTES)
+
+
+def room_of_rows(p: LinearCrossEntropyProblem) -> int:
+    """Bytes of a chunk of rows. With gradients each chunk reads and writes the sums again, so that all modest logits are one chunk, and of
+    others, within `most_bytes`, a quarter."""
+    logits = _logits_bytes(p, p.rows)
+    if not p.has_gradients or logits <= MODEST_BYTES:
+        return logits if p.has_gradients else room(p, "dw")
+    sums = 0 if p.desc("dw").dtype is p.accumulator else sums_of(p, "dw").num_bytes
+    return max(room(p, "dw"), min(logits // 4, most_bytes(p) - sums))
+
+
 def halves(knob: str, size: int) -> tuple[EngineConfig, ...]:
     return tuple(EngineConfig.of(**{knob: n}) for n in dict.fromkeys(max(1, -(-size // k)) for k in (1, 2, 4)))
 
@@ -65,8 +80,8 @@ def sums_of(p: LinearCrossEntropyProblem, name: str) -> TensorDesc:
 
 
 class LinearLossRows(Engine):
-    """Chunks of rows. Workspace: a chunk's logits (see `room`), what the GEMMs take, and for gradients in several chunks dw in the type
-    of sums, unless dw has that type itself."""
+    """Chunks of rows. Workspace: a chunk's logits (see `room_of_rows`), what the GEMMs take, and for gradients in several chunks dw in the
+    type of sums, unless dw has that type itself."""
 
     id = "linear_loss.rows"
 
@@ -75,14 +90,16 @@ class LinearLossRows(Engine):
         if max(problem.rows, problem.classes) >= _LIMIT:
             return refuse(f"{problem.rows} rows of {problem.classes} classes (at most {_LIMIT - 1} of each)")
         if problem.has_gradients and problem.desc("dw").dtype is not problem.accumulator:
+            first = self.configs(problem, device)[0]
             own, other = (e.build_steps(problem, e.configs(problem, device)[0], device).workspace_bytes for e in (self, COLUMNS))
-            if 2 * own > max(_logits_bytes(problem, problem.rows), 2 * MODEST_BYTES) and other < own:
-                return refuse(f"{own >> 20} MiB of workspace, more than half of the logits: {COLUMNS.id} takes {other >> 20} MiB")
+            if first["rows"] < problem.rows and own - own // 16 > most_bytes(problem) and other < own:
+                return refuse(f"{own >> 20} MiB of workspace for logits of {_logits_bytes(problem, problem.rows) >> 20} MiB: {COLUMNS.id} "
+                              f"takes {other >> 20} MiB")
         return SUPPORTED
 
     def configs(self, problem: Problem, device: DeviceInfo) -> tuple[EngineConfig, ...]:
         assert isinstance(problem, LinearCrossEntropyProblem)
-        return halves("rows", even(problem.rows, room(problem, "dw") // _logits_bytes(problem, 1)))
+        return halves("rows", even(problem.rows, room_of_rows(problem) // max(_logits_bytes(problem, 1), 1)))
 
     def estimate(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> float:
         p = problem
