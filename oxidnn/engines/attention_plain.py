@@ -172,7 +172,7 @@ def _operand(p: AttentionProblem, name: str) -> TileOperand:
     if name == "lse":
         return TileOperand(name, desc.dtype.name, 1, 0)
     *outer, last = desc.strides
-    size, vec = desc.dtype.num_bytes, 16 // desc.dtype.num_bytes
+    size, vec = desc.dtype.num_bytes, 16 // p.accumulator.num_bytes
     steps = [s for n, s in zip(desc.shape, outer, strict=False) if n > 1]
     while vec > 1 and (last != 1 or desc.shape[3] % vec or desc.align < vec * size or any(s % vec for s in steps)):
         vec //= 2
