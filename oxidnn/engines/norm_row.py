@@ -113,7 +113,7 @@ class NormEngine(RowEngine):
             return Build(())
         rows = self.rows(problem)
         if config["home"] == "ring":
-            r = self.ring_consts(rows, config, 1 if problem.is_rms else 2)
+            r = self.ring_consts(rows, config, 1 if problem.is_rms else 3)
             stages, eps = behind_stages(r.shared, config, r.pack_bytes, device), Arg("eps", r.compute, problem.eps)
             ring = RingConsts(r, problem.is_rms, stages, (), problem.zero_centered, False, None, behind=True)
             return Build((self.ring_step("rowwise/norm_ring", ring, problem.op, rows, config, device, [eps]),))

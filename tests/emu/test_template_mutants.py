@@ -268,6 +268,21 @@ KERNELS = {
                                 ("rms_norm_backward dy=f32[23,900] x=f32[23,900] rstd=f32[23] gamma=f32[900]",),
                                 {"home": "ring", "lanes": 64, "vec": 4, "threads": 64, "cluster": 2}, (
         ("no choice", "%p_row", "a cluster has one row"), ("no guard", r"cp\.async.*slot\+0\]", "the first pack lies inside"))),
+    "norm_stays": Kernel("rowwise/norm_ring", "norm.row", (
+        "layer_norm x=bf16[23,1480] gamma=bf16[1480] beta=bf16[1480] return_stats=True",),
+                         {"home": "ring", "lanes": 64, "vec": 8, "threads": 64, "cluster": 2, "behind": 64}, (
+        ("no choice", "%p_row", "a cluster has one row"), ("no guard", r"cp\.async.*slot\+0\]", "the first pack lies inside"),
+        ("difference|other lane|guard inverted", "%mean", "the second pass adds what the mean of the first is off by"))),
+    "softmax_stays": Kernel("rowwise/softmax_ring", "softmax.row", ("softmax x=bf16[23,520]",),
+                            {"home": "ring", "lanes": 64, "vec": 8, "threads": 64, "cluster": 1, "behind": 64}, (
+        ("no choice", "%p_row", "a CTA has one row"), ("no choice", "%shift", "the result does not depend on the shift"))),
+    "cross_entropy_stays": Kernel("rowwise/cross_entropy_backward_ring", "cross_entropy_backward.row", (
+        "cross_entropy_backward logits=bf16[23,520] target=s64[23] d_loss=bf16[] ignore_index=3",),
+        {"home": "ring", "lanes": 64, "vec": 8, "threads": 64, "cluster": 2, "behind": 64}, (
+            ("no choice", "%p_row", "a cluster has one row"), ("no choice", "%shift", "the result does not depend on the shift"))),
+    "cross_entropy_weights": Kernel("rowwise/target_weight", "cross_entropy_backward.row", (
+        "cross_entropy_backward logits=f32[20000,3] target=s64[20000] weight=f32[3]",),
+                                    {"home": "registers", "lanes": 4, "vec": 1, "threads": 128}),
     "pool_window": Kernel("pool/window", "pool.window", ("max_pool x=f32[2,3,7,9]nchw window=3 stride=2 padding=1",
                                                         "max_pool x=f32[2,7,8,10]nchw window=3 stride=2 padding=1")),
     "pool_row": Kernel("pool/window", "pool.window", (
@@ -524,6 +539,7 @@ FLOOR = {
     "unfold": (25, 26), "fold": (22, 26), "causal": (26, 26),
     "scan_row": (24, 26), "scan_column": (26, 26),
     "map_packs": (25, 26), "pool_row": (23, 26), "divisive_strip": (26, 26), "divisive_packs": (25, 26),
+    "norm_stays": (24, 26), "softmax_stays": (24, 26), "cross_entropy_stays": (24, 26), "cross_entropy_weights": (22, 26),
     "map": (18, 18), "softmax_cluster": (23, 26), "norm_ring": (24, 26), "norm_ring_cluster": (23, 26),
 }
 
