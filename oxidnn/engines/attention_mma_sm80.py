@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import product
 from math import log
 from typing import ClassVar
 
@@ -18,13 +19,13 @@ from .attention_scores import ScoreConsts, arguments, score_consts
 from .base import SUPPORTED, Arg, Build, Engine, EngineConfig, Step, Support, TensorArg, refuse
 
 MAX_LENGTH = 2**29
-MAX_COLUMNS = 256  # of the output that a warp's registers hold
+COLUMNS = (256, 128, 64)  # of the output that 16 rows of registers hold, at most
 
 
 @dataclass(frozen=True, slots=True)
 class TileConsts:
-    """A tile in shared memory, lines of `columns` elements, of which memory has `dim`; `threads` copy it, in pieces of 16 bytes a thread.
-    vec: elements that memory moves at once (1: one by one). split: whether the CTA has only some of the columns of memory."""
+    """A tile in shared memory, lines of `columns` elements, of which memory has `dim`; `threads` copy it in pieces of 16 bytes.
+    vec: elements that memory moves at once: 8, or fewer, or one by one. split: whether the CTA has only some of the columns of memory."""
 
     name: str
     rows: int
@@ -173,14 +174,6 @@ class AttentionMmaConsts:
     def smem_bytes(self) -> int:
         return self.ring_offset + self.slots * self.slot_bytes
 
-    @property
-    def registers(self) -> int:
-        """About what a thread needs."""
-        extra = 24 * (self.scores.expression is not None) + 24 * self.scores.has_dropout
-        element_loads = 12 * (1 in (self.k.vec, self.v.vec))
-        queries = self.q_registers if self.keeps_q else 16
-        return self.acc_count + self.score_count + queries + 14 * self.tiles_m + 44 + extra + element_loads
-
 
 def _vec(desc: TensorDesc) -> int:
     """Elements of a row that can be moved at once, wherever it begins."""
@@ -201,7 +194,7 @@ def _consts(p: AttentionProblem, config: EngineConfig) -> AttentionMmaConsts:
     warps, tiles_m, tile_n = config["warps"], config["rows"] // 16, config["tile_n"]
     tile_m, threads = 16 * warps * tiles_m, 32 * warps
     scores, out = score_consts(p), p.heads_of("out")
-    splits = -(-_padded(p.dim_v) // (MAX_COLUMNS // tiles_m))
+    splits = -(-_padded(p.dim_v) // (config["columns"] // tiles_m))
     part = _padded(-(-p.dim_v // splits))
     out_vec = next(v for v in (8, 4, 2, 1) if v <= _vec(out) and p.dim_v % v == 0)
     q, k = (TileConsts(n, rows, _padded(p.dim_qk), p.dim_qk, _vec(p.heads_of(n)), threads) for n, rows in (("q", tile_m), ("k", tile_n)))
@@ -216,12 +209,22 @@ def _consts(p: AttentionProblem, config: EngineConfig) -> AttentionMmaConsts:
 SHAPES = tuple((warps, rows, tile_n, slots, ctas) for warps in (4, 8) for rows, tiles_n in ((32, (32, 64, 128)), (16, (16, 32, 64, 128)))
                for tile_n in tiles_n for slots in (2, 3, 4) for ctas in ((1, 2, 3) if warps == 4 else (1,)))
 MAX_CONFIGS = 24
-FOLDED = 32  # registers that the assembler finds to spare without spilling
 
 
 def _limit(config: EngineConfig) -> int:
     """Registers of a thread."""
     return min(255, 65536 // (32 * config["warps"] * config["ctas"]) // 8 * 8)
+
+
+def _registers(c: AttentionMmaConsts, device: DeviceInfo) -> int:
+    """With fewer than these a thread was seen to spill, or might: what scores take is not foreseen exactly. Before sm_90 a division calls a
+    function, across which much is saved."""
+    scores, is_hopper = c.scores, device.at_least(9)
+    others = (28 if is_hopper else 40) + 16 * (min(c.q.vec, c.k.vec, c.v.vec) < 8)
+    if scores.expression is not None:
+        others += 12 * len(scores.moving) + (44 if is_hopper else 110 if "/" in str(scores.expression) else 84)
+    others += 40 * scores.has_dropout
+    return c.acc_count + c.score_count + (c.q_registers if c.keeps_q else 16) + others
 
 
 @lru_cache(maxsize=256)
@@ -231,10 +234,12 @@ def _candidates(p: AttentionProblem, device: DeviceInfo) -> tuple[EngineConfig, 
     else:
         shapes = SHAPES
     found = []
-    for warps, rows, tile_n, slots, ctas in shapes:
-        config = EngineConfig.of(warps=warps, rows=rows, tile_n=tile_n, slots=slots, ctas=ctas)
+    for (warps, rows, tile_n, slots, ctas), columns in product(shapes, COLUMNS):
+        if columns != COLUMNS[0] and _padded(p.dim_v) * rows <= columns * 16:
+            continue
+        config = EngineConfig.of(warps=warps, rows=rows, tile_n=tile_n, slots=slots, ctas=ctas, columns=columns)
         c = _consts(p, config)
-        if c.smem_bytes > min(device.smem_per_cta, device.smem_per_sm // ctas - 1024) or c.registers > _limit(config) + FOLDED:
+        if c.smem_bytes > min(device.smem_per_cta, device.smem_per_sm // ctas - 1024) or _registers(c, device) > _limit(config):
             continue
         if (p.expression is not None or p.dropout) and c.score_count > 32:
             continue
