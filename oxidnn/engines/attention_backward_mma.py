@@ -162,6 +162,10 @@ class _Shape:
     def rows(self) -> int:
         return 16 * self.warps * self.tiles_m
 
+    @property
+    def name(self) -> str:
+        return f"{self.rows}x{self.columns}w{self.warps}"
+
 
 def _layout(p: AttentionProblem, names: tuple[tuple[str, ...], tuple[str, ...]], is_keys: bool,
             shape: _Shape) -> tuple[tuple[TileConsts, ...], tuple[TileConsts, ...], int, int, int]:
@@ -182,18 +186,35 @@ def _smem(p: AttentionProblem, is_keys: bool, outputs: tuple[str, ...], shape: _
     return max(at + 2 * stage, *(_tile(p, n).pitch * shape.rows for n in outputs))
 
 
-def _shape(p: AttentionProblem, device: DeviceInfo, outputs: tuple[str, ...]) -> _Shape:
-    """The largest that fits."""
-    wide = max(p.dim_qk, p.dim_v)
-    columns = 64 if wide <= 128 and p.expression is None and not p.dropout else 32
-    shapes = [_Shape(warps, 1, c) for warps in (8, 4, 2) for c in dict.fromkeys((columns, 32, 16))]
-    return next(s for s in shapes if _smem(p, "dq" not in outputs, outputs, s) <= device.smem_per_cta)
+# (warps, 16 rows each of a warp, columns) of kernels that hold keys and of those that hold queries, by the longest row, the fastest first.
+_SHAPES = {
+    64: (((4, 2, 32), (8, 2, 32), (8, 1, 64)), ((4, 2, 64), (8, 2, 64), (8, 1, 64))),
+    128: (((4, 1, 64), (8, 1, 64), (8, 1, 32)), ((4, 2, 32), (8, 2, 32), (8, 1, 64))),
+    256: (((8, 1, 32), (4, 1, 32), (4, 1, 16)), ((8, 1, 32), (4, 1, 32), (4, 1, 16))),
+}
+
+
+def _shapes(p: AttentionProblem, device: DeviceInfo, outputs: tuple[str, ...]) -> list[_Shape]:
+    """Those that fit, the fastest first."""
+    is_keys = "dq" not in outputs
+    wide = next(n for n in _SHAPES if max(p.dim_qk, p.dim_v) <= n)
+    if p.expression is None and not p.dropout:
+        shapes = [_Shape(*s) for s in _SHAPES[wide][0 if is_keys else 1]]
+    else:  # registers for expressions, and their text for every element
+        shapes = [_Shape(warps, 1, 16 if p.expression is not None and p.dropout else 32) for warps in (8, 4)]
+    shapes.append(_Shape(2, 1, 16))
+    return [s for s in shapes if _smem(p, is_keys, outputs, s) <= device.smem_per_cta]
 
 
 def _operands(is_keys: bool, outputs: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
     if not is_keys:
         return ("q", "d_out"), ("k", "v")
     return ("k", "v") if "dk" in outputs else ("k",), ("q", "d_out")
+
+
+def _keys_outputs(p: AttentionProblem) -> tuple[tuple[str, ...], ...]:
+    """What each kernel that holds keys writes: where rows are long, registers do not hold dK and dV."""
+    return (("dk", "dv"),) if max(p.dim_qk, p.dim_v) <= 128 else (("dk",), ("dv",))
 
 
 def _kernel(p: AttentionProblem, device: DeviceInfo, outputs: tuple[str, ...], shape: _Shape, lse2: WorkspaceArg,
@@ -284,6 +305,13 @@ class AttentionBackwardMma(Engine):
             return refuse(f"{max(p.len_q, p.len_kv)} queries or keys (less than 2^29)")
         return SUPPORTED
 
+    def configs(self, problem: Problem, device: DeviceInfo) -> tuple[EngineConfig, ...]:
+        """keys, queries: tiles of the kernels that hold them."""
+        assert isinstance(problem, AttentionProblem)
+        keys, queries = ([s.name for s in _shapes(problem, device, outputs)] for outputs in (_keys_outputs(problem)[0], ("dq",)))
+        pairs = [(keys[min(i, len(keys) - 1)], queries[min(i, len(queries) - 1)]) for i in range(2)]
+        return tuple(EngineConfig.of(keys=k, queries=q) for k, q in dict.fromkeys(pairs))
+
     def estimate(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> float:
         p = problem
         assert isinstance(p, AttentionProblem)
@@ -297,11 +325,10 @@ class AttentionBackwardMma(Engine):
         scratch = Scratch()
         delta, lse2 = (scratch.take(row_bytes(p)) for _ in range(2))
         steps = [delta_step(p, device, delta, lse2)] if p.desc("lse").numel else []
-        together = max(p.dim_qk, p.dim_v) <= 128  # beyond, registers do not hold dK and dV
-        keys: tuple[tuple[str, ...], ...] = (("dk", "dv"),) if together else (("dk",), ("dv",))
-        for outputs in (*keys, ("dq",)):
+        for outputs, knob in (*((o, "keys") for o in _keys_outputs(p)), (("dq",), "queries")):
             if any(p.desc(n).numel for n in outputs):
-                steps.append(_kernel(p, device, outputs, _shape(p, device, outputs), lse2, delta))
+                shape = next(s for s in _shapes(p, device, outputs) if s.name == config[knob])
+                steps.append(_kernel(p, device, outputs, shape, lse2, delta))
         if p.has("bias") and p.desc("dbias").numel:
             steps.append(_bias_kernel(p, device, _Shape(4, 1, 32), lse2, delta))
         if p.has("sinks"):
