@@ -24,13 +24,15 @@ _LIMIT = 2**29
 
 @dataclass(frozen=True, slots=True)
 class BackwardConsts:
-    """Panels are 64 columns of a tile, lines of 128 bytes. Shared memory: keys, values, stages of the ring, dS twice, barriers."""
+    """Panels are 64 columns of a tile, lines of 128 bytes. Shared memory: keys, values, stages of the ring, dS twice, barriers.
+    turns: warpgroups take turns in sending products."""
 
     scores: ScoreConsts
     kind: str
     dim_qk: int
     dim_v: int
     stages: int
+    turns: bool
 
     @property
     def panels_qk(self) -> int:
@@ -63,7 +65,12 @@ class BackwardConsts:
 
     @property
     def smem_bytes(self) -> int:
-        return self.barriers_at + 8 * (self.stages + 1)
+        return self.barriers_at + 8 * len(self.barrier_counts)
+
+    @property
+    def barrier_counts(self) -> list[int]:
+        """Arrivals: of copies on a stage, on keys and values; of warpgroups done with a stage; of warps that wrote dS, of warpgroups done with it."""
+        return [1] * (self.stages + 1) + [2] * self.stages + [THREADS // 32] * 2 + [2] * 2
 
     @property
     def fixed(self) -> str:
@@ -137,19 +144,20 @@ class WgmmaBackwardEngine(Engine):
         return SUPPORTED
 
     def configs(self, problem: Problem, device: DeviceInfo) -> tuple[EngineConfig, ...]:
-        return (EngineConfig.of(stages=3), EngineConfig.of(stages=2))
+        return tuple(EngineConfig.of(stages=3, turns=turns) for turns in (0, 1))
 
     def estimate(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> float:
         p = problem
         assert isinstance(p, AttentionProblem)
         rows = p.batch * p.heads * p.len_q
         moved = rows * ceil_div(p.dim_qk, 64) * 64 * 10 / (device.bandwidth_gbs * 1e3)
-        return 12.0 + moved + p.flops / (device.num_sms * 3.4e6) * (1.0 if config["stages"] == 3 else 1.05)
+        return 12.0 + moved + p.flops / (device.num_sms * 3.4e6) * (1.01 if config["turns"] else 1.0)
 
     def build_steps(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> Build:
         p = problem
         assert isinstance(p, AttentionProblem)
-        consts = BackwardConsts(score_consts(p), p.desc("q").dtype.name, p.dim_qk, p.dim_v, config["stages"])
+        consts = BackwardConsts(score_consts(p), p.desc("q").dtype.name, p.dim_qk, p.dim_v, config["stages"],
+                                config["turns"] == 1)
         target = Target.for_arch(device.arch, (8, 1))
         pitch = ceil_div(p.len_q, QUERIES) * QUERIES
         rows = p.batch * p.heads * pitch
