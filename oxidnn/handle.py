@@ -1293,6 +1293,23 @@ class DnnHandle(ListOps):
         attrs = (scale, causal, window, score, softcap, dropout or None)
         return self._session.run(CALLS["attention_backward"], arrays, attrs, gradients, stream, {**(scalars or {}), **draw}, operands)
 
+    def paged_attention(self, q: Any, k_cache: Any, v_cache: Any, page_table: Any, lengths_kv: Any, *, scale: float | None = None,
+                        causal: str | None = None, window: tuple[int | None, int | None] | None = None, softcap: float | None = None,
+                        alibi: Any = None, sinks: Any = None, lengths_q: Any = None, cu_seqlens_q: Any = None, k_scale: Any = None,
+                        v_scale: Any = None, num_splits: int | None = None, return_lse: bool = False, out: Any = None,
+                        stream: Any = None) -> Any:
+        """`attention` of keys and values that lie in pages: key j of sequence b is k_cache[page_table[b, j // page], :, j % page].
+
+        q (B, H, L, D), f16 or bf16; k_cache (P, G, page, D), v_cache (P, G, page, E), any strides (so of pages (page, heads, dim) a view
+        with these dimensions swapped), of q's type or e4m3, e5m2 or s8; D and E up to 256. page_table (B, N), lengths_kv (B,) int32, on
+        the device; what they do not name is never used. L: query rows, 1 in decoding, more of a draft or a prompt; lengths_q (B,): how many each
+        sequence has; or cu_seqlens_q (B + 1,): where they begin in q (H, T, D). k_scale, v_scale: f32, broadcast to (P, G, page), what
+        values of the cache are multiplied by. num_splits: CTAs that deal out a sequence's keys (default: chosen). The rest as `attention`.
+        vLLM's paged attention: Kwon et al., 2023; Flash-Decoding: Dao et al., 2023.
+        """
+        arrays = (q, k_cache, v_cache, page_table, lengths_kv, alibi, sinks, lengths_q, cu_seqlens_q, k_scale, v_scale)
+        return self._session.run(CALLS["paged_attention"], arrays, (scale, causal, window, softcap, num_splits, return_lse), out, stream)
+
     # ---- dropout and random numbers ------------------------------------------------------------------------------------------------
 
     def dropout(self, x: Any, p: float = 0.5, *, return_mask: bool = False, seed: int | None = None, offset: int = 0, state: Any = None,

@@ -7,7 +7,7 @@ there are several splits, a second launch adds up what they leave in the workspa
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from ..codegen.fastdiv import magic
@@ -16,6 +16,7 @@ from ..device import DeviceInfo
 from ..dtypes import BF16, F16
 from ..ops.attention import AttentionProblem
 from ..ops.base import Problem
+from ..ops.paged_attention import MAX_SPLITS, PagedAttentionProblem
 from ..tensor import TensorDesc
 from .attention_scores import ScoreConsts, arguments, score_consts
 from .base import SUPPORTED, Arg, Build, Engine, EngineConfig, Scratch, Step, Support, TensorArg, refuse
@@ -23,7 +24,6 @@ from .digits import ceil_div, power_of_two
 
 MAX_DIM = 256
 MAX_ROWS = 64  # of a tile
-MAX_SPLITS = 128
 COMBINE_THREADS = 128
 _LIMIT = 2**31
 
@@ -32,8 +32,8 @@ _LIMIT = 2**31
 class DecodeConsts:
     """kind, kind_kv: types of q and of keys and values. keys: of a team's step. team: warps, of 16 rows each. q_words: q is loaded by twos.
     piecewise: of "k", "v" what is copied by 16 bytes. page: keys of a page, 0 without pages. k_scale, v_scale: "", "head" or "key": what
-    they change along. vec: neighbouring columns of the result a thread has, out_packed: and stores at once. streams: keys are read once.
-    shared_params: how many parameters are those of the scores."""
+    they change along. tile_queries: of a tile, of sequences side by side, 0 without. vec: neighbouring columns of the result a thread has,
+    out_packed: and stores at once. streams: keys are read once. shared_params: how many parameters are those of the scores."""
 
     score: ScoreConsts
     kind: str
@@ -50,6 +50,7 @@ class DecodeConsts:
     page: int
     k_scale: str
     v_scale: str
+    tile_queries: int
     vec: int
     out_packed: bool
     has_lse: bool
@@ -229,10 +230,35 @@ def _consts(p: AttentionProblem, config: EngineConfig, device: DeviceInfo) -> De
     rows = p.len_q * (p.heads // p.heads_kv)
     vec = next(n for n in (4, 2, 1) if p.dim_v % n == 0)
     once = rows <= MAX_ROWS and 2 * (k.num_bytes + v.num_bytes) > device.l2_bytes
+    score, page, scales, tile_queries = score_consts(p), 0, ("", ""), 0
+    if isinstance(p, PagedAttentionProblem):
+        score = replace(score, is_varlen=False, lengths=("kv", *(("q",) if p.has("lengths_q") else ())))
+        page, scales = p.page_size, (_scale_of(p, "k_scale"), _scale_of(p, "v_scale"))
+        tile_queries = 16 * config["team"] // (p.heads // p.heads_kv) if p.is_varlen else 0
     return DecodeConsts(
-        score_consts(p), q.dtype.name, k.dtype.name, p.dim_qk, p.dim_v, config["keys"], config["team"], config["warps"], config["stages"],
-        config["splits"] > 1, _packs(q, 2), tuple(n for n, d in (("k", k), ("v", v)) if _in_pieces(d)), 0, "", "", vec, _packs(out, vec),
-        p.has("lse"), once, len(arguments(p)))
+        score, q.dtype.name, k.dtype.name, p.dim_qk, p.dim_v, config["keys"], config["team"], config["warps"], config["stages"],
+        config["splits"] > 1, _packs(q, 2), tuple(n for n, d in (("k", k), ("v", v)) if _in_pieces(d)), page, *scales, tile_queries, vec,
+        _packs(out, vec), p.has("lse"), once, len(arguments(p)))
+
+
+def _scale_of(p: PagedAttentionProblem, name: str) -> str:
+    if not p.has(name):
+        return ""
+    page, _, key = p.scale_strides(name)
+    return "key" if page or key else "head"
+
+
+def _sequences(p: AttentionProblem) -> int:
+    """That have tiles of their own."""
+    return 1 if p.is_varlen else p.batch
+
+
+def _tiles(p: AttentionProblem, team: int) -> int:
+    """Of rows, for a head of keys; of sequences side by side all there may be, with those of no sequence."""
+    group = p.heads // max(1, p.heads_kv)
+    if p.is_varlen:
+        return ceil_div(p.len_q, max(1, 16 * team // group)) + p.batch + 2
+    return ceil_div(max(1, p.len_q * group), 16 * team)
 
 
 def _fits(p: AttentionProblem, config: EngineConfig, device: DeviceInfo, per_sm: int) -> bool:
@@ -242,10 +268,10 @@ def _fits(p: AttentionProblem, config: EngineConfig, device: DeviceInfo, per_sm:
 
 @lru_cache(maxsize=512)
 def _configs(p: AttentionProblem, device: DeviceInfo) -> tuple[EngineConfig, ...]:
-    rows = p.len_q * (p.heads // p.heads_kv)
-    team = _team(rows)
-    units = p.batch * p.heads_kv * ceil_div(max(1, rows), 16 * team)
-    found = []
+    group = p.heads // p.heads_kv
+    team = max(_team(ceil_div(p.len_q, p.batch) * group), _team(group)) if p.is_varlen else _team(p.len_q * group)
+    units = _sequences(p) * p.heads_kv * _tiles(p, team)
+    found: list[EngineConfig] = []
     for keys, warps, per_sm in ((32, 4, 1), (16, 4, 2), (16, 8, 1), (32, 4, 2), (16, 4, 1), (16, 2, 1)):
         if (warps == 2 or per_sm == 1 and (keys, warps) == (16, 4)) and found:  # these for want of shared memory alone
             continue
@@ -261,15 +287,17 @@ def _configs(p: AttentionProblem, device: DeviceInfo) -> tuple[EngineConfig, ...
         wanted = {1} | {max(1, slots * k // units) for k in (1, 2, 4)} | {ceil_div(slots, units), ceil_div(rounds, 4)}
         if device.is_emulated:
             wanted = {1, 3} if rounds > 1 else {1, 2}
+        if isinstance(p, PagedAttentionProblem) and (p.num_splits or p.is_varlen):
+            wanted = {1 if p.is_varlen else p.num_splits}
+            found.append(EngineConfig.of(**shape, stages=stages, splits=max(wanted)))
+            continue
         for splits in sorted(w for w in wanted if w == 1 or device.is_emulated or w <= min(MAX_SPLITS, ceil_div(rounds, 2))):
             found.append(EngineConfig.of(**shape, stages=stages, splits=splits))
     return tuple(sorted(dict.fromkeys(found), key=lambda config: _estimate(p, config, device)))
 
 
 def _estimate(p: AttentionProblem, config: EngineConfig, device: DeviceInfo) -> float:
-    rows = p.len_q * (p.heads // p.heads_kv)
-    tiles = ceil_div(max(1, rows), 16 * config["team"])
-    units = p.batch * p.heads_kv * tiles
+    units = _sequences(p) * p.heads_kv * _tiles(p, config["team"])
     ctas = units * config["splits"]
     rounds = ceil_div(ceil_div(max(1, p.len_kv), config["keys"]), config["splits"] * (config["warps"] // config["team"]))
     if device.is_emulated:
@@ -282,7 +310,7 @@ def _estimate(p: AttentionProblem, config: EngineConfig, device: DeviceInfo) -> 
     share = device.bandwidth_gbs * 1e3 / device.num_sms
     busiest = ceil_div(ctas, device.num_sms) * each / (1.7 * share)
     waves = ceil_div(ctas, per_sm * device.num_sms)
-    mean = p.batch * p.heads_kv * tiles * p.len_kv * key_bytes / (device.bandwidth_gbs * 1e3)
+    mean = units * p.len_kv * key_bytes / (device.bandwidth_gbs * 1e3)
     parts = 0.0
     if config["splits"] > 1:
         parts = 2.0 + 0.03 * config["splits"] + 8 * ctas * c.team * 16 * (p.dim_v + 2) / (device.bandwidth_gbs * 1e3)
@@ -298,7 +326,9 @@ class DecodeAttention(Engine):
     def check_support(self, problem: Problem, device: DeviceInfo) -> Support:
         assert isinstance(problem, AttentionProblem)
         rows = problem.len_q * (problem.heads // max(1, problem.heads_kv))
-        if rows > MAX_ROWS:
+        if problem.op == "attention" and problem.is_varlen:
+            return refuse("no sequences side by side")
+        if problem.op == "attention" and rows > MAX_ROWS:
             return refuse(f"at most {MAX_ROWS} rows of queries and heads of a group, not {rows}")
         return _support(problem, device)
 
@@ -323,16 +353,16 @@ def _support(p: AttentionProblem, device: DeviceInfo) -> Support:
         return refuse(f"multiplies f16 or bf16, not {q.dtype}")
     if max(p.dim_qk, p.dim_v) > MAX_DIM:
         return refuse(f"dimensions of at most {MAX_DIM}, not {max(p.dim_qk, p.dim_v)}")
-    if p.is_varlen:
-        return refuse("no sequences side by side")
+    group = p.heads // max(1, p.heads_kv)
+    if p.is_varlen and group > MAX_ROWS:
+        return refuse(f"groups of at most {MAX_ROWS} heads, not {group}")
     if p.dropout:
         return refuse("no dropout")
     if p.len_kv >= 2**29:
         return refuse(f"at most {2**29} keys, not {p.len_kv}")
-    if any(abs(s) >= _LIMIT for d in (k, v) for s in _bytes(d)[2:]):
+    if any(abs(s) >= _LIMIT for d in (k, v) for s in _bytes(d)[0 if isinstance(p, PagedAttentionProblem) else 2:]):
         return refuse("keys lie 2^31 bytes and more apart")
-    rows = p.len_q * (p.heads // max(1, p.heads_kv))
-    if p.batch * max(1, p.heads_kv) * ceil_div(max(1, rows), 16) * MAX_SPLITS * MAX_ROWS >= _LIMIT:
+    if _sequences(p) * max(1, p.heads_kv) * _tiles(p, 1) * MAX_SPLITS * MAX_ROWS >= _LIMIT:
         return refuse(f"{p.batch} x {p.heads_kv} sequences are too many")
     return SUPPORTED
 
@@ -341,17 +371,24 @@ def _build(p: AttentionProblem, config: EngineConfig, device: DeviceInfo) -> Bui
     c, scratch = _consts(p, config, device), Scratch()
     rows, group = 16 * c.team, p.heads // p.heads_kv
     num_rows, splits = p.len_q * group, config["splits"]
-    row_tiles = ceil_div(num_rows, rows)
-    units = p.batch * p.heads_kv * row_tiles
-    outputs = [Arg("ptr_out", "u64", TensorArg("out")), *_named("out", ("batch", "head", "row", "dim"), _bytes(p.heads_of("out")))]
+    row_tiles = _tiles(p, c.team)
+    units = _sequences(p) * p.heads_kv * row_tiles
+
+    def lying(name: str) -> tuple[int, ...]:  # sequences side by side have one place along the batch
+        strides = _bytes(p.heads_of(name))
+        return (0, *strides[1:]) if p.is_varlen else strides
+
+    outputs = [Arg("ptr_out", "u64", TensorArg("out")), *_named("out", ("batch", "head", "row", "dim"), lying("out"))]
     if c.has_lse:
-        outputs += [Arg("ptr_lse", "u64", TensorArg("lse")), *_named("lse", ("batch", "head", "row"), _bytes(p.heads_of("lse")))]
+        outputs += [Arg("ptr_lse", "u64", TensorArg("lse")), *_named("lse", ("batch", "head", "row"), lying("lse"))]
     args = arguments(p)
-    args += [Arg("ptr_q", "u64", TensorArg("q")), *_named("q", ("batch", "head", "row", "dim"), _bytes(p.heads_of("q")))]
+    args += [Arg("ptr_q", "u64", TensorArg("q")), *_named("q", ("batch", "head", "row", "dim"), lying("q"))]
     for name in ("k", "v"):
-        batch, head, key, dim = _bytes(p.heads_of(name))
-        args += [Arg(f"ptr_{name}", "u64", TensorArg(name)), *_named(name, ("batch", "head"), (batch, head)),
-                 Arg(f"{name}_key_bytes", "s32", key), Arg(f"{name}_dim_bytes", "s32", dim)]
+        first, head, key, dim = _bytes(p.heads_of(name))
+        args += [Arg(f"ptr_{name}", "u64", TensorArg(f"{name}_cache" if c.page else name)),
+                 Arg(f"{name}_page_bytes", "s32", first) if c.page else Arg(f"{name}_batch_bytes", "s64", first),
+                 Arg(f"{name}_head_bytes", "s64", head), Arg(f"{name}_key_bytes", "s32", key), Arg(f"{name}_dim_bytes", "s32", dim)]
+    scales = _paged_arguments(p, c, args) if isinstance(p, PagedAttentionProblem) else []
     counts = {"splits": splits, "row_tiles": row_tiles, "heads_kv": p.heads_kv}
     grid = [a for name, n in counts.items() for a in (Arg(name, "u32", n), *_divisor(name, n))] + _divisor("group", group)
     args += [*grid, Arg("num_rows", "u32", num_rows), Arg("sharers", "u32", splits * c.teams), *_divisor("sharers", splits * c.teams)]
@@ -369,10 +406,25 @@ def _build(p: AttentionProblem, config: EngineConfig, device: DeviceInfo) -> Bui
     combine = CombineConsts(c.score, c.kind, rows, c.quads, c.vec, min(8, power_of_two(splits)), c.out_packed, c.has_lse, c.v_scale)
     more = [*parts, *outputs, *grid, Arg("group", "u32", group), Arg("heads", "u32", p.heads), *_divisor("heads", p.heads),
             Arg("queries", "u32", p.len_q), *_divisor("queries", p.len_q), Arg("num_items", "u32", items)]
+    more += scales
     more += [a for a in arguments(p) if a.name in ("ptr_sinks", "step_sinks")]
     add = Step.of("attention/decode_combine", p.op, target, COMBINE_THREADS, more, combine, ceil_div(items, COMBINE_THREADS),
                   follows=device.at_least(9), suffix=suffix)
     return Build((main, add), scratch.num_bytes)
 
 
-ENGINES: dict[str, tuple[Engine, ...]] = {"attention": (DecodeAttention(),)}
+def _paged_arguments(p: PagedAttentionProblem, c: DecodeConsts, args: list[Arg]) -> list[Arg]:
+    """Adds those of pages and scales; returns what rows are finished with."""
+    batch, step = _bytes(p.desc("page_table"))
+    args += [Arg("ptr_page_table", "u64", TensorArg("page_table")), Arg("table_batch_bytes", "s64", batch),
+             Arg("table_step_bytes", "s32", step), Arg("last_page", "s32", p.desc("k_cache").shape[0] - 1)]
+    scale: dict[str, list[Arg]] = {"k": [], "v": []}
+    for name, found in scale.items():
+        if c.scale_of(name):
+            page, head, key = (4 * s for s in p.scale_strides(f"{name}_scale"))
+            found += [Arg(f"ptr_{name}_scale", "u64", TensorArg(f"{name}_scale")), Arg(f"{name}_scale_head_bytes", "s64", head)]
+            args += [*found, Arg(f"{name}_scale_page_bytes", "s32", page), Arg(f"{name}_scale_key_bytes", "s32", key)]
+    return scale["v"] if c.v_scale == "head" else []
+
+
+ENGINES: dict[str, tuple[Engine, ...]] = {op: (DecodeAttention(),) for op in ("attention", "paged_attention")}

@@ -15,7 +15,7 @@ from oxidnn.testing.data import random_inputs
 from oxidnn.testing.harness import compare, exact, execute, run_problem
 from oxidnn.testing.reference import REFERENCES
 
-ENGINE = attention_decode.ENGINES["attention"][0]
+ENGINE = attention_decode.ENGINES["attention"][0]  # of both ops
 
 
 def config(**knobs: Any) -> EngineConfig:
@@ -64,3 +64,39 @@ def test_teams_of_warps(team: int, warps: int, keys: int) -> None:
                  f"attention q=f16[2,4,{4 * team - 1},19]nchw k=f16[2,1,77,19]nchw v=f16[2,1,77,9]nchw sinks=f32[4] alibi=f32[4]"):
         for splits in (1, 3):
             run_problem(backend, parse_case(case), ENGINE, config(team=team, warps=warps, keys=keys, splits=splits))
+
+
+@pytest.mark.parametrize("splits", [1, 2, 8])
+@pytest.mark.parametrize("kind", ["bf16", "e4m3"])
+def test_pages_whose_unused_slots_hold_nan(kind: str, splits: int) -> None:
+    """Pages of 16, lengths of 17 and 0; the table's unused entries are no pages. The same bits as attention over the gathered keys."""
+    problem = parse_case(f"paged_attention q=bf16[2,4,1,64]nchw k_cache={kind}[9,2,16,64](2048,64,128,1) v_cache={kind}[9,2,16,64]nchw "
+                         f"page_table=s32[2,4] lengths_kv=s32[2] num_splits={splits} return_lse=True")
+    inputs = random_inputs(problem, np.random.default_rng(3))
+    inputs["page_table"][:] = [[5, 2, -7, 1 << 30], [-1, -1, -1, -1]]
+    inputs["lengths_kv"][:] = 17, 0
+    for name in ("k_cache", "v_cache"):
+        kept = inputs[name].copy()
+        inputs[name][...] = np.nan
+        inputs[name][5], inputs[name][2, :, 0] = kept[5], kept[2, :, 0]
+    backend = EmulatedBackend("sm_90a", checkers="all")
+    got = execute(backend, problem, ENGINE, ENGINE.configs(problem, backend.info)[0], inputs)
+    assert not got["out"][1].any() and np.isneginf(got["lse"][1]).all()
+    plain = parse_case("attention q=bf16[1,4,1,64]nchw k=bf16[1,2,17,64]nchw v=bf16[1,2,17,64]nchw return_lse=True")
+    k, v = (np.concatenate((inputs[n][5], inputs[n][2, :, :1]), axis=1)[None].astype(inputs["q"].dtype) for n in ("k_cache", "v_cache"))
+    gathered = {"q": inputs["q"][:1], "k": k, "v": v}
+    want = REFERENCES["attention"](plain, exact(plain, gathered), {})
+    compare(plain, {name: a[:1] for name, a in got.items()}, want)
+
+
+def test_prompts_and_steps_side_by_side() -> None:
+    """A prompt of 40 rows, a sequence without queries, single steps, rows of no sequence before and behind."""
+    problem = parse_case("paged_attention q=f16[6,50,32]nchw k_cache=f16[30,2,8,32]nchw v_cache=f16[30,2,8,32]nchw page_table=s32[4,7] "
+                         "lengths_kv=s32[4] cu_seqlens_q=s32[5] causal=bottom_right return_lse=True")
+    inputs = random_inputs(problem, np.random.default_rng(4))
+    inputs["cu_seqlens_q"][:] = 3, 43, 43, 44, 45
+    inputs["lengths_kv"][:] = 45, 9, 0, 56
+    want = REFERENCES["paged_attention"](problem, exact(problem, inputs), {})
+    backend = EmulatedBackend("sm_80", checkers="all")
+    for knobs in ({"team": 1}, {"team": 2}, {"team": 4, "keys": 32}):
+        compare(problem, execute(backend, problem, ENGINE, config(**knobs), inputs), want)
