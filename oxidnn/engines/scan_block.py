@@ -360,9 +360,12 @@ class ScanBlock(Engine):
         stages = (0,) if path == "column" or along < 32 or size * items <= 16 else (1, 0) if size * items > 32 else (0, 1)
         shape = {"path": path, "threads": threads, "along": along, "across": across, "items": items, "width": width}
         found = [EngineConfig.of(**shape, splits=n, staged=k, chained=0) for n in counts for k in stages]
+        narrow = len(states) == 1 and not states[0].endswith("64")
+        if path == "row" and along == threads == 256 and splits > 1 and narrow:  # fewer barriers for each byte
+            found.append(EngineConfig.of(**shape | {"items": 2 * items}, splits=splits, staged=int(2 * size * items > 32), chained=0))
         # The assembler gives chains 120 registers and more before sm_90.
         if path == "row" and along == threads and splits > 1 and problem.op != "cumprod_backward" and device.at_least(9):
-            each = items if len(states) > 1 or states[0].endswith("64") else items * 2
+            each = items * 2 if narrow else items
             parts = ceil_div(space.steps, along * each)
             if parts * space.columns < _LIMIT:
                 chain = shape | {"items": each, "splits": parts, "staged": int(size * each > 32), "chained": 1}
@@ -387,6 +390,7 @@ class ScanBlock(Engine):
         latency = 1.6 * rounds * ceil_div(ctas, at_once) * (2.0 if config["chained"] else 1.7 if splits > 1 else 1.0)
         fewer = min(1.0, ctas / (device.num_sms * 2))
         traffic *= 1.05 if config["threads"] == 256 else 1.0
+        traffic *= 0.97 if splits > 1 and not config["chained"] and config["items"] > 8 else 1.0
         if config["path"] == "row" and config["along"] >= 32:
             sizes = [o.desc.dtype.num_bytes * config["items"] for o in problem.outputs]
             traffic *= 1.0 if config["staged"] else 1.0 + 0.12 * (max(sizes) > 16) + 0.38 * (max(sizes) > 32)  # H200: staged rows of f32
