@@ -320,7 +320,7 @@ def behind_stages(packs: int, config: EngineConfig, pack_bytes: int, device: Dev
 
 
 def ring_target(consts: RingTemplateConsts, device: DeviceInfo) -> Target:
-    """What goes out behind a row comes by st.async, from whatever CTA."""
+    """mbarriers of other CTAs, or those of a ring whose rows are behind, take PTX 8.1."""
     return replace(consts.rows, cluster=2).target(device) if consts.behind else consts.rows.target(device)
 
 
