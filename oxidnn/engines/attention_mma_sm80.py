@@ -19,13 +19,15 @@ from .attention_scores import ScoreConsts, arguments, score_consts
 from .base import SUPPORTED, Arg, Build, Engine, EngineConfig, Step, Support, TensorArg, refuse
 
 MAX_LENGTH = 2**29
+MMA_CLOCKS = {(8, 0): 8, (9, 0): 6, (10, 0): 6}  # of m16n8k16 on a quarter of an SM; others with f32 accumulators: 32
 COLUMNS = (256, 128, 64)  # of the output that 16 rows of registers hold, at most
 
 
 @dataclass(frozen=True, slots=True)
 class TileConsts:
     """A tile in shared memory, lines of `columns` elements, of which memory has `dim`; `threads` copy it in pieces of 16 bytes.
-    vec: elements that memory moves at once: 8, or fewer, or one by one. split: whether the CTA has only some of the columns of memory."""
+    vec: elements that memory moves at once: 8, or fewer, or one by one. swizzled: see the template, of multiples of 64 columns.
+    split: whether the CTA has only some of the columns of memory."""
 
     name: str
     rows: int
@@ -33,18 +35,19 @@ class TileConsts:
     dim: int
     vec: int
     threads: int
+    swizzled: bool = False
     split: bool = False
 
     @property
     def pitch(self) -> int:
-        """Bytes from line to line: an odd multiple of 16."""
-        return 16 * (self.columns // 8 | 1)
+        """Bytes from line to line."""
+        return 2 * self.columns if self.swizzled else 16 * (self.columns // 8 | 1)
 
     @property
     def across(self) -> int:
-        """Threads along a line."""
+        """Threads along a line; so few that lines go by eights where they are swizzled."""
         chunks = self.columns // 8
-        return min(32, chunks & -chunks)
+        return min(32, chunks & -chunks, self.threads // 8 if self.swizzled else 32)
 
     @property
     def columns_of_thread(self) -> int:
@@ -164,7 +167,7 @@ class AttentionMmaConsts:
 
     @property
     def ring_offset(self) -> int:
-        return self.tile_m * max(self.q.pitch, self.out.pitch)
+        return self.tile_m * self.q.pitch
 
     @property
     def slot_bytes(self) -> int:
@@ -172,7 +175,7 @@ class AttentionMmaConsts:
 
     @property
     def smem_bytes(self) -> int:
-        return self.ring_offset + self.slots * self.slot_bytes
+        return max(self.ring_offset + self.slots * self.slot_bytes, self.tile_m * self.out.pitch)
 
 
 def _vec(desc: TensorDesc) -> int:
@@ -197,17 +200,21 @@ def _consts(p: AttentionProblem, config: EngineConfig) -> AttentionMmaConsts:
     splits = -(-_padded(p.dim_v) // (config["columns"] // tiles_m))
     part = _padded(-(-p.dim_v // splits))
     out_vec = next(v for v in (8, 4, 2, 1) if v <= _vec(out) and p.dim_v % v == 0)
-    q, k = (TileConsts(n, rows, _padded(p.dim_qk), p.dim_qk, _vec(p.heads_of(n)), threads) for n, rows in (("q", tile_m), ("k", tile_n)))
-    v = TileConsts("v", tile_n, part, p.dim_v, _vec(p.heads_of("v")), threads, splits > 1)
+    columns = _padded(p.dim_qk)
+    q, k = (TileConsts(n, rows, columns, p.dim_qk, _vec(p.heads_of(n)), threads, config["swizzle"] > 0 and columns % 64 == 0)
+            for n, rows in (("q", tile_m), ("k", tile_n)))
+    v = TileConsts("v", tile_n, part, p.dim_v, _vec(p.heads_of("v")), threads, config["swizzle"] > 0 and part % 64 == 0, splits > 1)
     keeps_q = q.columns // 16 * tiles_m <= 8 and tiles_m * (tile_n + part + q.columns // 2) // 2 <= 180
     return AttentionMmaConsts(p.desc("q").dtype.name, scores, warps, tiles_m, tile_n, config["slots"], keeps_q, q, k, v,
-                              TileConsts("out", 16 * tiles_m, part, p.dim_v, out_vec, 32, splits > 1), splits, p.has("lse"),
+                              TileConsts("out", 16 * tiles_m, part, p.dim_v, out_vec, 32, False, splits > 1), splits, p.has("lse"),
                               scores.expression is None and p.scale > 0, p.right is not None and p.left is None)
 
 
 # (warps, rows of a warp, keys of a tile, slots of the ring, CTAs of an SM)
-SHAPES = tuple((warps, rows, tile_n, slots, ctas) for warps in (4, 8) for rows, tiles_n in ((32, (32, 64, 128)), (16, (16, 32, 64, 128)))
-               for tile_n in tiles_n for slots in (2, 3, 4) for ctas in ((1, 2, 3) if warps == 4 else (1,)))
+SHAPES = (*((4, 32, tile_n, slots, ctas) for tile_n in (32, 64, 128) for slots in (2, 3, 4) for ctas in (1, 2, 3)),
+          *((4, 16, tile_n, slots, ctas) for tile_n in (16, 32, 64) for slots in (2, 4) for ctas in (1, 2, 3)),
+          *((2, rows, tile_n, slots, ctas) for rows in (32, 16) for tile_n in (32, 64) for slots in (2, 4) for ctas in (2, 4, 6)),
+          *((8, 16, tile_n, 2, 1) for tile_n in (32, 64)))
 MAX_CONFIGS = 24
 
 
@@ -222,8 +229,9 @@ def _registers(c: AttentionMmaConsts, device: DeviceInfo) -> int:
     scores, is_hopper = c.scores, device.at_least(9)
     others = (28 if is_hopper else 40) + 16 * (min(c.q.vec, c.k.vec, c.v.vec) < 8)
     if scores.expression is not None:
-        others += 12 * len(scores.moving) + (44 if is_hopper else 110 if "/" in str(scores.expression) else 84)
-    others += 40 * scores.has_dropout
+        others += 14 * len(scores.moving) + (48 if is_hopper else 110 if "/" in str(scores.expression) else 84)
+    others += 60 * scores.has_dropout
+    others += 8 * (c.q.swizzled or c.v.swizzled)
     return c.acc_count + c.score_count + (c.q_registers if c.keeps_q else 16) + others
 
 
@@ -233,17 +241,24 @@ def _candidates(p: AttentionProblem, device: DeviceInfo) -> tuple[EngineConfig, 
         shapes: Sequence[tuple[int, ...]] = ((1, 16, 16, 2, 1), (2, 16, 32, 3, 1), (1, 32, 32, 4, 1))
     else:
         shapes = SHAPES
-    found = []
-    for (warps, rows, tile_n, slots, ctas), columns in product(shapes, COLUMNS):
+    found, fallback = [], []
+    # Shared memory of 100 KB has no room for padding.
+    swizzles = (0, 1) if device.is_emulated else (int(device.smem_per_sm < 128 << 10),)
+    for (warps, rows, tile_n, slots, ctas), columns, swizzle in product(shapes, COLUMNS, swizzles):
         if columns != COLUMNS[0] and _padded(p.dim_v) * rows <= columns * 16:
             continue
-        config = EngineConfig.of(warps=warps, rows=rows, tile_n=tile_n, slots=slots, ctas=ctas, columns=columns)
+        config = EngineConfig.of(warps=warps, rows=rows, tile_n=tile_n, slots=slots, ctas=ctas, columns=columns, swizzle=swizzle)
         c = _consts(p, config)
-        if c.smem_bytes > min(device.smem_per_cta, device.smem_per_sm // ctas - 1024) or _registers(c, device) > _limit(config):
+        if c.smem_bytes > min(device.smem_per_cta, device.smem_per_sm // ctas - 1024):
             continue
         if (p.expression is not None or p.dropout) and c.score_count > 32:
             continue
-        found.append(config)
+        if _registers(c, device) <= _limit(config):
+            found.append(config)
+        elif ctas <= 2 and c.score_count <= 8:
+            fallback.append(config)
+    if not found:  # no shape is known to do without spills
+        return tuple(fallback[-1:])
     return tuple(sorted(found, key=lambda config: AttentionMma.clocks(p, config, device))[:MAX_CONFIGS])
 
 
@@ -274,32 +289,41 @@ class AttentionMma(Engine):
 
     @staticmethod
     def clocks(p: AttentionProblem, config: EngineConfig, device: DeviceInfo) -> float:
-        """Of all SMs, for all tiles."""
+        """Of an SM, until all is done. The terms fit what configs of 64 and 128 columns took on an H200."""
         c = _consts(p, config)
         if device.is_emulated:
-            return float(c.tile_n * c.tile_m)
-        # Of a warp and a tile of keys: products at 6 clocks each in a quarter of an SM, 14 a score of each lane, ldmatrix at 4 of the SM's.
+            return float(c.tile_n * c.tile_m * c.splits)
+        # Of a warp and a tile of keys: products, and ldmatrix and copies, which all warps of the SM share.
         steps, groups = c.q.columns // 16, c.v.columns // 16
-        products = 6 * c.tiles_m * (steps * c.tile_n // 8 + groups * c.tile_n // 8)
-        others = 14 * c.score_count + 60
+        products = MMA_CLOCKS.get(device.capability, 32) * c.tiles_m * (steps + groups) * c.tile_n // 8
         fragments = (steps + groups) * c.tile_n // 16 + (0 if c.keeps_q else steps * c.tiles_m)
-        copies = c.tile_n * (c.k.pitch + c.v.pitch) / 512 / c.warps
-        shared = 16 * (fragments + copies)
-        warps = c.warps * config["ctas"] / 4
-        alone = products + others + 200
-        clocks = max(products, shared, 0.75 * (products + others), alone / warps) + 80 / c.slots
-        keys = p.len_kv if p.right is None else p.len_kv / 2 + c.tile_m / 2
-        tiles = -(-p.len_q // c.tile_m) * _pairs(p) * c.splits
-        rounds = max(1.0, tiles / (device.num_sms * config["ctas"]))
-        rounds = 0.5 * (rounds + -(-tiles // (device.num_sms * config["ctas"]))) if p.right is None else rounds + 0.25
-        return rounds * config["ctas"] * (c.warps / 4 * clocks * (-(-keys // c.tile_n)) + 2000 / config["ctas"])
+        shared = 16 * fragments + c.tile_n * (c.k.pitch + c.v.pitch) / 32 / c.warps
+        each = 6 + (12 + 8 * len(c.scores.moving) if c.scores.expression is not None else 0) + 45 * c.scores.has_dropout
+        body = 1.2 * max(products, shared) + each * c.score_count + 40 * (c.slots == 2)
+        body += 30 * c.tile_n / 32 * sum(x.vec < 8 for x in (c.k, c.v))
+        # Tiles of keys of a CTA, on average and of the longest.
+        most = float(max(1, -(-p.len_kv // c.tile_n)))
+        if p.left is not None and p.right is not None:
+            most = min(most, (p.left + p.right + c.tile_m) / c.tile_n + 1)
+        average = (most + 1 + c.tile_m / c.tile_n) / 2 if p.right is not None and p.left is None else most
+        ctas = -(-p.len_q // c.tile_m) * _pairs(p) * c.splits
+        places = device.num_sms * config["ctas"]
+        together = min(config["ctas"], -(-ctas // device.num_sms))
+        warps = together * c.warps / 4
+        busy = body * (1 + 0.05 * max(0.0, 3 - warps) + 0.2 * (together == 1))
+        rest = 100 + 0.17 * c.tile_m * max(c.q.columns, c.v.columns)
+        alone = most * (1.3 * max(products, shared) + 2 * each * c.score_count + 250) + 2 * rest + 1500
+        rounds = ctas / places
+        if average == most:
+            rounds = 0.5 * (rounds + -(-ctas // places)) if ctas > places else 1.0
+        return max(alone, rounds * config["ctas"] * (c.warps / 4 * busy * average + rest) if ctas > places else
+                   together * (c.warps / 4 * busy * most + rest))
 
     def estimate(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> float:
         assert isinstance(problem, AttentionProblem)
         if problem.is_empty:
             return 1.0
-        clocks = self.clocks(problem, config, device)
-        return clocks / 1.6e3 + 4.0
+        return self.clocks(problem, config, device) / (1650 if device.capability in MMA_CLOCKS else 2300) + 3.0
 
     def build_steps(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> Build:
         assert isinstance(problem, AttentionProblem)
