@@ -1,10 +1,10 @@
-"""Convolutions in one and three dimensions whose filter stays in shared memory, on wgmma, sm_90a: each pixel is brought once.
+"""Convolutions whose filter stays in shared memory, on wgmma, sm_90a: each pixel is brought once and multiplied by several taps at a time.
 
 A warpgroup takes 64 positions. In three dimensions these are a column: a block of 8 x 8 positions at all depths. It walks the image's
 planes; of each it gets the patch under the block and all taps, and multiplies it by the taps of all depths at once. So a product has as
 many blocks of columns as the filter has planes, and each block's sums belong to another plane of results. With each step one of these is
 complete, and the sums of the others move one block on. A loop that fetches a tile for each tap brings every pixel 27 times, and 32 columns
-to a product leave a third of the tensor cores' time unused.
+to a product leave a third of the tensor cores' time unused. In two dimensions the planes are rows, and a block 64 positions of a row.
 
 A sequence is walked in blocks of 64 positions. What counts there is that channels are cut off once: of 80 channels a loop of k tiles of 64
 brings a second tile of 16 with each tap, whose rows, cut off, take longer than their products.
@@ -173,36 +173,34 @@ class Planes:
 
 
 def as_volume(am: AffineMatmul) -> AffineMatmul | None:
-    """The same with all digits of m (image, plane, row, column) and of k (plane, row, column, channel), if it is a convolution in one or
-    three dimensions: digits of one element put back, taps of a row and channels parted where no bound did."""
-    rows, terms = len(am.m.extents), len(am.k.extents)
-    if rows not in (1, 2, 3, 4) or am.n.extents != (am.n.size,):
+    """The same with all digits of m (image, plane, row, column) and of k (plane, row, column, channel), if it is a convolution: digits of
+    one element put back, taps of a row and channels parted where no bound did. Rows of two dimensions are planes of one row."""
+    if not am.m.extents or not am.k.extents or len(am.n.extents) != 1:
         return None
-    dims = 3 if rows > 2 else 1
-    channels = am.a.row_strides[-1]
-    if terms == dims and channels > 0 and am.a.k_strides[-1] == 1 and am.k.extents[-1] > channels and am.k.extents[-1] % channels == 0:
-        parts: tuple[int, ...] = (am.k.extents[-1] // channels, channels)
-    elif terms == dims + 1:
-        parts = am.k.extents[-1:]
-    else:
+    count, channels, parts = len(am.m.extents), am.a.row_strides[-1], am.k.extents[-1:]
+    if am.a.k_strides[-1] == 1 and channels > 0 and am.k.extents[-1] > channels and am.k.extents[-1] % channels == 0:
+        parts = (am.k.extents[-1] // channels, channels)
+    dims = len(am.k.extents) + len(parts) - 2
+    if not 1 <= dims <= 3 or count - dims not in (0, 1):
         return None
-    new_m, new_k = 4 - rows - (3 - dims), 3 - dims  # digits to put back before all others; those of planes and rows come behind the images
 
     def m(values: tuple[int, ...], one: int) -> tuple[int, ...]:
-        values = (one,) * new_m + values
-        return (values[0], *(one,) * (3 - dims), *values[1:])
+        values = (one,) * (dims + 1 - count) + values
+        return (values[0], *(values[1:-1] if dims > 1 else (one,)), *((one,) if dims < 3 else ()), values[-1])
 
     def k(values: tuple[int, ...], one: int) -> tuple[int, ...]:
-        step = values[-1]
-        return (*(one,) * new_k, *values[:-1], *((step * channels, step) if len(parts) > 1 else (step,)))
+        values = (*values[:-1], *((values[-1] * channels, values[-1]) if len(parts) > 1 else values[-1:]))
+        return (*(values[:-2] if dims > 1 else (one,)), *((one,) if dims < 3 else ()), *values[-2:])
 
     def whole(x: Source, row: bool) -> Source:
         bounds = tuple(replace(b, row_coefs=m(b.row_coefs, 0) if row else b.row_coefs, k_coefs=k(b.k_coefs, 0)) for b in x.bounds)
         return replace(x, row_strides=m(x.row_strides, 1) if row else x.row_strides, k_strides=k(x.k_strides, 1), bounds=bounds)
 
     targets = [replace(t, m_strides=m(t.m_strides, 0)) for t in (am.d, *am.operands)]
-    return replace(am, m=IndexSpace(m(am.m.extents, 1)), k=IndexSpace((1,) * new_k + am.k.extents[:-1] + parts), a=whole(am.a, True),
-                   b=whole(am.b, False), d=targets[0], operands=tuple(targets[1:]))
+    taps = (*am.k.extents[:-1], *parts)
+    terms = IndexSpace((*(taps[:-2] if dims > 1 else (1,)), *((1,) if dims < 3 else ()), *taps[-2:]))
+    return replace(am, m=IndexSpace(m(am.m.extents, 1)), k=terms, a=whole(am.a, True), b=whole(am.b, False), d=targets[0],
+                   operands=tuple(targets[1:]))
 
 
 def plan_planes(x: Source, positions: tuple[int, ...], taps: tuple[int, ...]) -> Planes | str:
@@ -245,7 +243,7 @@ def plan_planes(x: Source, positions: tuple[int, ...], taps: tuple[int, ...]) ->
         return fault or "its first element lies before the operand's"
     planes = Planes(build.finish(x.dtype.name), base * x.dtype.num_bytes,
                     (positions[0], positions[1], positions[2], positions[3]), (taps[0], taps[1], taps[2]),
-                    (BLOCK, BLOCK) if positions[1] * positions[2] * taps[0] * taps[1] > 1 else (1, PANEL),
+                    (BLOCK, BLOCK) if positions[2] * taps[1] > 1 else (1, PANEL),
                     (first[0], first[1], first[2]), (steps[0], steps[1], steps[2]))
     if max(planes.patch) > MAX_BOX or prod(planes.patch) > MAX_PIXELS:
         return f"a patch of {planes.patch[0]} x {planes.patch[1]} is too large"
@@ -289,7 +287,7 @@ def _plan(am: AffineMatmul, tile_n: int = 0) -> _Plan | str:
         return next((p for p in plans if isinstance(p, _Plan)), plans[0])
     volume = as_volume(am)
     if volume is None or am.batch.size != 1:
-        return "it has groups, or is no convolution in one or three dimensions"
+        return "it has groups, or is no convolution"
     merged = tiling.merged_digits(am)
     am = volume
     size, d, w = am.a.dtype.num_bytes, am.d, am.b
@@ -367,14 +365,13 @@ def _plan(am: AffineMatmul, tile_n: int = 0) -> _Plan | str:
 
 
 class PlanesSm90Matmul:
-    """16-bit convolutions in one and three dimensions, forward and the image's gradient, of unit strides and filters that fit shared
-    memory."""
+    """16-bit convolutions, forward and the image's gradient, of unit strides and filters that fit shared memory."""
 
     name = "planes_sm90"
     is_deterministic = True
 
     def check(self, am: AffineMatmul | MatmulGroup, device: DeviceInfo) -> Support:
-        """sm_90a; f16 or bf16, channels last; unit strides (see _plan)."""
+        """sm_90a; f16 or bf16, channels last; unit strides and several taps (see _plan)."""
         return _check(self.name, _plan, am, device)
 
     def configs(self, am: AffineMatmul, device: DeviceInfo) -> tuple[EngineConfig, ...]:
@@ -410,7 +407,7 @@ class PlanesSm90Matmul:
         if device.is_emulated:
             return 1000.0 * plan.tiles(segments) * plan.n_tiles(am) * steps
         # A product of 64 x columns takes as many clocks as half its columns, or as its operands' way from shared memory.
-        clocks = len(c.products) * max(c.columns / 2, (14 if c.columns > 32 else 18) + c.columns / 4)
+        clocks = len(c.products) * max(c.columns / 2, (14 if c.columns > 32 else 18) + c.columns / 4) + len(c.products)
         # A line that ends within the box takes 7.
         lines = c.warpgroups * c.patch_h * c.patch_w * (c.channels * 2 // c.span * c.span / 62 + 7 * (c.channels * 2 % c.span > 0))
         plane = max(c.warpgroups * clocks, clocks + 450 + 8 * c.tile_n, lines)

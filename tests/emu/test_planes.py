@@ -1,4 +1,4 @@
-"""Convolutions in one and three dimensions by planes, in the emulator with all checkers, against float64 references, on a device of two SMs."""
+"""Convolutions by planes, in the emulator with all checkers, against float64 references, on a device of two SMs."""
 
 from __future__ import annotations
 
@@ -28,6 +28,9 @@ LINES = (
     "conv_fprop x=bf16[2,80,150]nhwc w=bf16[200,80,3]nhwc padding=1 bias=f32[200] epilogue=bias_relu",
     "conv_fprop x=f16[3,40,71]nhwc w=f16[24,40,4]nhwc padding='((2,0),)' dilation=3",
     "conv_fprop x=bf16[2,16,70]nhwc w=bf16[136,16,5]nhwc",
+    "conv_fprop x=bf16[2,32,9,70]nhwc w=bf16[40,32,3,3]nhwc padding=1 bias=f32[40] epilogue=bias_relu",
+    "conv_fprop x=bf16[1,24,6,66]nhwc w=bf16[24,24,3,2]nhwc",
+    "conv_dgrad dy=bf16[2,48,5,40]nhwc w=bf16[48,16,3,5]nhwc dx=bf16[2,16,5,40]nhwc padding=(1,2)",
     "conv_dgrad dy=bf16[2,72,130]nhwc w=bf16[72,40,3]nhwc dx=bf16[2,40,130]nhwc padding=1",
     "conv_transpose x=bf16[1,16,3,5,6]nhwc w=bf16[16,8,3,3,3]nhwc padding=1",
     "conv_transpose_dgrad dy=bf16[1,32,3,5,6]nhwc w=bf16[16,32,3,3,3]nhwc x_shape=(1,16,3,5,6) padding=1",
