@@ -231,13 +231,14 @@ def _columns(p: AttentionProblem) -> int:
 
 
 def _row_choices(p: AttentionProblem, *dims: int) -> Iterator[int]:
-    """Rows of a thread, such that at most 128 registers sum up results of so many columns."""
+    """Rows of a thread, such that at most 128 registers sum up results of so many columns; fewer where scores take long texts."""
     size = p.accumulator.num_bytes
     wide = 256 // size
     words = sum(-(-dim // wide) for dim in dims) * (16 // size) * (size // 4)  # of one row
-    most = 128 // words
-    yield 4 if most >= 4 else 2 if most >= 2 else 1
-    if size == 4 and words * 8 <= 64 and p.expression is None and not p.dropout:
+    heavy = (p.expression is not None) + (p.dropout > 0)
+    most = 2 if heavy == 2 and p.is_backward or heavy and sum(dims) > 256 else 4
+    yield max(r for r in (1, 2, 4) if r == 1 or r <= min(most, 128 // words))
+    if size == 4 and words * 8 <= 64 and not heavy:
         yield 8
 
 
@@ -257,7 +258,7 @@ def _estimate(p: AttentionProblem, rows: int, device: DeviceInfo) -> float:
         return 2e4 + 2e3 * tiles
     waves = _tiles(p, "q", 16 * rows) * p.heads * (1 if p.is_varlen else p.batch) / (2 * device.num_sms)
     fill = max(1.0, -(-waves // 1) / max(waves, 1e-9))
-    return 5.0 + fill * p.flops / (rate * (0.42 if rows >= 8 else 0.38)) + p.num_bytes / (device.bandwidth_gbs * 1e3)
+    return 5.0 + fill * p.flops / (rate * (0.5 if rows >= 8 else 0.42)) + p.num_bytes / (device.bandwidth_gbs * 1e3)
 
 
 class PlainAttentionGradient(Engine):

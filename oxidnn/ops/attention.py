@@ -174,7 +174,10 @@ def _expression(given: tuple[str, ...], mask_is_float: bool, softcap: float, sco
     if score is not None:
         value = score.substitute({"score": value})
     if "mask" in given:
-        value = value + expr.arg("mask") if mask_is_float else expr.where(expr.arg("mask"), value, -math.inf)
+        mask = expr.arg("mask")
+        # where a mask of floats is -inf no sum is taken: a key that nobody sees may be NaN
+        hides = expr.apply("eq", mask, -math.inf)
+        value = expr.where(hides, -math.inf, value + mask) if mask_is_float else expr.where(mask, value, -math.inf)
     return None if value == expr.arg("score") else value
 
 

@@ -39,6 +39,8 @@ FAMILIES = {
         "Col2Im Conv ConvInteger ConvTranspose DeformConv QLinearConv",
     "losses and random":
         "Bernoulli Dropout NegativeLogLikelihoodLoss SoftmaxCrossEntropyLoss",
+    "attention":
+        "Attention FlexAttention",
     "optimisers":
         "Adagrad Adam Momentum",
 }
