@@ -32,7 +32,7 @@ OTHER_REGISTERS = 30  # beside scores, weights and results
 SEQUENCE_REGISTERS = 6  # where sequences have lengths of their own
 SEARCH_REGISTERS = 12  # where they lie side by side
 DROPOUT_REGISTERS = 50  # too many beside those of three warpgroups
-MAX_SCORE_LINES = 1200  # of a tile, that stand twice
+MAX_SCORE_LINES = 900  # of a tile, that stand three times
 MAX_KEYS = {False: 176, True: 64}  # of a tile; where scores are expressions, or weights are dropped
 MAX_DIM = 256
 MAX_LENGTH = 2**29
@@ -72,7 +72,7 @@ class ForwardConsts:
 
     @property
     def overlaps(self) -> bool:
-        """Whether a warpgroup's products run under its own scores, whose text then stands twice."""
+        """Whether a warpgroup's products run under its own scores, whose text then stands three times."""
         s = self.scores
         lines = 40 if s.has_dropout else 0
         if s.expression is not None:
