@@ -57,6 +57,8 @@ class ForwardConsts:
     dim_qk: int
     dim_v: int
     in_turns: bool
+    pins: bool  # exponentials are taken before results are waited for
+    lazy_bits: int  # results are scaled anew where weights would grow beyond 2 to this
     has_scores: bool
     has_lse: bool
     clears: bool  # values that no query sees may lie in the tiles
@@ -213,7 +215,7 @@ class AttentionWgmmaEngine(Engine):
         for warpgroups, keys in TILES:
             if keys > MAX_KEYS[p.expression is not None or p.dropout > 0] or (warpgroups == 3 and p.dropout):
                 continue
-            config = EngineConfig.of(warpgroups=warpgroups, keys=keys, stages=2, ctas=1, turns=int(warpgroups > 1))
+            config = EngineConfig.of(warpgroups=warpgroups, keys=keys, stages=2, ctas=1, turns=int(warpgroups > 1), pins=0, lazy=0)
             c = consts(p, config)
             if c.registers <= REGISTERS[warpgroups] and c.smem_bytes <= SMEM_BYTES:
                 yield config
@@ -272,7 +274,7 @@ def _clears(p: AttentionProblem) -> bool:
 def consts(p: AttentionProblem, config: EngineConfig) -> ForwardConsts:
     has_scores = p.expression is not None or not p.scale > 0
     return ForwardConsts(score_consts(p), p.desc("q").dtype.name, config["warpgroups"], config["keys"], config["stages"], p.dim_qk, p.dim_v,
-                         bool(config["turns"]), has_scores, p.has("lse"), _clears(p))
+                         bool(config["turns"]), bool(config["pins"]), config["lazy"], has_scores, p.has("lse"), _clears(p))
 
 
 ENGINES: dict[str, tuple[Engine, ...]] = {"attention": (AttentionWgmmaEngine(),)}
