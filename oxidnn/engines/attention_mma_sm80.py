@@ -109,6 +109,11 @@ class AttentionMmaConsts:
         return self.warps * self.warp_m
 
     @property
+    def joint(self) -> bool:
+        """Keys and values are awaited together."""
+        return self.slots == 4
+
+    @property
     def row_slots(self) -> int:
         """Rows of a lane."""
         return 2 * self.tiles_m
@@ -160,6 +165,19 @@ class AttentionMmaConsts:
 
     def scores_of(self, slot: int) -> list[str]:
         return [name for name, r, _ in self.elements if r == slot]
+
+    def slot_of(self, pair: int) -> int:
+        """The row of two neighbouring scores."""
+        return pair // 2 // (self.tile_n // 8) * 2 + pair % 2
+
+    def pairs_of(self, step: int) -> list[int]:
+        """Pairs of scores of the 16 keys of `step`."""
+        return [(m * self.tile_n // 8 + 2 * step) * 2 + i for m in range(self.tiles_m) for i in range(4)]
+
+    def share(self, step: int, part: int, parts: int) -> list[int]:
+        """The part of them that is computed between some products of the step before."""
+        pairs = self.pairs_of(step)
+        return pairs[len(pairs) * part // parts:len(pairs) * (part + 1) // parts] if part >= 0 else []
 
     def acc_of(self, slot: int) -> list[int]:
         count = self.acc_count // self.tiles_m
@@ -227,7 +245,7 @@ def _registers(c: AttentionMmaConsts, device: DeviceInfo) -> int:
     """With fewer than these a thread was seen to spill, or might: what scores take is not foreseen exactly. Before sm_90 a division calls a
     function, across which much is saved."""
     scores, is_hopper = c.scores, device.at_least(9)
-    others = (28 if is_hopper else 40) + 16 * (min(c.q.vec, c.k.vec, c.v.vec) < 8)
+    others = (28 if is_hopper else 44) + 16 * (min(c.q.vec, c.k.vec, c.v.vec) < 8)
     if scores.expression is not None:
         others += 14 * len(scores.moving) + (48 if is_hopper else 110 if "/" in str(scores.expression) else 84)
     others += 60 * scores.has_dropout
