@@ -1310,6 +1310,30 @@ class DnnHandle(ListOps):
         arrays = (q, k_cache, v_cache, page_table, lengths_kv, alibi, sinks, lengths_q, cu_seqlens_q, k_scale, v_scale)
         return self._session.run(CALLS["paged_attention"], arrays, (scale, causal, window, softcap, num_splits, return_lse), out, stream)
 
+    def rope(self, x: Any, cos: Any = None, sin: Any = None, *, positions: Any = None, base: float | None = None,
+             rotary_dim: int | None = None, interleaved: bool = False, scaling: Mapping[str, Any] | None = None, inverse: bool = False,
+             out: Any = None, stream: Any = None) -> Any:
+        """Rotary position embedding of x (B, H, L, D) or (H, L, D), any strides; out may be x.
+
+        The first rotary_dim (default D) elements of a row are turned by pairs, i with i + rotary_dim / 2, or interleaved 2 i with 2 i + 1: (a, b)
+        becomes (a cos - b sin, b cos + a sin) of the angle position * base^(-2 i / rotary_dim). positions (B, L) or (L,), int32 or int64:
+        default 0, 1, ... base: default 10000. Angles are reduced in float64, whatever x's type is.
+        cos, sin (M, rotary_dim / 2) or (B, L, rotary_dim / 2): tables instead; of rotary_dim columns, one for each element of a pair.
+        scaling: a mapping, with "type" ("rope_type") "linear" (factor), "llama3" (factor, low_freq_factor, high_freq_factor,
+        original_max_position_embeddings), "yarn" (factor, original_max_position_embeddings, beta_fast, beta_slow, attention_factor) or
+        "longrope" (factors; attention_factor, or factor and original_max_position_embeddings). inverse: see `rope_backward`.
+        RoPE: Su et al., 2021; YaRN: Peng et al., 2023; LongRoPE: Ding et al., 2024.
+        """
+        attrs = (base, rotary_dim, interleaved, _scaling("rope", scaling), inverse)
+        return self._session.run(CALLS["rope"], (x, cos, sin, positions), attrs, out, stream)
+
+    def rope_backward(self, dy: Any, cos: Any = None, sin: Any = None, *, positions: Any = None, base: float | None = None,
+                      rotary_dim: int | None = None, interleaved: bool = False, scaling: Mapping[str, Any] | None = None, out: Any = None,
+                      stream: Any = None) -> Any:
+        """dx of `rope` with the same arguments: the transposed rotation, which turns back."""
+        return self.rope(dy, cos, sin, positions=positions, base=base, rotary_dim=rotary_dim, interleaved=interleaved, scaling=scaling,
+                         inverse=True, out=out, stream=stream)
+
     # ---- dropout and random numbers ------------------------------------------------------------------------------------------------
 
     def dropout(self, x: Any, p: float = 0.5, *, return_mask: bool = False, seed: int | None = None, offset: int = 0, state: Any = None,
@@ -1513,3 +1537,13 @@ def open_backend(device: str | None = None, cache_dir: str | Path | None = None)
     from .runtime.emu_backend import EmulatedBackend
 
     return EmulatedBackend(str(which))
+
+
+def _scaling(op: str, given: Mapping[str, Any] | None) -> tuple[tuple[str, Any], ...] | None:
+    """The mapping as pairs, "type" first, which may be called "rope_type"; those without a value left out."""
+    if given is None:
+        return None
+    if not isinstance(given, Mapping):
+        raise expected(op, "scaling", repr(given), "a mapping, with the key 'type'")
+    pairs = {("type" if name == "rope_type" else name): hashable(value) for name, value in given.items() if value is not None}
+    return tuple(sorted(pairs.items(), key=lambda pair: (pair[0] != "type", pair[0])))
