@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ..codegen.environment import f32_literal, f64_literal
 from ..codegen.pointwise import Expression
 from ..ops.attention import INDICES, AttentionProblem
 from .base import Arg, ScalarArg, TensorArg
@@ -29,7 +30,8 @@ class ScoreTensor:
 class ScoreConsts:
     """expression: over "score", INDICES, tensors and scalars, or None: scores are products times the scale. compute: "f32" or "f64".
     has_left, has_right: limits of the window. is_top_left: keys and queries are counted from the first (else %shift = M - L).
-    lengths: of "q", "kv" that lie in memory. is_varlen: sequences side by side. sinks: their type, or ""."""
+    lengths: of "q", "kv" that lie in memory. is_varlen: sequences side by side. sinks: their type, or "". counts_exactly: numbers of
+    queries and keys, and sums of them, have no rounding errors in `compute`."""
 
     expression: Expression | None
     tensors: tuple[ScoreTensor, ...]
@@ -43,11 +45,15 @@ class ScoreConsts:
     is_varlen: bool
     has_dropout: bool
     sinks: str
+    counts_exactly: bool
 
     @property
     def moving(self) -> tuple[ScoreTensor, ...]:
         """Tensors that change along queries or keys."""
         return tuple(t for t in self.tensors if set(t.varies) & set("ij"))
+
+    def literal(self, value: float) -> str:
+        return f64_literal(value) if self.compute == "f64" else f32_literal(value)
 
     @staticmethod
     def fragment(names: Sequence[str]) -> list[tuple[str, int, int]]:
@@ -87,7 +93,8 @@ def score_consts(p: AttentionProblem) -> ScoreConsts:
     lengths = tuple(n for n in ("q", "kv") if p.has(f"lengths_{n}"))
     return ScoreConsts(p.expression, tuple(tensors), p.expression.scalars if p.expression is not None else (), p.accumulator.name,
                        p.desc("q").dtype.num_bytes == 2, p.left is not None, p.right is not None, p.alignment == "top_left", lengths,
-                       p.is_varlen, p.dropout > 0, p.desc("sinks").dtype.name if p.has("sinks") else "")
+                       p.is_varlen, p.dropout > 0, p.desc("sinks").dtype.name if p.has("sinks") else "",
+                       p.len_q + p.len_kv + 1024 < 2**24)
 
 
 def arguments(p: AttentionProblem) -> list[Arg]:
