@@ -29,17 +29,32 @@ from .reduce_tree import reduction_steps
 
 TAPS = 8  # across, of a product of 64 rows
 LINE = 16  # bytes
-MAX_DOWN = 16  # taps
-MAX_STEPS = 128  # products of a strip, in the text of the kernel
+MAX_DOWN = 11  # taps: 44 sums a thread, of 80 registers
+MAX_STEPS = 128  # products of a strip, and lines that a thread copies, in the text of the kernel
 MAX_STAGES = 8
 SMEM_BYTES = 232448
-PRODUCERS = 4  # warps
+PRODUCERS = 8  # warps
+BATCH = 12  # lines that a thread holds
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """Rows that warps copy: warp w row first + w of `rows`, of an image of x or dy with `extent` rows of `columns` pixels, to lines from
+    `line` on."""
+
+    image: int
+    name: str
+    first: int
+    rows: int
+    extent: int
+    columns: int
+    line: int
 
 
 @dataclass(frozen=True, slots=True)
 class WgmmaDepthwiseConsts:
     """Consts of conv/depthwise_wgmma_wgrad_sm90. groups: of 8 channels, each a warpgroup's. A stage holds for each group the lines of
-    `rows` rows of x, `pitch` lines apart, then those of the rows of dy that these meet.
+    `rows` rows of x, `pitch` lines apart, then those of the rows of dy that these meet, of so many images.
     """
 
     kind: str
@@ -47,6 +62,7 @@ class WgmmaDepthwiseConsts:
     down: Axis
     across: Axis
     rows: int
+    images: int
     stages: int
     flip: bool
 
@@ -78,18 +94,51 @@ class WgmmaDepthwiseConsts:
         return ceil_div(lines, 8) * 8
 
     @property
-    def group_bytes(self) -> int:
+    def image_lines(self) -> int:
         dy = max(16 * self.steps + (self.dy_rows - self.rows) * self.pitch, (self.dy_rows - 1) * self.pitch + self.across.target)
-        return (self.x_lines + ceil_div(dy, 8) * 8) * LINE
+        return self.x_lines + ceil_div(dy, 8) * 8
+
+    @property
+    def group_bytes(self) -> int:
+        """Such that lanes of a quarter of a warp, of which one has each group, store to different banks."""
+        return self.images * self.image_lines * LINE + (128 // self.groups if self.groups > 1 else 0)
+
+    @property
+    def products(self) -> list[int]:
+        """First lines of 16 positions."""
+        return [image * self.image_lines + 16 * step for image in range(self.images) for step in range(self.steps)]
 
     @property
     def stage_bytes(self) -> int:
         return self.groups * self.group_bytes
 
     @property
-    def late(self) -> int:
-        """Stages that the copies under way are ahead of the one that is waited for."""
-        return min(3, self.stages - 2)
+    def producers(self) -> int:
+        return PRODUCERS
+
+    @property
+    def batch(self) -> int:
+        return BATCH
+
+    @property
+    def slots(self) -> tuple[Slot, ...]:
+        found = []
+        for image in range(self.images):
+            for name, rows, extent, columns, line in (
+                    ("x", self.rows, self.down.source, self.across.source, self.across.low),
+                    ("dy", self.dy_rows, self.down.target, self.across.target, self.x_lines)):
+                line += image * self.image_lines
+                found += [Slot(image, name, first, rows, extent, columns, line) for first in range(0, rows, PRODUCERS)]
+        return tuple(found)
+
+    @property
+    def batches(self) -> list[list[tuple[int, int, bool]]]:
+        """Of lines that a thread loads before it stores them: (slot, step of so many pixels, is it the row's last)."""
+        lines = []
+        for i, slot in enumerate(self.slots):
+            steps = ceil_div(slot.columns, self.pixels)
+            lines += [(i, step, step == steps - 1) for step in range(steps)]
+        return [lines[i : i + BATCH] for i in range(0, len(lines), BATCH)]
 
     @property
     def pixels(self) -> int:
@@ -115,13 +164,13 @@ class WgmmaDepthwiseConsts:
         return [f"%sum{i}" for i in range(self.columns // 2)]
 
 
-def _consts(d: Depthwise, groups: int, rows: int, flip: bool) -> WgmmaDepthwiseConsts | None:
-    c = WgmmaDepthwiseConsts(d.source.dtype.name, groups, d.rows, d.columns, rows, 0, flip)
+def _consts(d: Depthwise, groups: int, rows: int, images: int, flip: bool) -> WgmmaDepthwiseConsts | None:
+    c = WgmmaDepthwiseConsts(d.source.dtype.name, groups, d.rows, d.columns, rows, images, 0, flip)
     stages = min(MAX_STAGES, (SMEM_BYTES - 16 * MAX_STAGES) // c.stage_bytes)
     fields = max(c.across.dilation, c.down.dilation * c.pitch)
-    if stages < 2 or c.steps > MAX_STEPS or fields >= 1 << 14:
+    if stages < 2 or len(c.products) > MAX_STEPS or len(c.batches) * BATCH > MAX_STEPS or fields >= 1 << 14:
         return None
-    return WgmmaDepthwiseConsts(c.kind, groups, d.rows, d.columns, rows, stages, flip)
+    return WgmmaDepthwiseConsts(c.kind, groups, d.rows, d.columns, rows, images, stages, flip)
 
 
 @lru_cache(maxsize=256)
@@ -171,23 +220,24 @@ class WgmmaDepthwiseEngine(Engine):
 
     @staticmethod
     def _configs(problem: ConvProblem, d: Depthwise) -> list[EngineConfig]:
-        """Groups of channels of a CTA, rows of a strip."""
+        """Groups of channels of a CTA, rows of a strip; several images at a time where these are small."""
         count, height = d.channels // 8, d.rows.source
         found = []
         for groups in (4, 2, 1):
             if groups > 1 and groups > count:
                 continue
             for rows in sorted({ceil_div(height, parts) for parts in (1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 32)}, reverse=True):
-                if _consts(d, groups, rows, problem.flip) is not None:
-                    found.append(EngineConfig.of(groups=groups, rows=rows))
+                for images in (1, 2, 4, 8):
+                    if (images == 1 or (rows == height and images <= d.images)) and _consts(d, groups, rows, images, problem.flip):
+                        found.append(EngineConfig.of(groups=groups, rows=rows, images=images))
             if len(found) >= 4:
                 break
         return found
 
     @staticmethod
-    def _parts(d: Depthwise, groups: int, rows: int, device: DeviceInfo) -> tuple[int, int]:
+    def _parts(d: Depthwise, c: WgmmaDepthwiseConsts, device: DeviceInfo) -> tuple[int, int]:
         """CTAs that share the strips of a chunk of channels, and strips of each."""
-        units, chunks = d.images * ceil_div(d.rows.source, rows), ceil_div(d.channels // 8, groups)
+        units, chunks = ceil_div(d.images, c.images) * ceil_div(d.rows.source, c.rows), ceil_div(d.channels // 8, c.groups)
         rounds = ceil_div(units, min(units, max(1, device.num_sms // chunks)))
         return ceil_div(units, rounds), rounds
 
@@ -196,16 +246,16 @@ class WgmmaDepthwiseEngine(Engine):
         assert isinstance(problem, ConvProblem)
         d = _lower(problem)
         assert isinstance(d, Depthwise)
-        groups, rows = config["groups"], config["rows"]
-        c = _consts(d, groups, rows, problem.flip)
+        groups = config["groups"]
+        c = _consts(d, groups, config["rows"], config["images"], problem.flip)
         assert c is not None
-        parts, rounds = self._parts(d, groups, rows, device)
+        parts, rounds = self._parts(d, c, device)
         chunks = ceil_div(d.channels // 8, groups)
         if device.is_emulated:
-            return 50.0 * parts * rounds * chunks * (c.steps + c.dy_rows)
-        products = groups * c.steps * max(16 + c.columns / 4, c.columns / 2)
-        copies = (c.rows * ceil_div(d.columns.source, c.pixels) + c.dy_rows * ceil_div(d.columns.target, c.pixels)) * 14
-        copy_clocks = copies + 1800 / (1 + c.late)
+            return 50.0 * parts * rounds * chunks * (len(c.products) + c.images * c.dy_rows)
+        products = groups * len(c.products) * max(16 + c.columns / 4, c.columns / 2)
+        copies = (c.rows * ceil_div(d.columns.source, c.pixels) + c.dy_rows * ceil_div(d.columns.target, c.pixels)) * 16 * c.images
+        copy_clocks = max(copies, 1500 * len(c.batches))
         compute_us = ceil_div(parts * chunks, device.num_sms) * (rounds * max(products + 150, copy_clocks) + 4000) / 1600
         bytes_us = problem.num_bytes / (device.bandwidth_gbs * 0.838e3 * (0.85 if groups < 8 and chunks > 1 else 1.0))
         return max(compute_us, bytes_us) + 0.1 * min(compute_us, bytes_us) + 11
@@ -217,9 +267,9 @@ class WgmmaDepthwiseEngine(Engine):
         p, d = problem, _lower(problem)
         assert isinstance(d, Depthwise)
         groups, rows = config["groups"], config["rows"]
-        c = _consts(d, groups, rows, p.flip)
+        c = _consts(d, groups, rows, config["images"], p.flip)
         assert c is not None
-        parts, _ = self._parts(d, groups, rows, device)
+        parts, _ = self._parts(d, c, device)
         strips, chunks = ceil_div(d.rows.source, rows), ceil_div(d.channels // 8, groups)
         taps, desc = d.rows.taps * d.columns.taps, d.filter
         scratch = Scratch()
@@ -233,15 +283,17 @@ class WgmmaDepthwiseEngine(Engine):
             t.add(f"{name}_image", "s64", x.strides[0] * size)
             t.add(f"{name}_row", "s32", x.strides[2] * size)
             t.add(f"{name}_column", "s32", x.strides[3] * size)
-        t.add("num_units", "u32", d.images * strips)
+        t.add("num_images", "u32", d.images)
+        t.add("num_units", "u32", ceil_div(d.images, c.images) * strips)
         t.add("parts", "u32", parts)
         t.add("strips", "u32", strips)
         t.divisor("strips", strips)
         t.add("chunks", "u32", chunks)
         t.divisor("chunks", chunks)
         t.add("channel_groups", "u32", d.channels // 8)
-        step = Step.of("conv/depthwise_wgmma_wgrad_sm90", self.op, Target.for_arch(device.arch, (8, 0)), 128 * (1 + groups), t.args, c,
-                       parts * chunks, dynamic_smem=c.smem_bytes, suffix=f"{c.kind}_{d.rows.taps}x{d.columns.taps}_g{groups}_r{rows}")
+        target, threads = Target.for_arch(device.arch, (8, 0)), 128 * groups + 32 * PRODUCERS
+        step = Step.of("conv/depthwise_wgmma_wgrad_sm90", self.op, target, threads, t.args, c, parts * chunks,
+                       dynamic_smem=c.smem_bytes, suffix=f"{c.kind}_{d.rows.taps}x{d.columns.taps}_g{groups}_r{rows}_{c.images}")
         whole = TensorDesc(F32, (parts, *desc.shape), (d.channels * taps, taps, taps, *packed_strides(desc.shape[2:])))
         sums = reduction_steps(p.op, (whole, partial), (desc, TensorArg(d.names[2])), (0,), "sum", device, scratch)
         return Build((step, *sums), scratch.num_bytes)
