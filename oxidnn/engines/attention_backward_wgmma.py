@@ -1,6 +1,6 @@
 """Gradients of attention with wgmma (sm_90a): CTAs of 128 keys walk the queries that see them; dq is added up in f32 in the workspace.
 
-dk and dv are the same bits every time; dq is added in the order in which CTAs come by, so with deterministic=True another engine serves.
+dk and dv are the same bits every time; dq is added in the order in which CTAs come by, or, with deterministic=True, in a fixed one.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from ..tensor import TensorDesc
 from .attention_delta import delta_step
 from .attention_scores import ScoreConsts, arguments, score_consts
 from .base import SUPPORTED, Arg, Build, Engine, EngineConfig, Scratch, Step, Support, TensorArg, TensorMapArg, refuse
+from .composition import shifted
 from .digits import ceil_div
 
 KEYS, QUERIES, THREADS = 128, 64, 256
@@ -25,14 +26,19 @@ _LIMIT = 2**29
 @dataclass(frozen=True, slots=True)
 class BackwardConsts:
     """Panels are 64 columns of a tile, lines of 128 bytes. Shared memory: keys, values, stages of the ring, dS twice, barriers.
-    turns: warpgroups take turns in sending products."""
+    is_ordered: CTAs add to dq in their order."""
 
     scores: ScoreConsts
     kind: str
     dim_qk: int
     dim_v: int
     stages: int
-    turns: bool
+    is_ordered: bool
+
+    @property
+    def is_reversed(self) -> bool:
+        """Tiles of keys come from the last on: of causal scores they meet a query in that order."""
+        return self.is_ordered and self.scores.has_right
 
     @property
     def panels_qk(self) -> int:
@@ -69,7 +75,8 @@ class BackwardConsts:
 
     @property
     def barrier_counts(self) -> list[int]:
-        """Arrivals: of copies on a stage, on keys and values; of warpgroups done with a stage; of warps that wrote dS, of warpgroups done with it."""
+        """Arrivals: of copies on a stage, or on keys and values; of warpgroups done with a stage; of warps that wrote dS; of warpgroups
+        done with it."""
         return [1] * (self.stages + 1) + [2] * self.stages + [THREADS // 32] * 2 + [2] * 2
 
     @property
@@ -122,8 +129,6 @@ class WgmmaBackwardEngine(Engine):
         assert isinstance(p, AttentionProblem)
         if device.arch != "sm_90a":
             return refuse(f"wgmma needs sm_90a, the device is {device.arch}")
-        if p.policy.deterministic:
-            return refuse("dq is added up in any order")
         if p.desc("q").dtype not in (F16, BF16):
             return refuse(f"wgmma takes f16 and bf16, q is {p.desc('q').dtype}")
         if p.dim_qk > 128 or p.dim_v > 128 or p.dim_qk % 8 or p.dim_v % 8:
@@ -144,33 +149,35 @@ class WgmmaBackwardEngine(Engine):
         return SUPPORTED
 
     def configs(self, problem: Problem, device: DeviceInfo) -> tuple[EngineConfig, ...]:
-        return tuple(EngineConfig.of(stages=3, turns=turns) for turns in (0, 1))
+        return (EngineConfig.of(stages=3),)
 
     def estimate(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> float:
         p = problem
         assert isinstance(p, AttentionProblem)
         rows = p.batch * p.heads * p.len_q
         moved = rows * ceil_div(p.dim_qk, 64) * 64 * 10 / (device.bandwidth_gbs * 1e3)
-        return 12.0 + moved + p.flops / (device.num_sms * 3.4e6) * (1.01 if config["turns"] else 1.0)
+        return 12.0 + moved + p.flops / (device.num_sms * 3.8e6) * (1.15 if self.is_deterministic else 1.0)
 
     def build_steps(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> Build:
         p = problem
         assert isinstance(p, AttentionProblem)
         consts = BackwardConsts(score_consts(p), p.desc("q").dtype.name, p.dim_qk, p.dim_v, config["stages"],
-                                config["turns"] == 1)
+                                self.is_deterministic)
         target = Target.for_arch(device.arch, (8, 1))
         pitch = ceil_div(p.len_q, QUERIES) * QUERIES
         rows = p.batch * p.heads * pitch
         scratch = Scratch()
         lse2, delta = scratch.take(4 * rows), scratch.take(4 * rows)
-        sums = scratch.take(256 * consts.panels_qk * rows)
+        # Sums of dq and, ordered, 16 bytes for each of its rows that hold the counters of its tiles.
+        sum_bytes = 256 * consts.panels_qk * rows
+        sums = scratch.take(sum_bytes + 16 * rows)
         suffix = f"{consts.kind}_{p.dim_qk}_{p.dim_v}"
         steps = [
-            delta_step(p, device, delta, lse2, (sums, 64 * consts.panels_qk), pitch),
+            delta_step(p, device, delta, lse2, (sums, 64 * consts.panels_qk + 4 * consts.is_ordered), pitch),
             Step.of("attention/backward_sm90", p.op, target, THREADS, [
                 *(Arg(f"map_{n}", "tensor_map", _map(p, n, QUERIES if n in ("q", "d_out") else KEYS)) for n in ("q", "k", "v", "d_out")),
                 Arg("ptr_lse2", "u64", lse2), Arg("ptr_delta", "u64", delta), Arg("ptr_dq_sum", "u64", sums),
-                Arg("query_pitch", "u64", pitch),
+                Arg("query_pitch", "u64", pitch), *([Arg("ptr_counters", "u64", shifted(sums, sum_bytes))] if consts.is_ordered else []),
                 Arg("ptr_dk", "u64", TensorArg("dk")), *_strides("dk", p.heads_of("dk")),
                 Arg("ptr_dv", "u64", TensorArg("dv")), *_strides("dv", p.heads_of("dv")), *arguments(p)], consts,
                 (ceil_div(p.len_kv, KEYS), p.heads_kv, p.batch), dynamic_smem=consts.smem_bytes, suffix=suffix),
@@ -181,4 +188,11 @@ class WgmmaBackwardEngine(Engine):
         return Build(tuple(steps), scratch.num_bytes)
 
 
-ENGINES: dict[str, tuple[Engine, ...]] = {"attention_backward": (WgmmaBackwardEngine(),)}
+class OrderedBackwardEngine(WgmmaBackwardEngine):
+    """The same bits every time: a CTA adds to a tile of dq when all before it have."""
+
+    id = "attention_backward.wgmma_ordered_sm90"
+    is_deterministic = True
+
+
+ENGINES: dict[str, tuple[Engine, ...]] = {"attention_backward": (WgmmaBackwardEngine(), OrderedBackwardEngine())}
