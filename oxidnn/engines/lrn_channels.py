@@ -23,8 +23,9 @@ from .digits import DigitConsts, Digits
 
 THREADS = 128
 MAX_SIZE = {"f32": 33, "f64": 17}  # all channels that a run's windows reach are held in registers
-MAX_LOADS = 128  # of a strip's rows, which are unrolled
-PACK = 4  # elements along the last dimension
+MAX_LOADS = 64  # of a strip's rows, which are unrolled
+PACK = 4  # elements along the last dimension, or channels
+MAX_PACKED = 5  # windows of packs: they need no more than the packs beside their own, and not too many registers
 _LIMIT = 2**31
 
 
@@ -66,8 +67,8 @@ class LrnConsts:
 @dataclass(frozen=True, slots=True)
 class WithinConsts:
     """stage: "y", "shares" or "dx": see the template. walked: type of what the windows run over. means: windows are of x - means.
-    strip: elements of a thread along the second last dimension. along: and along the last one, where they move in packs. beside: what
-    windows run over lies side by side along the last one.
+    strip: elements of a thread along the second last dimension. along: and along the last one, where they move in packs. vector: channels
+    that do. beside: what windows run over lies side by side along the last dimension.
     """
 
     dtype: str
@@ -82,6 +83,7 @@ class WithinConsts:
     strip: int = 1
     beside: bool = False
     along: int = 1
+    vector: int = 1
 
     def power(self, result: str, base: str, exponent: str) -> str:
         return _power(self.compute, result, base, exponent)
@@ -177,17 +179,21 @@ class WithinEngine(Engine):
 
     def configs(self, problem: Problem, device: DeviceInfo) -> tuple[EngineConfig, ...]:
         assert isinstance(problem, LrnProblem)
-        most = MAX_LOADS // (2 if problem.has("means") or _compute(problem) == "f64" else 1)
-        strips = [n for n in (8, 4) if problem.desc("x").rank > 3 and (n + problem.size - 1) * problem.size <= most]
-        packs = [n for n in (4, 2) if strips and self._has_packs(problem)]
-        found = [*(EngineConfig.of(strip=n, along=PACK) for n in packs), *(EngineConfig.of(strip=n, along=1) for n in (*strips, 1))]
+        rank = problem.desc("x").rank
+        strips = [n for n in (8, 4) if rank > 3 and (n + problem.size - 1) * problem.size <= MAX_LOADS]
+        found = [EngineConfig.of(strip=n, along=1, vec=1) for n in (*strips, 1)]
+        if rank == 4 and _compute(problem) == "f32" and problem.size <= (MAX_PACKED if problem.has("means") else MAX_PACKED + 2):
+            if self._has_packs(problem):
+                found += [EngineConfig.of(strip=n, along=PACK, vec=1) for n in (4, 2)]
+            if problem.size <= MAX_PACKED and _packs(problem, PACK):
+                found += [EngineConfig.of(strip=n, along=1, vec=PACK) for n in ((2,) if problem.has("means") else (4, 2))]
         return tuple(sorted(found, key=lambda config: self.estimate(problem, config, device)))
 
     def estimate(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> float:
         assert isinstance(problem, LrnProblem)
-        strip, along = config["strip"], config["along"]
+        strip, pack = config["strip"], config["along"] * config["vec"]
         x, rows = problem.desc("x"), strip + problem.size - 1
-        share = rows / (strip * problem.size) / (2 if along == 1 else 3) if strip > 1 else 1.0  # of the loads; unrolled
+        share = rows / (strip * problem.size) / (2 if pack == 1 else 3) if strip > 1 else 1.0  # of the loads; unrolled
         used = x.shape[-2] / (-(-x.shape[-2] // strip) * strip) if strip > 1 and x.shape[-2] else 1.0
         return 3.0 + problem.num_bytes / (device.bandwidth_gbs * 1e3 * 0.5) + problem.flops * share / used / (device.fma_tflops * 1e5)
 
@@ -221,13 +227,14 @@ class WithinEngine(Engine):
                numbers: dict[str, float]) -> list[Step]:
         """The launches of a stage over the operands `names`, the walked one first, what is written last."""
         x, compute, strip, along = problem.desc("x"), _compute(problem), config["strip"], config["along"]
+        vector = config["vec"]
         rows = {n: tuple(s * places[n][0].dtype.num_bytes for s in places[n][0].strides) for n in names}
         images = max(1, min(x.shape[0], (_LIMIT - 1) // prod(x.shape[1:])))
-        wide = any(abs(s) * strip * along >= _LIMIT for row in rows.values() for s in row)
+        wide = any(abs(s) * strip * along * vector >= _LIMIT for row in rows.values() for s in row)
         moves, extents = rows, x.shape[1:]
         if strip > 1:
-            moves = {n: (*row[:-2], row[-2] * strip, row[-1] * along) for n, row in rows.items()}
-            extents = (*extents[:-2], -(-extents[-2] // strip), extents[-1] // along)
+            moves = {n: (row[0], row[1] * vector, *row[2:-2], row[-2] * strip, row[-1] * along) for n, row in rows.items()}
+            extents = (extents[0] // vector, *extents[1:-2], -(-extents[-2] // strip), extents[-1] // along)
         walked = (names[0], "means") if stage != "dx" and problem.has("means") else names[:1]
         beside = all(places[n][0].strides[-1] == 1 for n in walked)
         steps = []
@@ -235,7 +242,7 @@ class WithinEngine(Engine):
             digits = Digits(("n", "c", *(f"i{a}" for a in range(x.rank - 2))), (min(images, x.shape[0] - begin), *extents), moves)
             digits = digits.ordered_for(names[-1])
             consts = WithinConsts(x.dtype.name, compute, places[names[0]][0].dtype.name, stage, *window, x.rank - 2, digits.consts(wide),
-                                  problem.has("means"), strip, strip > 1 and beside, along)
+                                  problem.has("means"), strip, strip > 1 and beside, along, vector)
             args = []
             for name in names:
                 place = places[name][1]
@@ -245,16 +252,15 @@ class WithinEngine(Engine):
             args += [Arg(f"step_{n}", "s64" if wide else "s32", rows[n][-2]) for n in names if strip > 1]
             args += [Arg(name, compute, value) for name, value in numbers.items()]
             steps.append(Step.of("lrn/within", problem.op, Target.for_arch(device.arch), THREADS, args, consts, -(-digits.size // THREADS),
-                                 min_ctas_per_sm=4 if strip > 1 and compute == "f32" else 1,
-                                 suffix=f"{stage}_{consts.dtype}_s{strip}a{along}"))
+                                 min_ctas_per_sm=1 if strip == 1 or compute != "f32" else 4 if vector == 1 else 3,
+                                 suffix=f"{stage}_{consts.dtype}_s{strip}a{along}v{vector}"))
         return steps
 
     @staticmethod
     def _has_packs(problem: LrnProblem) -> bool:
-        """Whether rows fall into whole packs in every operand (what lies in the workspace is as the gradient), and windows reach no further
-        than the packs beside their own."""
+        """Whether rows fall into whole packs in every operand: what lies in the workspace is as the gradient."""
         x, used = problem.desc("x"), [o.desc for o in problem.operands]
-        if x.dtype.name == "f64" or x.shape[-1] % PACK or problem.size > 2 * PACK + 1:
+        if x.shape[-1] % PACK:
             return False
         if problem.is_backward and abs(problem.desc("dx").strides[-1]) != 1:
             return False
