@@ -22,6 +22,7 @@ LINES = (
     "conv_wgrad x=bf16[2,16,11,13]nhwc dy=bf16[2,16,9,14]nhwc w_shape=(16,1,5,4) padding='((0,2),(3,1))' groups=16 flip=True",
     "conv_wgrad x=bf16[1,8,12,17]nhwc dy=bf16[1,8,6,9]nhwc w_shape=(8,1,4,5) dilation=2 groups=8",
     "conv_wgrad x=bf16[1,8,3,2]nhwc dy=bf16[1,8,9,6]nhwc w_shape=(8,1,3,3) padding='((4,4),(2,4))' groups=8",
+    "conv_wgrad x=f16[1,8,1,3]nhwc dy=f16[1,8,1,3]nhwc w_shape=(8,1,1,1) groups=8",
     "conv_transpose_wgrad x=bf16[2,32,6,7]nhwc dy=bf16[2,32,6,7]nhwc w_shape=(32,1,3,3) padding=1 groups=32",
 )
 
