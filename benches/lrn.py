@@ -1,4 +1,4 @@
-"""Local response normalisation and fractional max pooling against torch: verified on poisoned outputs, then timed interleaved.
+"""Local response and divisive normalisation and fractional max pooling against torch: verified on poisoned outputs, then timed interleaved.
 
     python benches/lrn.py [--configs] [--workers 14 --compile 3] [--repeats 9] [--seconds S] [--json out.json]
 
@@ -23,12 +23,17 @@ from oxidnn.ops.base import Problem
 from oxidnn.ops.case import parse_case
 
 NORMALISED = ((128, 96, 55, 55), (128, 256, 27, 27), (32, 64, 56, 56))  # AlexNet's two, GoogLeNet's
+DIVIDED = (32, 64, 112, 112)
 POOLED = ((32, 64, 112, 112), (64, 256, 28, 28))
 ALPHA, SIZE = 1e-2, 5
 
 
 def normalised(t: Tensors) -> torch.Tensor:
     return F.local_response_norm(t["x"], SIZE, ALPHA, 0.75, 1.0)
+
+
+def divided(t: Tensors) -> torch.Tensor:
+    return t["x"] * (1 + F.avg_pool2d(t["x"].square(), SIZE, 1, SIZE // 2)).rsqrt()
 
 
 def pooled(size: tuple[int, ...]) -> Callable[[Tensors], tuple[torch.Tensor, torch.Tensor]]:
@@ -65,6 +70,11 @@ def cases_of(options: argparse.Namespace) -> list[Case]:
             for op, tensors in (("lrn", f"x={t}"), ("lrn_backward", f"dy={t} x={t}")):
                 problem = parse_case(f"{op} {tensors} size={SIZE} alpha={ALPHA}")
                 found.append(Case(label, problem, operands, normalised, ("x",) if problem.has("dy") else ()))
+    for kind, layout in (("f32", "nchw"), ("bf16", "nchw"), ("bf16", "nhwc")):
+        t = f"{kind}{list(DIVIDED)}{layout}".replace(" ", "")
+        for op, tensors in (("divisive_norm", f"x={t}"), ("divisive_norm_backward", f"dy={t} x={t}")):
+            problem = parse_case(f"{op} {tensors} size={SIZE}")
+            found.append(Case(f"{DIVIDED[2]}_{DIVIDED[1]} {kind} {layout}", problem, operands, divided, ("x",) if problem.has("dy") else ()))
     for kind, layout in (("f16", "nchw"), ("f32", "nchw"), ("f32", "nhwc")):
         for n, c, h, w in POOLED:
             p, q = int(h * 0.7), int(w * 0.7)
