@@ -1302,8 +1302,8 @@ class DnnHandle(ListOps):
 
         q (B, H, L, D), f16 or bf16; k_cache (P, G, page, D), v_cache (P, G, page, E), any strides (so of pages (page, heads, dim) a view
         with these dimensions swapped), of q's type or e4m3, e5m2 or s8; D and E up to 256. page_table (B, N), lengths_kv (B,) int32, on
-        the device; what they do not name is never used. L: query rows, 1 in decoding, more of a draft or a prompt; lengths_q (B,): how many each
-        sequence has; or cu_seqlens_q (B + 1,): where they begin in q (H, T, D). k_scale, v_scale: f32, broadcast to (P, G, page), what
+        the device; what they do not name is never used. L: query rows, 1 in decoding, more of a draft or a prompt; lengths_q (B,): how
+        many each sequence has; or cu_seqlens_q (B + 1,): where they begin in q (H, T, D). k_scale, v_scale: f32, broadcast to (P, G, page), what
         values of the cache are multiplied by. num_splits: CTAs that deal out a sequence's keys (default: chosen). The rest as `attention`.
         vLLM's paged attention: Kwon et al., 2023; Flash-Decoding: Dao et al., 2023.
         """
@@ -1315,9 +1315,9 @@ class DnnHandle(ListOps):
              out: Any = None, stream: Any = None) -> Any:
         """Rotary position embedding of x (B, H, L, D) or (H, L, D), any strides; out may be x.
 
-        The first rotary_dim (default D) elements of a row are turned by pairs, i with i + rotary_dim / 2, or interleaved 2 i with 2 i + 1: (a, b)
-        becomes (a cos - b sin, b cos + a sin) of the angle position * base^(-2 i / rotary_dim). positions (B, L) or (L,), int32 or int64:
-        default 0, 1, ... base: default 10000. Angles are reduced in float64, whatever x's type is.
+        The first rotary_dim (default D) elements of a row are turned by pairs, i with i + rotary_dim / 2, or interleaved 2 i with 2 i + 1:
+        (a, b) becomes (a cos - b sin, b cos + a sin) of the angle position * base^(-2 i / rotary_dim). positions (B, L) or (L,), int32 or
+        int64: default 0, 1, ... base: default 10000. Angles are reduced in float64, whatever x's type is.
         cos, sin (M, rotary_dim / 2) or (B, L, rotary_dim / 2): tables instead; of rotary_dim columns, one for each element of a pair.
         scaling: a mapping, with "type" ("rope_type") "linear" (factor), "llama3" (factor, low_freq_factor, high_freq_factor,
         original_max_position_embeddings), "yarn" (factor, original_max_position_embeddings, beta_fast, beta_slow, attention_factor) or
@@ -1333,6 +1333,24 @@ class DnnHandle(ListOps):
         """dx of `rope` with the same arguments: the transposed rotation, which turns back."""
         return self.rope(dy, cos, sin, positions=positions, base=base, rotary_dim=rotary_dim, interleaved=interleaved, scaling=scaling,
                          inverse=True, out=out, stream=stream)
+
+    def kv_cache_append(self, k: Any, v: Any, k_cache: Any, v_cache: Any, *, slots: Any = None, positions: Any = None,
+                        page_table: Any = None, q: Any = None, rope: bool = False, cos: Any = None, sin: Any = None, base: float | None = None,
+                        rotary_dim: int | None = None, interleaved: bool = False, scaling: Mapping[str, Any] | None = None,
+                        k_scale: Any = None, v_scale: Any = None, q_out: Any = None, stream: Any = None) -> Any:
+        """Writes k (B, G, L, D) and v (B, G, L, E) to their tokens' places in the caches (P, G, page, D) and (P, G, page, E), any strides;
+        returns (k_cache, v_cache), with a q also q_out.
+
+        slots (B, L): page * page size + key. Or positions (B, L): key p % page of page_table[b, p // page] (B, N), without a table key p of
+        page b. int32 or int64. Tokens of negative or too large ones are left out; no two may have the same. Rows without a batch:
+        (G, T, D), (T,). Caches of k's type, or e4m3, e5m2 or int8 (to nearest even, saturated) of values divided by k_scale and v_scale,
+        f32, that broadcast to (P, G, page). rope: keys and queries q (B, H, L, D) are turned first, as `rope` does by positions; the
+        queries go to q_out, default q itself.
+        """
+        arrays = (k, v, slots, positions, page_table, q, cos, sin, k_scale, v_scale)
+        out = (k_cache, v_cache) if q is None else (k_cache, v_cache, q if q_out is None else q_out)
+        attrs = (rope, base, rotary_dim, interleaved, _scaling("kv_cache_append", scaling))
+        return self._session.run(CALLS["kv_cache_append"], arrays, attrs, out, stream)
 
     # ---- dropout and random numbers ------------------------------------------------------------------------------------------------
 

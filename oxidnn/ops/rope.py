@@ -7,8 +7,8 @@ The first R of the D elements of each row (all, unless rotary_dim says) make R /
 p: positions (B, L) or (L,), s32 or s64, else the row's index in L. f[i] = base^(-2 i / R), after `scaling`. Angles are reduced in
 float64: they are right to the last bits of float32 for positions to 2^31 - 1.
 
-cos, sin, of x's type or f32, instead of f: (M, R / 2), row p; without positions also (B, L, R / 2), a row of their own. With R columns the two
-elements of a pair have their own: (a cos[i] - b sin[i], b cos[i + R / 2] + a sin[i + R / 2]). Rows beyond M are taken as the last one.
+cos, sin, of x's type or f32, instead of f: (M, R / 2), row p; without positions also (B, L, R / 2), a row of their own. With R columns the
+two elements of a pair have their own: (a cos[i] - b sin[i], b cos[i + R / 2] + a sin[i + R / 2]). Rows beyond M are taken as the last one.
 
 scaling: pairs (name, value), "type" among them:
     linear     factor: f / factor
@@ -149,8 +149,8 @@ def check_rotation(op: str, tensors: Mapping[str, TensorDesc], attrs: Mapping[st
         normal.append(("rotary_dim", rotary))
     if rotary % 2 or not 2 <= rotary <= MAX_ROTARY:
         raise expected(op, "rotary_dim", rotary, f"an even number of 2 to {MAX_ROTARY}", context)
-    flags = [check_bool(op, name, attrs.get(name, False), context) for name in ("interleaved", "inverse")]
-    normal += [(name, True) for name, flag in zip(("interleaved", "inverse"), flags, strict=True) if flag]
+    interleaved, inverse = (check_bool(op, name, attrs.get(name, False), context) for name in ("interleaved", "inverse"))
+    normal += [(name, True) for name, flag in (("interleaved", interleaved), ("inverse", inverse)) if flag]
     tables = [n for n in ("cos", "sin") if n in tensors]
     if len(tables) == 1:
         raise expected(op, "sin" if tables == ["cos"] else "cos", "missing", f"a tensor beside {tables[0]}", context)
@@ -166,7 +166,7 @@ def check_rotation(op: str, tensors: Mapping[str, TensorDesc], attrs: Mapping[st
         scaling = attrs.get("scaling")
         found, magnitude = frequencies(op, rotary // 2, base, scaling, context)
         normal += [("scaling", scaling)] if scaling is not None else []
-        return Rotation(rotary // 2, *flags, found, magnitude), normal
+        return Rotation(rotary // 2, interleaved, inverse, found, magnitude), normal
     for name in ("base", "scaling"):
         if attrs.get(name) is not None:
             raise expected(op, name, repr(attrs[name]), "none beside cos and sin", context)
@@ -175,11 +175,11 @@ def check_rotation(op: str, tensors: Mapping[str, TensorDesc], attrs: Mapping[st
         own = table.rank == 3 and "positions" not in tensors and table.shape[:2] == (batch, length)
         enough = table.rank == 2 and table.shape[0] >= (1 if "positions" in tensors else length)
         if not (own or enough) or table.shape[-1] not in (rotary // 2, rotary):
-            raise expected(op, f"shape of {name}", list(table.shape), f"(positions, {rotary // 2} or {rotary}), as many as are looked up, or "
-                           f"({batch}, {length}, {rotary // 2} or {rotary}) without positions", context)
+            raise expected(op, f"shape of {name}", list(table.shape), f"(positions, {rotary // 2} or {rotary}), as many as are looked up, "
+                           f"or ({batch}, {length}, {rotary // 2} or {rotary}) without positions", context)
         if table.dtype is not tensors["cos"].dtype:
             raise expected(op, f"type of {name}", table.dtype, f"{tensors['cos'].dtype} as cos has", context)
-    return Rotation(rotary // 2, *flags, (), 1.0), normal
+    return Rotation(rotary // 2, interleaved, inverse, (), 1.0), normal
 
 
 def _make(tensors: Mapping[str, TensorDesc], attrs: Mapping[str, Any], policy: Policy) -> RopeProblem:

@@ -59,7 +59,7 @@ def compare(problem: Problem, got: Mapping[str, np.ndarray], want: Mapping[str, 
         elif not operand.desc.dtype.is_float:  # an integer that a number not known exactly is rounded to
             result, law = result.astype(np.float64), Tolerance(0.0, 0.5, why=f"rounded to {operand.desc.dtype}")
         if expected.written is not None:
-            _check_unwritten(result, expected.written, (held or {}).get(operand.name), name)
+            _check_unwritten(got[operand.name], expected.written, (held or {}).get(operand.name), name)
             reference = np.where(expected.written, reference, result.astype(reference.dtype))
         slack = expected.coarse_slack if is_coarse and expected.coarse_slack is not None else expected.slack
         worst = max(worst, check_close(result, reference, law, magnitude=expected.magnitude, slack=slack, name=name))

@@ -86,7 +86,8 @@ def test_scalings() -> None:
     from oxidnn.ops.rope import frequencies
 
     length = ("original_max_position_embeddings", 64)
-    llama, one = frequencies("rope", 4, 10000.0, (("type", "llama3"), ("factor", 8), ("low_freq_factor", 1), ("high_freq_factor", 4), length))
+    bounds = ("low_freq_factor", 1), ("high_freq_factor", 4)
+    llama, one = frequencies("rope", 4, 10000.0, (("type", "llama3"), ("factor", 8), *bounds, length))
     assert one == 1.0
     np.testing.assert_allclose(llama, [1.0, 0.1 * (1 / 8 + 7 / 8 * (64 * 0.1 / (2 * np.pi) - 1) / 3), 0.01 / 8, 0.001 / 8])
     yarn, magnitude = frequencies("rope", 4, 10000.0, (("type", "yarn"), ("factor", 4), length))

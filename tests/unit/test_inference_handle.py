@@ -1,7 +1,8 @@
-"""What serves decoding, through the handle, on the emulator: paged attention."""
+"""What serves decoding, through the handle, on the emulator: caches that grow, rotary positions, paged attention."""
 
 from __future__ import annotations
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -46,3 +47,44 @@ def test_refusals_of_paged_attention(h: DnnHandle, change: dict[str, object], wo
              "lengths_kv": np.zeros(2, np.int32)} | change
     with pytest.raises(InvalidArgument, match=words):
         h.paged_attention(**given)
+
+
+@pytest.mark.parametrize("cached", ["float16", "float8_e4m3fn", "int8"])
+def test_steps_of_decoding(h: DnnHandle, cached: str) -> None:
+    """Keys turned and appended step by step, by slots and by positions, attend as all at once do."""
+    rng = np.random.default_rng(1)
+    batch, steps, page = 2, 11, 4
+    q, k, v = (rng.standard_normal((batch, heads, steps, 16)).astype(np.float16) for heads in (4, 2, 2))
+    table = rng.permutation(8)[:6].reshape(2, 3).astype(np.int32)
+    kind = np.dtype(getattr(ml_dtypes, cached, cached))
+    caches = [np.zeros((8, page, 2, 16), kind).transpose(0, 2, 1, 3) for _ in range(2)]
+    scales = {} if cached == "float16" else {"k_scale": np.full(1, 1 / 32, np.float32), "v_scale": np.full((2, 1), 1 / 32, np.float32)}
+    for step in range(0, steps, 2):  # two tokens at a time, of the last one only the first
+        at = np.tile(np.arange(step, step + 2, dtype=np.int32), (batch, 1))
+        at[:, 1:] = np.where(at[:, 1:] < steps, at[:, 1:], -1)
+        new = [np.pad(a[:, :, step:step + 2], ((0, 0), (0, 0), (0, 2 - a[:, :, step:step + 2].shape[2]), (0, 0))) for a in (q, k, v)]
+        slots = np.where(at < 0, -1, np.take_along_axis(table, np.maximum(at, 0) // page, 1) * page + at % page).astype(np.int64)
+        place = {"slots": slots} if step % 4 else {"page_table": table}
+        *written, turned = h.kv_cache_append(new[1], new[2], *caches, positions=at, q=new[0], rope=True, **place, **scales)
+        assert all(a is b for a, b in zip(written, caches, strict=True)) and turned is new[0]
+        length = np.full(batch, min(step + 2, steps), np.int32)
+        rows = 2 if step + 2 <= steps else 1
+        out = h.paged_attention(np.ascontiguousarray(turned[:, :, :rows]), *caches, table, length, causal="bottom_right", **scales)
+        keys, queries = (h.rope(a.astype(np.float64)) for a in (k, q))
+        s = np.einsum("bhid,bhjd->bhij", queries[:, :, step:step + rows], keys[:, :, :step + rows].repeat(2, 1)) / 4
+        s = np.where(np.arange(step + rows) <= np.arange(step, step + rows)[:, None], s, -np.inf)
+        want = softmax(s) @ v[:, :, :step + rows].repeat(2, 1).astype(float)
+        np.testing.assert_allclose(out.astype(float), want, atol={"float16": 6e-3, "int8": 0.05}.get(cached, 0.2))
+
+
+@pytest.mark.parametrize(("change", "words"), [
+    ({}, "slots"), ({"slots": np.zeros((2, 2), np.int32)}, "shape of slots"), ({"slots": np.zeros((1, 3), np.float32)}, "type of slots"),
+    ({"positions": np.zeros((1, 3), np.int32)}, "pages of k_cache"), ({"slots": np.zeros((1, 3), np.int32), "rope": True}, "positions"),
+    ({"slots": np.zeros((1, 3), np.int32), "base": 100.0}, "base"),
+    ({"slots": np.zeros((1, 3), np.int32), "v_cache": np.zeros((4, 2, 8, 8), np.float16)}, "shape of v_cache"),
+])
+def test_refusals_of_appending(h: DnnHandle, change: dict[str, object], words: str) -> None:
+    rows, cache = np.zeros((1, 2, 3, 16), np.float16), np.zeros((4, 2, 8, 16), np.float16)
+    given = {"k": rows, "v": rows, "k_cache": cache, "v_cache": cache.copy()} | change
+    with pytest.raises(InvalidArgument, match=words):
+        h.kv_cache_append(**given)
