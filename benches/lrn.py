@@ -74,7 +74,8 @@ def cases_of(options: argparse.Namespace) -> list[Case]:
         t = f"{kind}{list(DIVIDED)}{layout}".replace(" ", "")
         for op, tensors in (("divisive_norm", f"x={t}"), ("divisive_norm_backward", f"dy={t} x={t}")):
             problem = parse_case(f"{op} {tensors} size={SIZE}")
-            found.append(Case(f"{DIVIDED[2]}_{DIVIDED[1]} {kind} {layout}", problem, operands, divided, ("x",) if problem.has("dy") else ()))
+            found.append(Case(f"{DIVIDED[2]}_{DIVIDED[1]} {kind} {layout}", problem, operands, divided,
+                              ("x",) if problem.has("dy") else ()))
     for kind, layout in (("f16", "nchw"), ("f32", "nchw"), ("f32", "nhwc")):
         for n, c, h, w in POOLED:
             p, q = int(h * 0.7), int(w * 0.7)
