@@ -24,7 +24,7 @@ from ..dtypes import F32, F64, S32, S64, DType
 from ..errors import expected
 from ..tensor import TensorDesc
 from .base import OpDef, Operand, Policy, Problem
-from .checks import FLOATS, check_bool, check_output, check_reach, describe, operand
+from .checks import FLOATS, canonical, check_bool, check_output, check_reach, describe, operand
 from .paged_attention import NARROW, check_scale
 from .pointwise import like
 from .rope import ATTRS, Rotation, check_rotation
@@ -127,7 +127,7 @@ def _make(tensors: Mapping[str, TensorDesc], attrs: Mapping[str, Any], policy: P
             raise expected(op, "shape of q", list(q.shape), [*lead, "heads", length, dim], context)
         if "q_out" in tensors:
             check_output(op, "q_out", tensors["q_out"], q.shape, tensors, (q.dtype,))
-        operands.append(Operand("q_out", tensors.get("q_out", like(q, q.dtype)), True))
+        operands.append(Operand("q_out", tensors.get("q_out", canonical(like(q, q.dtype))), True))
     for o in operands:
         check_reach(op, o.name, o.desc, context)
     return KvCacheAppendProblem(op, tuple(operands), tuple(normal), policy=policy, rotation=rotation, place=place)

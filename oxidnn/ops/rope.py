@@ -32,7 +32,7 @@ from ..dtypes import F32, F64, S32, S64, DType
 from ..errors import expected
 from ..tensor import TensorDesc
 from .base import OpDef, Operand, Policy, Problem
-from .checks import FLOATS, check_bool, check_integer, check_number, check_output, check_reach, describe, operand
+from .checks import FLOATS, canonical, check_bool, check_integer, check_number, check_output, check_reach, describe, operand
 from .pointwise import like
 
 MAX_ROTARY = 512
@@ -194,7 +194,7 @@ def _make(tensors: Mapping[str, TensorDesc], attrs: Mapping[str, Any], policy: P
     if "y" in tensors:
         check_output(op, "y", tensors["y"], x.shape, tensors, (x.dtype,))
     operands = [Operand(n, tensors[n]) for n in ("x", "cos", "sin", "positions") if n in tensors]
-    operands.append(Operand("y", tensors.get("y", like(x, x.dtype)), True))
+    operands.append(Operand("y", tensors.get("y", canonical(like(x, x.dtype))), True))
     for o in operands:
         check_reach(op, o.name, o.desc, context)
     return RopeProblem(op, tuple(operands), tuple(normal), policy=policy, rotation=rotation)
