@@ -114,6 +114,11 @@ class AttentionMmaConsts:
         return self.slots == 4
 
     @property
+    def can_hide(self) -> bool:
+        """There may be keys between seen ones that nobody sees: their values must not be used."""
+        return self.scores.expression is not None
+
+    @property
     def row_slots(self) -> int:
         """Rows of a lane."""
         return 2 * self.tiles_m
@@ -192,8 +197,12 @@ class AttentionMmaConsts:
         return self.tile_n * max(self.k.pitch, self.v.pitch)
 
     @property
-    def smem_bytes(self) -> int:
+    def flag_offset(self) -> int:
         return max(self.ring_offset + self.slots * self.slot_bytes, self.tile_m * self.out.pitch)
+
+    @property
+    def smem_bytes(self) -> int:
+        return self.flag_offset + 16 * self.can_hide
 
 
 def _vec(desc: TensorDesc) -> int:
@@ -264,6 +273,8 @@ def _candidates(p: AttentionProblem, device: DeviceInfo) -> tuple[EngineConfig, 
     swizzles = (0, 1) if device.is_emulated else (int(device.smem_per_sm < 128 << 10),)
     for (warps, rows, tile_n, slots, ctas), columns, swizzle in product(shapes, COLUMNS, swizzles):
         if columns != COLUMNS[0] and _padded(p.dim_v) * rows <= columns * 16:
+            continue
+        if swizzle and warps == 1:  # too few to copy eight lines of 128 bytes at a time
             continue
         config = EngineConfig.of(warps=warps, rows=rows, tile_n=tile_n, slots=slots, ctas=ctas, columns=columns, swizzle=swizzle)
         c = _consts(p, config)
