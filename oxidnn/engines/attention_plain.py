@@ -20,7 +20,7 @@ from .reduce_tree import reduction_steps
 
 _THREADS = 256
 _LIMIT = 2**31
-_RESIDENT_BYTES = 72 * 1024  # shared memory up to which rows stay there: three CTAs on an SM of 228 KB
+_RESIDENT_BYTES = 100 * 1024  # shared memory up to which rows stay there: two CTAs on an SM of 228 KB
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,8 @@ class TileOperand:
 @dataclass(frozen=True, slots=True)
 class PlainConsts:
     """reg_rows, reg_columns: scores of a thread. resident_dim: extent of the rows' operand if it stays in shared memory, else 0.
-    is_flipped: rows are keys. sums: along which of "bhij" the gradient of a bias of the type `bias` is added up."""
+    is_flipped: rows are keys. is_async: what is multiplied next is copied meanwhile, into a second slot. sums: along which of "bhij" the
+    gradient of a bias of the type `bias` is added up."""
 
     scores: ScoreConsts
     operands: tuple[TileOperand, ...]
@@ -49,6 +50,7 @@ class PlainConsts:
     resident_dim: int = 0
     has_lse: bool = False
     is_flipped: bool = False
+    is_async: bool = False
     sums: str = ""
     bias: str = ""
 
@@ -101,14 +103,24 @@ class PlainConsts:
         return self.rows * self.weight_pitch
 
     @property
+    def slot_bytes(self) -> int:
+        """What is staged at a time: a chunk of columns, with one of rows where these do not stay, or a wide tile."""
+        rows = 0 if self.is_resident else self.rows * self.row_pitch
+        span = max(self.span_of(x.dim, 0) for x in self.operands)
+        return max(self.columns * span * self.wide * self.size, self.columns * self.pitch + rows)
+
+    @property
+    def slots_bytes(self) -> int:
+        return self.slot_bytes * (2 if self.is_async else 1)
+
+    @property
     def rows_offset(self) -> int:
-        """Of the rows' chunk within the stage: behind the columns' chunk, if it stays there behind the wide tile, too."""
-        wide = self.columns * self.wide * self.size
-        return max(wide, self.columns * self.pitch) if self.is_resident else self.columns * self.pitch
+        """Of the rows' chunk within the stage: behind the columns' chunk, or behind all slots if it stays there."""
+        return self.slots_bytes if self.is_resident else self.columns * self.pitch
 
     @property
     def smem_bytes(self) -> int:
-        return self.stage_offset + max(self.columns * self.wide * self.size, self.rows_offset + self.rows * self.row_pitch)
+        return self.stage_offset + self.slots_bytes + (self.rows * self.row_pitch if self.is_resident else 0)
 
     @property
     def one(self) -> str:
@@ -136,6 +148,14 @@ class PlainConsts:
     def pack(self, stem: str, i: int) -> str:
         return "{" + ", ".join(f"{stem}{i * self.unit + e}" for e in range(self.unit)) + "}"
 
+    @property
+    def span(self) -> int:
+        """Parts of `wide` columns that are multiplied together, so that a weight is read for twice as many products."""
+        return 2
+
+    def span_of(self, dim: int, part: int) -> int:
+        return min(self.span, self.parts(dim) - part)
+
     def parts(self, dim: int) -> int:
         return -(-dim // self.wide)
 
@@ -146,6 +166,11 @@ class PlainConsts:
         """Of a part of `wide` columns, a row after the other."""
         count = self.reg_rows * self.unit
         return [f"{stem}{part * count + k}" for k in range(count)]
+
+    def span_registers(self, stem: str, part: int, span: int) -> list[str]:
+        """Of `span` parts together, a row after the other."""
+        parts = [self.part_registers(stem, part + g) for g in range(span)]
+        return [name for i in range(self.reg_rows) for names in parts for name in names[i * self.unit:(i + 1) * self.unit]]
 
     def slot_registers(self, stem: str, dim: int, i: int) -> list[str]:
         """Of a row, all parts."""
@@ -218,7 +243,7 @@ class PlainAttention(Engine):
         if p.is_empty:
             return Build(())
         names = ("q", "k", "v", "out", *(("lse",) if p.has("lse") else ()))
-        c = _consts(p, names, config["reg_rows"], resident_dim=p.dim_qk, has_lse=p.has("lse"))
+        c = _consts(p, device, names, config["reg_rows"], resident_dim=p.dim_qk, has_lse=p.has("lse"))
         if c.smem_bytes > min(_RESIDENT_BYTES, device.smem_per_cta):
             c = replace(c, resident_dim=0)
         more, grid = _tile_args(p, "q", c.rows)
@@ -237,7 +262,7 @@ def _row_choices(p: AttentionProblem, *dims: int) -> Iterator[int]:
     words = sum(-(-dim // wide) for dim in dims) * (16 // size) * (size // 4)  # of one row
     heavy = (p.expression is not None) + (p.dropout > 0)
     most = 2 if heavy == 2 and p.is_backward or heavy and sum(dims) > 256 else 4
-    yield max(r for r in (1, 2, 4) if r == 1 or r <= min(most, 128 // words))
+    yield max(r for r in (1, 2, 4) if r == 1 or r <= min(most, (128 if size == 4 or r < 4 else 96) // words))
     if size == 4 and words * 8 <= 64 and not heavy:
         yield 8
 
@@ -270,9 +295,15 @@ class PlainAttentionGradient(Engine):
         assert isinstance(problem, AttentionProblem)
         return _check(problem)
 
+    def configs(self, problem: Problem, device: DeviceInfo) -> tuple[EngineConfig, ...]:
+        assert isinstance(problem, AttentionProblem)
+        queries, keys = list(_row_choices(problem, problem.dim_qk)), list(_row_choices(problem, problem.dim_qk, problem.dim_v))
+        return tuple(EngineConfig.of(query_rows=queries[min(n, len(queries) - 1)], key_rows=keys[min(n, len(keys) - 1)])
+                     for n in range(max(len(queries), len(keys))))
+
     def estimate(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> float:
         assert isinstance(problem, AttentionProblem)
-        return 15.0 + (2.0 if problem.has("bias") else 1.4) * _estimate(problem, 4, device)
+        return 15.0 + (2.0 if problem.has("bias") else 1.4) * _estimate(problem, config["query_rows"], device)
 
     def build_steps(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> Build:
         assert isinstance(problem, AttentionProblem)
@@ -286,9 +317,11 @@ class PlainAttentionGradient(Engine):
         steps = []
         if p.desc("dq").numel:
             more = [Arg("workspace_terms", "u64", terms)] if p.has("sinks") else []
-            steps.append(_gradient_step(p, "q", ("q", "k", "v", "d_out", "out", "lse", "dq"), [*shared, *more], device, (p.dim_qk,)))
+            names: tuple[str, ...] = ("q", "k", "v", "d_out", "out", "lse", "dq")
+            steps.append(_gradient_step(p, "q", names, [*shared, *more], device, config["query_rows"]))
         if p.desc("dk").numel:
-            steps.append(_gradient_step(p, "kv", ("q", "k", "v", "d_out", "lse", "dk", "dv"), shared, device, (p.dim_qk, p.dim_v)))
+            names = ("q", "k", "v", "d_out", "lse", "dk", "dv")
+            steps.append(_gradient_step(p, "kv", names, shared, device, config["key_rows"]))
         if p.has("bias") and p.desc("dbias").numel:
             steps.append(_bias_step(p, shared, device))
         if p.has("sinks") and p.desc("dsinks").numel:
@@ -296,9 +329,10 @@ class PlainAttentionGradient(Engine):
         return Build(tuple(steps), scratch.num_bytes)
 
 
-def _consts(p: AttentionProblem, names: tuple[str, ...], reg_rows: int, **more: Any) -> PlainConsts:
+def _consts(p: AttentionProblem, device: DeviceInfo, names: tuple[str, ...], reg_rows: int, **more: Any) -> PlainConsts:
     operands = tuple(_operand(p, n) for n in names)
-    return PlainConsts(score_consts(p), operands, p.accumulator.name, reg_rows, _columns(p), **more)
+    is_async = device.at_least(8) and p.desc("q").dtype is p.accumulator  # copies convert nothing
+    return PlainConsts(score_consts(p), operands, p.accumulator.name, reg_rows, _columns(p), is_async=is_async, **more)
 
 
 def _step(template: str, p: AttentionProblem, device: DeviceInfo, args: list[Arg], consts: PlainConsts, grid: int, suffix: str) -> Step:
@@ -313,9 +347,9 @@ def _tile_args(p: AttentionProblem, which: str, rows: int) -> tuple[list[Arg], i
 
 
 def _gradient_step(p: AttentionProblem, which: str, names: tuple[str, ...], args: list[Arg], device: DeviceInfo,
-                   dims: tuple[int, ...]) -> Step:
-    """dq of tiles of queries, or dk and dv of tiles of keys; dims: columns of what they sum up."""
-    c = _consts(p, names, next(_row_choices(p, *dims)), is_flipped=which == "kv")
+                   reg_rows: int) -> Step:
+    """dq of tiles of queries, or dk and dv of tiles of keys."""
+    c = _consts(p, device, names, reg_rows, is_flipped=which == "kv")
     more, grid = _tile_args(p, which, c.rows)
     return _step("attention/plain_gradient", p, device, [*args, *_operand_args(p, names), *more], c, grid, f"_{which}")
 
@@ -324,7 +358,7 @@ def _bias_step(p: AttentionProblem, args: list[Arg], device: DeviceInfo) -> Step
     names, kind = ("q", "k", "v", "d_out", "lse"), p.desc("dbias").dtype
     b, h, rows, keys = p.score_shape("dbias")
     sums = "".join(axis for axis, n in zip("bhij", (b, h, rows, keys), strict=True) if n == 1)
-    c = _consts(p, names, 4, sums=sums, bias=kind.name)
+    c = _consts(p, device, names, 4, sums=sums, bias=kind.name)
     row_tiles, key_tiles = -(-rows // c.rows), -(-keys // c.columns)
     more = [Arg("ptr_dbias", "u64", TensorArg("dbias")), Arg("num_batches", "u32", p.batch), Arg("bias_heads", "u32", h),
             Arg("row_tiles", "u32", row_tiles), Arg("key_tiles", "u32", key_tiles), Arg("bias_rows", "u32", rows),

@@ -88,7 +88,7 @@ def test_what_is_not_seen_may_be_nan(h: oxidnn.DnnHandle, how: str) -> None:
     else:
         seen[0, :, :, [2, 8]] = False
         given["mask"] = seen if how == "bool" else np.where(seen, 0.0, -np.inf)
-    unseen = ~seen.any((1, 2))
+    unseen = ~np.asarray(seen.any((1, 2)))
     clean = k.copy(), v.copy()
     for a in (k, v):
         a[np.broadcast_to(unseen[:, None], a.shape[:3])] = np.nan
