@@ -32,8 +32,8 @@ OTHER_REGISTERS = 30  # beside scores, weights and results
 SEQUENCE_REGISTERS = 6  # where sequences have lengths of their own
 SEARCH_REGISTERS = 12  # where they lie side by side
 DROPOUT_REGISTERS = 50  # too many beside those of three warpgroups
-MAX_SCORE_LINES = 900  # of a tile, that stand three times
-MAX_KEYS = {False: 176, True: 64}  # of a tile; where scores are expressions, or weights are dropped
+MAX_LINES = 5800  # of the kernel's text, as estimated
+MAX_LONG_KEYS = 64  # of a tile whose scores' text is longer
 MAX_DIM = 256
 MAX_LENGTH = 2**29
 MAX_STRIDE = 2**40
@@ -74,13 +74,14 @@ class ForwardConsts:
 
     @property
     def overlaps(self) -> bool:
-        """Whether a warpgroup's products run under its own scores, whose text then stands three times."""
+        """Whether a warpgroup's products run under its own scores, whose text then stands three times: where that is short enough."""
         s = self.scores
-        lines = 40 if s.has_dropout else 0
+        lines = 72 if s.has_dropout else 0
         if s.expression is not None:
             inputs = {name: f"%{name}" for name in s.expression.args} | {name: f"%{name}" for name in s.scalars}
-            lines += 6 + s.lower(inputs, "%score").count("\n") + 4 * len(s.moving)
-        return lines * self.keys // 2 <= MAX_SCORE_LINES
+            lines += 7 + s.lower(inputs, "%score").count("\n") + 16 * len(s.moving)
+        others = 2000 + 10 * self.keys + 7 * self.out_columns + 1250 * s.is_varlen + 250 * self.clears
+        return others + 3 * lines * self.keys // 2 <= MAX_LINES
 
     @property
     def rows(self) -> int:
@@ -213,11 +214,12 @@ class AttentionWgmmaEngine(Engine):
 
     def _candidates(self, p: AttentionProblem) -> Iterator[EngineConfig]:
         for warpgroups, keys in TILES:
-            if keys > MAX_KEYS[p.expression is not None or p.dropout > 0] or (warpgroups == 3 and p.dropout):
+            if warpgroups == 3 and p.dropout:
                 continue
             config = EngineConfig.of(warpgroups=warpgroups, keys=keys, stages=2, ctas=1, turns=int(warpgroups > 1), pins=0, lazy=0)
             c = consts(p, config)
-            if c.registers <= REGISTERS[warpgroups] and c.smem_bytes <= SMEM_BYTES:
+            fits = c.registers <= REGISTERS[warpgroups] and c.smem_bytes <= SMEM_BYTES
+            if fits and (c.overlaps or keys <= MAX_LONG_KEYS):
                 yield config
 
     def estimate(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> float:
