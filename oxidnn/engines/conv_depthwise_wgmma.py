@@ -253,7 +253,7 @@ class WgmmaDepthwiseEngine(Engine):
         chunks = ceil_div(d.channels // 8, groups)
         if device.is_emulated:
             return 50.0 * parts * rounds * chunks * (len(c.products) + c.images * c.dy_rows)
-        products = groups * len(c.products) * max(16 + c.columns / 4, c.columns / 2)
+        products = groups * len(c.products) * max(68, c.columns / 2)
         copies = (c.rows * ceil_div(d.columns.source, c.pixels) + c.dy_rows * ceil_div(d.columns.target, c.pixels)) * 16 * c.images
         copy_clocks = max(copies, 1500 * len(c.batches))
         compute_us = ceil_div(parts * chunks, device.num_sms) * (rounds * max(products + 150, copy_clocks) + 4000) / 1600
