@@ -19,11 +19,11 @@ ENGINE = AttentionMma()
 QKV = "q=bf16[1,2,150,64]nchw k=bf16[1,1,170,64]nchw v=bf16[1,1,170,64]nchw"
 
 
-def checked(line: str, change: dict[str, np.ndarray] | None = None, seed: int = 3, config: EngineConfig | None = None) -> dict[str, np.ndarray]:
+def checked(line: str, change: dict[str, np.ndarray] | None = None, config: EngineConfig | None = None) -> dict[str, np.ndarray]:
     """Outputs, which agree with the reference, of random inputs but for those of `change`."""
     backend = EmulatedBackend("sm_80", checkers="all")
     problem = parse_case(line)
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(3)
     inputs = random_inputs(problem, rng) | (change or {})
     scalars = random_scalars(problem, rng)
     outputs = execute(backend, problem, ENGINE, config or ENGINE.configs(problem, backend.info)[0], inputs, scalars)
@@ -78,7 +78,8 @@ def test_values_beyond_lengths_and_limits_are_not_used() -> None:
 
 
 @pytest.mark.parametrize("starts_q, starts_kv", [
-    ([0, 3, 3, 7], [0, 4, 6, 6]), ([0, 0, 0, 0], [0, 2, 4, 6]), ([2, 3, 5, 5], [1, 1, 5, 6]), ([0, 7, 7, 7], [0, 6, 6, 6]), ([7, 7, 7, 7], [6, 6, 6, 6])])
+    ([0, 3, 3, 7], [0, 4, 6, 6]), ([0, 0, 0, 0], [0, 2, 4, 6]), ([2, 3, 5, 5], [1, 1, 5, 6]), ([0, 7, 7, 7], [0, 6, 6, 6]),
+    ([7, 7, 7, 7], [6, 6, 6, 6])])
 def test_sequences_side_by_side(starts_q: list[int], starts_kv: list[int]) -> None:
     outputs = checked("attention q=bf16[1,2,7,32]nchw k=bf16[1,2,6,32]nchw v=bf16[1,2,6,32]nchw cu_seqlens_q=s32[4] cu_seqlens_kv=s32[4] "
                       "return_lse=True", {"cu_seqlens_q": np.array(starts_q, np.int32), "cu_seqlens_kv": np.array(starts_kv, np.int32)})
