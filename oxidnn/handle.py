@@ -1303,8 +1303,9 @@ class DnnHandle(ListOps):
         q (B, H, L, D), f16 or bf16; k_cache (P, G, page, D), v_cache (P, G, page, E), any strides (so of pages (page, heads, dim) a view
         with these dimensions swapped), of q's type or e4m3, e5m2 or s8; D and E up to 256. page_table (B, N), lengths_kv (B,) int32, on
         the device; what they do not name is never used. L: query rows, 1 in decoding, more of a draft or a prompt; lengths_q (B,): how
-        many each sequence has; or cu_seqlens_q (B + 1,): where they begin in q (H, T, D). k_scale, v_scale: f32, broadcast to (P, G, page),
-        what values of the cache are multiplied by. num_splits: CTAs that deal out a sequence's keys (default: chosen). The rest as `attention`.
+        many each sequence has; or cu_seqlens_q (B + 1,): where they begin in q (H, T, D). k_scale, v_scale: f32, that broadcast to
+        (P, G, page), what values of the cache are multiplied by. num_splits: CTAs that deal out a sequence's keys (default: chosen).
+        The rest as `attention`.
         vLLM's paged attention: Kwon et al., 2023; Flash-Decoding: Dao et al., 2023.
         """
         arrays = (q, k_cache, v_cache, page_table, lengths_kv, alibi, sinks, lengths_q, cu_seqlens_q, k_scale, v_scale)
@@ -1336,8 +1337,8 @@ class DnnHandle(ListOps):
 
     def kv_cache_append(self, k: Any, v: Any, k_cache: Any, v_cache: Any, *, slots: Any = None, positions: Any = None,
                         page_table: Any = None, q: Any = None, rope: bool = False, cos: Any = None, sin: Any = None,
-                        base: float | None = None, rotary_dim: int | None = None, interleaved: bool = False, scaling: Mapping[str, Any] | None = None,
-                        k_scale: Any = None, v_scale: Any = None, q_out: Any = None, stream: Any = None) -> Any:
+                        base: float | None = None, rotary_dim: int | None = None, interleaved: bool = False,
+                        scaling: Mapping[str, Any] | None = None, k_scale: Any = None, v_scale: Any = None, q_out: Any = None, stream: Any = None) -> Any:
         """Writes k (B, G, L, D) and v (B, G, L, E) to their tokens' places in the caches (P, G, page, D) and (P, G, page, E), any strides;
         returns (k_cache, v_cache), with a q also q_out.
 

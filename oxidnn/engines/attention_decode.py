@@ -403,7 +403,7 @@ def _build(p: AttentionProblem, config: EngineConfig, device: DeviceInfo) -> Bui
     if not c.is_split:
         return Build((main,))
     items = p.batch * p.heads * p.len_q * c.quads
-    combine = CombineConsts(c.score, c.kind, rows, c.quads, c.vec, min(8, power_of_two(splits)), c.out_packed, c.has_lse, c.v_scale)
+    combine = CombineConsts(c.score, c.kind, rows, c.quads, c.vec, min(16, power_of_two(splits)), c.out_packed, c.has_lse, c.v_scale)
     more = [*parts, *outputs, *grid, Arg("group", "u32", group), Arg("heads", "u32", p.heads), *_divisor("heads", p.heads),
             Arg("queries", "u32", p.len_q), *_divisor("queries", p.len_q), Arg("num_items", "u32", items)]
     more += scales
