@@ -217,6 +217,8 @@ KERNELS = {
                              ("conv_fprop x=f16[1,8,7,6]nhwc w=f16[17,8,3,3]nhwc padding=1",
                               "conv_fprop x=f16[1,8,2,3]nhwc w=f16[17,8,3,3]nhwc padding=1",
                               "conv_fprop x=f16[1,8,5,10]nhwc w=f16[17,8,3,3]nhwc padding=1"), {"split_k": 1}),
+    "attention_plain": Kernel("attention/plain", "attention.plain", (
+        "attention q=f32[1,2,70,40]nchw k=f32[1,1,76,40]nchw v=f32[1,1,76,70]nchw causal=bottom_right sinks=f32[2] return_lse=True",)),
     "tiled_simt": Kernel("matmul/tiled_simt", "gemm.simt",
                          ("gemm a=f32[117,50] b=f32[50,21]", "gemm a=f32[37,10] b=f32[10,21]",
                           "gemm a=f32[96,10] b=f32[10,21]"), {"split_k": 1},
@@ -539,6 +541,7 @@ FLOOR = {
     "wgmma_streams": (25, 26), "wgmma_scales": (26, 26), "wgmma_groups": (23, 26), "wgmma_group_terms": (25, 26), "skinny_parts": (25, 26),
     "tiled_mma_groups": (24, 26), "tiled_mma_gate": (24, 26),
     "tiled_mma": (26, 26), "tiled_mma_conv": (25, 26),
+    "attention_plain": (24, 26),
     "tiled_simt": (25, 26), "split_k_reduce": (25, 26), "direct": (26, 26), "tree": (24, 26), "tree_column": (25, 26),
     "tree_variance": (26, 26),
     "softmax_masked": (25, 26), "sparsemax": (26, 26), "row_map": (25, 26), "norm_eight_bits": (26, 26), "sinkhorn": (26, 26),
