@@ -19,7 +19,7 @@ from .attention_delta import delta_step, piece_of, row_bytes
 from .attention_scores import ScoreConsts, arguments, score_consts
 from .base import SUPPORTED, Arg, Build, Engine, EngineConfig, Scratch, Step, Support, TensorArg, WorkspaceArg, refuse
 
-_LIMIT = 2**31
+_PARKED_BYTES = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,10 +60,28 @@ class BiasConsts:
 
 
 @dataclass(frozen=True, slots=True)
+class SumConsts:
+    """dQ while CTAs add to it. offset, pitch: of dS^T in shared memory. tiles_m, units: 16 queries and 16 columns each, of a warp.
+    warps_q: warps along the queries. has_vectors: four numbers are added at once."""
+
+    offset: int
+    pitch: int
+    tiles_m: int
+    units: int
+    warps_q: int
+    has_vectors: bool
+
+    @property
+    def lane_bytes(self) -> int:
+        """From lane to lane."""
+        return 16 if self.has_vectors else 4
+
+
+@dataclass(frozen=True, slots=True)
 class BackwardConsts:
     """is_keys: keys are held and queries pass. held, passing: the two tensors of each. results: what is written, and its accumulators.
     rows, columns: of a held and of a passing tile. tiles_m: 16 rows each of a warp. by_tiles: CTAs are counted heads first.
-    bias: the kernel of its gradient, whose CTAs have a tile each of its extent."""
+    bias: the kernel of its gradient, whose CTAs have a tile each of its extent. parked_at: where in shared memory numbers wait."""
 
     score: ScoreConsts
     kind: str
@@ -80,13 +98,26 @@ class BackwardConsts:
     stats_offset: int
     by_tiles: bool
     bias: BiasConsts | None = None
+    sums: SumConsts | None = None
+    parked_at: int = 0
 
     log2_e: ClassVar[float] = log2(e)
+    parked: ClassVar[tuple[str, ...]] = ("%tile_row", "%memory_row", "%own_head", "%memory_batch", "%rows_there")
 
     @property
     def is_fast(self) -> bool:
         """Scores are products times the scale, which goes into the exponential's and the result's."""
         return self.score.expression is None and not self.score.has_dropout
+
+    @property
+    def turns(self) -> bool:
+        """Tiles pass that do not all follow each other."""
+        return self.has_group or self.sums is not None
+
+    @property
+    def start(self) -> str:
+        """The column with which every head begins."""
+        return "%passing_begin" if self.sums is None else "%start"
 
     @property
     def has_scores(self) -> bool:
@@ -181,9 +212,24 @@ def _layout(p: AttentionProblem, names: tuple[tuple[str, ...], tuple[str, ...]],
     return tuple(held), tuple(passing), at, stage + (8 * shape.columns if is_keys else 0), stage
 
 
-def _smem(p: AttentionProblem, is_keys: bool, outputs: tuple[str, ...], shape: _Shape) -> int:
+def _smem(p: AttentionProblem, device: DeviceInfo, outputs: tuple[str, ...], shape: _Shape, adds: bool = False) -> int:
+    is_keys = "dq" not in outputs
     _, _, at, stage, _ = _layout(p, _operands(is_keys, outputs), is_keys, shape)
-    return max(at + 2 * stage, *(_tile(p, n).pitch * shape.rows for n in outputs))
+    sums = _sums(p, device, shape, 0).pitch * shape.rows if adds else 0
+    return max(at + 2 * stage + sums, *(_tile(p, n).pitch * shape.rows for n in outputs)) + _PARKED_BYTES
+
+
+def _sums(p: AttentionProblem, device: DeviceInfo, shape: _Shape, offset: int) -> SumConsts:
+    tiles_m = 2 if shape.columns >= 32 else 1
+    warps_q = min(shape.warps, shape.columns // (16 * tiles_m))
+    tiles_m = shape.columns // (16 * warps_q)
+    units = -(-_tile(p, "q").chunks // 2 // (shape.warps // warps_q))
+    return SumConsts(offset, 2 * shape.columns + 16, tiles_m, units, warps_q, device.at_least(9))
+
+
+def _groups(p: AttentionProblem) -> int:
+    """16 queries each, of a head: those of a sequence begin with a group."""
+    return -(-p.len_q // 16) + (p.batch if p.is_varlen else 0)
 
 
 # (warps, 16 rows each of a warp, columns) of kernels that hold keys and of those that hold queries, by the longest row, the fastest first.
@@ -193,17 +239,22 @@ _SHAPES = {
     256: (((8, 1, 32), (4, 1, 32), (4, 1, 16)), ((8, 1, 32), (4, 1, 32), (4, 1, 16))),
 }
 
+_ADDING = {64: ((8, 2, 32), (4, 2, 32), (8, 1, 64)), 128: ((8, 1, 64), (4, 1, 64), (8, 1, 32))}  # of those that also add to sums of dQ
 
-def _shapes(p: AttentionProblem, device: DeviceInfo, outputs: tuple[str, ...]) -> list[_Shape]:
+
+def _shapes(p: AttentionProblem, device: DeviceInfo, outputs: tuple[str, ...], adds: bool = False) -> list[_Shape]:
     """Those that fit, the fastest first."""
     is_keys = "dq" not in outputs
     wide = next(n for n in _SHAPES if max(p.dim_qk, p.dim_v) <= n)
-    if p.expression is None and not p.dropout:
-        shapes = [_Shape(*s) for s in _SHAPES[wide][0 if is_keys else 1]]
-    else:  # registers for expressions, and their text for every element
+    is_packed = all(_tile(p, n).is_packed for n in ("q", "k", "v", "d_out"))
+    if p.expression is None and not p.dropout and is_packed:
+        shapes = [_Shape(*s) for s in (_ADDING[wide] if adds else _SHAPES[wide][0 if is_keys else 1])]
+        if p.is_varlen and wide > 64 and is_keys:  # whose places take registers
+            shapes = [_Shape(8, 1, 32), _Shape(4, 1, 32)]
+    else:  # registers for expressions and addresses, and their text for every element
         shapes = [_Shape(warps, 1, 16 if p.expression is not None and p.dropout else 32) for warps in (8, 4)]
     shapes.append(_Shape(2, 1, 16))
-    return [s for s in shapes if _smem(p, is_keys, outputs, s) <= device.smem_per_cta]
+    return [s for s in shapes if _smem(p, device, outputs, s, adds) <= device.smem_per_cta]
 
 
 def _operands(is_keys: bool, outputs: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -218,18 +269,20 @@ def _keys_outputs(p: AttentionProblem) -> tuple[tuple[str, ...], ...]:
 
 
 def _kernel(p: AttentionProblem, device: DeviceInfo, outputs: tuple[str, ...], shape: _Shape, lse2: WorkspaceArg,
-            delta: WorkspaceArg) -> Step:
-    """outputs: of ("dk", "dv"), or ("dq",)."""
+            delta: WorkspaceArg, sums: WorkspaceArg | None = None) -> Step:
+    """outputs: of ("dk", "dv"), or ("dq",). sums: where parts of dQ are added to."""
     is_keys = "dq" not in outputs
-    threads = 32 * shape.warps
+    threads, smem = 32 * shape.warps, _smem(p, device, outputs, shape, sums is not None)
     held, passing, at, stage, stats = _layout(p, _operands(is_keys, outputs), is_keys, shape)
     results = tuple((_tile(p, n), "acc_b" if n == "dv" else "acc_a") for n in outputs)
     length, heads = (p.len_kv, p.heads_kv) if is_keys else (p.len_q, p.heads)
     by_tiles = p.left is not None or p.right is not None
-    consts = BackwardConsts(score_consts(p), p.desc("q").dtype.name, is_keys, p.heads > p.heads_kv, held, passing, results, shape.rows,
-                            shape.columns, shape.tiles_m, at, stage, stats, by_tiles)
+    consts = BackwardConsts(score_consts(p), p.desc("q").dtype.name, is_keys, is_keys and p.heads > p.heads_kv, held, passing, results,
+                            shape.rows, shape.columns, shape.tiles_m, at, stage, stats, by_tiles,
+                            sums=_sums(p, device, shape, at + 2 * stage) if sums is not None else None, parked_at=smem - _PARKED_BYTES)
     tiles = -(-length // shape.rows) + (p.batch + 2 if p.is_varlen else 0)
     owners = heads * (1 if p.is_varlen else p.batch)
+    pitch = p.len_q if sums is None else 16 * _groups(p)
     args = arguments(p)
     args += [Arg("own_heads", "u32", heads), Arg("tiles", "u32", tiles), Arg("owners", "u32", owners)]
     for tile in held:
@@ -239,12 +292,17 @@ def _kernel(p: AttentionProblem, device: DeviceInfo, outputs: tuple[str, ...], s
     for tile, _ in results:
         args += _tile_args(p.heads_of(tile.name), tile, threads)
     args += [Arg("ptr_lse2", "u64", lse2), Arg("delta_gap", "s64", delta.byte_offset - lse2.byte_offset),
-             Arg("stats_head", "s64", p.len_q * 4)]
-    return Step.of("attention/backward_mma", p.op, Target.for_arch(device.arch), threads, args, consts, tiles * owners,
-                   dynamic_smem=_smem(p, is_keys, outputs, shape), suffix="_".join(outputs))
+             Arg("stats_head", "s64", pitch * 4), Arg("stats_pitch", "u32", pitch)]
+    if sums is not None:
+        args += [Arg("ptr_sums", "u64", sums), Arg("groups", "u32", _groups(p)), Arg("sums_head", "s64", _groups(p) * held[0].chunks * 512)]
+    target = Target.for_arch(device.arch, (8, 1) if sums is not None and consts.sums and consts.sums.has_vectors else (7, 0))
+    return Step.of("attention/backward_mma", p.op, target, threads, args, consts, tiles * owners,
+                   dynamic_smem=smem,
+                   suffix="_".join(outputs if sums is None else ("dq", *outputs)))
 
 
-def _bias_kernel(p: AttentionProblem, device: DeviceInfo, shape: _Shape, lse2: WorkspaceArg, delta: WorkspaceArg) -> Step:
+def _bias_kernel(p: AttentionProblem, device: DeviceInfo, shape: _Shape, lse2: WorkspaceArg, delta: WorkspaceArg,
+                 pitch: int) -> Step:
     threads = 32 * shape.warps
     held, passing, at, stage, stats = _layout(p, (("q", "d_out"), ("k", "v")), False, shape)
     steps, desc = p.score_strides("dbias"), p.desc("dbias")
@@ -259,7 +317,8 @@ def _bias_kernel(p: AttentionProblem, device: DeviceInfo, shape: _Shape, lse2: W
     args += [Arg(f"count_{a}", "u32", n) for a, n in counts.items()]
     for tile in (*held, *passing):
         args += _tile_args(p.heads_of(tile.name), tile, threads)
-    args += [Arg("ptr_lse2", "u64", lse2), Arg("delta_gap", "s64", delta.byte_offset - lse2.byte_offset)]
+    args += [Arg("ptr_lse2", "u64", lse2), Arg("delta_gap", "s64", delta.byte_offset - lse2.byte_offset),
+             Arg("stats_pitch", "u32", pitch)]
     args += [Arg("ptr_dbias", "u64", TensorArg("dbias"))]
     args += [Arg(f"dbias_{a}", "s64", s * desc.dtype.num_bytes) for a, s in zip("bhij", steps, strict=True)]
     return Step.of("attention/backward_mma_bias", p.op, Target.for_arch(device.arch), threads, args, consts, grid,
@@ -276,9 +335,10 @@ class SinkConsts:
     log2_e: ClassVar[float] = log2(e)
 
 
-def _sink_step(p: AttentionProblem, device: DeviceInfo, lse2: WorkspaceArg, delta: WorkspaceArg) -> Step:
+def _sink_step(p: AttentionProblem, device: DeviceInfo, lse2: WorkspaceArg, delta: WorkspaceArg, pitch: int) -> Step:
     """dsinks[h] = -sum over batches and queries of e^(sinks[h] - lse) * delta."""
-    args = [Arg("rows", "u32", p.len_q), Arg("heads", "u32", p.heads), Arg("batches", "u32", p.heads_of("q").shape[0]),
+    args = [Arg("rows", "u32", p.len_q), Arg("pitch", "u32", pitch), Arg("heads", "u32", p.heads),
+            Arg("batches", "u32", p.heads_of("q").shape[0]),
             Arg("ptr_lse2", "u64", lse2), Arg("ptr_delta", "u64", delta)]
     for name in ("sinks", "dsinks"):
         desc = p.desc(name)
@@ -329,11 +389,74 @@ class AttentionBackwardMma(Engine):
             if any(p.desc(n).numel for n in outputs):
                 shape = next(s for s in _shapes(p, device, outputs) if s.name == config[knob])
                 steps.append(_kernel(p, device, outputs, shape, lse2, delta))
-        if p.has("bias") and p.desc("dbias").numel:
-            steps.append(_bias_kernel(p, device, _Shape(4, 1, 32), lse2, delta))
-        if p.has("sinks"):
-            steps.append(_sink_step(p, device, lse2, delta))
-        return Build(tuple(steps), scratch.num_bytes)
+        return Build((*steps, *_others(p, device, lse2, delta, p.len_q)), scratch.num_bytes)
 
 
-ENGINES: dict[str, tuple[Engine, ...]] = {"attention_backward": (AttentionBackwardMma(),)}
+def _others(p: AttentionProblem, device: DeviceInfo, lse2: WorkspaceArg, delta: WorkspaceArg, pitch: int) -> list[Step]:
+    """Gradients of the bias and of the sinks."""
+    steps = []
+    if p.has("bias") and p.desc("dbias").numel:
+        steps.append(_bias_kernel(p, device, _Shape(4, 1, 32), lse2, delta, pitch))
+    if p.has("sinks"):
+        steps.append(_sink_step(p, device, lse2, delta, pitch))
+    return steps
+
+
+class AttentionBackwardMmaAdding(AttentionBackwardMma):
+    """dK and dV of a tile of keys, whose part of dQ is added to sums in the workspace; five products. Workspace: dQ in f32."""
+
+    id = "attention_backward.mma_adding"
+    is_deterministic = False
+
+    def check_support(self, problem: Problem, device: DeviceInfo) -> Support:
+        p = problem
+        assert isinstance(p, AttentionProblem)
+        found = super().check_support(p, device)
+        if found and max(p.dim_qk, p.dim_v) > 128:
+            return refuse(f"rows of {max(p.dim_qk, p.dim_v)} elements (at most 128)")
+        return found
+
+    def configs(self, problem: Problem, device: DeviceInfo) -> tuple[EngineConfig, ...]:
+        """keys: tile of the kernel that holds them."""
+        assert isinstance(problem, AttentionProblem)
+        return tuple(EngineConfig.of(keys=s.name) for s in _shapes(problem, device, ("dk", "dv"), True)[:2])
+
+    def estimate(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> float:
+        p = problem
+        assert isinstance(p, AttentionProblem)
+        return 12.0 + 1.2 * p.flops / (device.tensor_tflops * 0.5e6)
+
+    def build_steps(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> Build:
+        p = problem
+        assert isinstance(p, AttentionProblem)
+        if p.is_empty:
+            return Build(())
+        scratch = Scratch()
+        rows, width = 16 * _groups(p), _tile(p, "q").chunks * 8
+        lines = p.heads_of("q").shape[0] * p.heads * rows
+        delta, lse2, sums = (scratch.take(4 * lines * n) for n in (1, 1, width))
+        steps = []
+        if p.desc("lse").numel:
+            steps.append(delta_step(p, device, delta, lse2, (sums, width), rows))
+        if p.desc("dk").numel or p.desc("dv").numel:
+            shape = next(s for s in _shapes(p, device, ("dk", "dv"), True) if s.name == config["keys"])
+            steps.append(_kernel(p, device, ("dk", "dv"), shape, lse2, delta, sums))
+        if p.desc("dq").numel:
+            steps.append(_dq_step(p, device, sums))
+        return Build((*steps, *_others(p, device, lse2, delta, rows)), scratch.num_bytes)
+
+
+def _dq_step(p: AttentionProblem, device: DeviceInfo, sums: WorkspaceArg) -> Step:
+    """dQ from its sums."""
+    shape, tile = _Shape(4, 1, 16), _tile(p, "dq")
+    consts = BackwardConsts(score_consts(p), p.desc("q").dtype.name, False, False, (), (), ((tile, "acc_a"),), shape.rows, shape.columns, 1,
+                            0, 0, 0, False, sums=_sums(p, device, shape, 0))
+    tiles = -(-p.len_q // shape.rows)
+    args = [*arguments(p), *_tile_args(p.heads_of("dq"), tile, 32 * shape.warps), Arg("tiles", "u32", tiles), Arg("ptr_sums", "u64", sums),
+            Arg("groups", "u32", _groups(p))]
+    grid = (tiles + p.batch + 2) * p.heads if p.is_varlen else tiles * p.heads * p.batch
+    return Step.of("attention/backward_mma_dq", p.op, Target.for_arch(device.arch), 32 * shape.warps, args, consts, grid,
+                   dynamic_smem=tile.pitch * shape.rows, suffix="dq")
+
+
+ENGINES: dict[str, tuple[Engine, ...]] = {"attention_backward": (AttentionBackwardMmaAdding(), AttentionBackwardMma())}
