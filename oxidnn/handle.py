@@ -1338,7 +1338,8 @@ class DnnHandle(ListOps):
     def kv_cache_append(self, k: Any, v: Any, k_cache: Any, v_cache: Any, *, slots: Any = None, positions: Any = None,
                         page_table: Any = None, q: Any = None, rope: bool = False, cos: Any = None, sin: Any = None,
                         base: float | None = None, rotary_dim: int | None = None, interleaved: bool = False,
-                        scaling: Mapping[str, Any] | None = None, k_scale: Any = None, v_scale: Any = None, q_out: Any = None, stream: Any = None) -> Any:
+                        scaling: Mapping[str, Any] | None = None, k_scale: Any = None, v_scale: Any = None, q_out: Any = None,
+                        stream: Any = None) -> Any:
         """Writes k (B, G, L, D) and v (B, G, L, E) to their tokens' places in the caches (P, G, page, D) and (P, G, page, E), any strides;
         returns (k_cache, v_cache), with a q also q_out.
 
