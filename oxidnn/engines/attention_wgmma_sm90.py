@@ -247,8 +247,11 @@ class AttentionWgmmaEngine(Engine):
         q, k, v, out = (p.heads_of(n) for n in ("q", "k", "v", "out"))
         pairs, q_tiles = _tiles(p, c.rows)
         group = p.heads // p.heads_kv
-        held = p.len_kv * (p.dim_qk + p.dim_v) * 2 / group  # bytes of keys and values, for each head of q
-        run = min(pairs, max(1, int(device.l2_bytes * L2_SHARE / held) // group * group or group))
+        # Heads whose keys and values L2 holds follow each other; but under a causal limit tiles of all heads go from the longest to the
+        # shortest: of any other order the CTAs' shares differ by up to the half (those at work read the same keys at about the same time).
+        held = p.len_kv * (p.dim_qk + p.dim_v) * 2 / group  # bytes, for each head of q
+        is_triangle = p.right is not None and p.left is None
+        run = pairs if is_triangle else min(pairs, max(1, int(device.l2_bytes * L2_SHARE / held) // group * group or group))
         maps = (("q", q, ROWS), ("k", k, c.keys), ("v", v, c.keys))
         args = [Arg(f"map_{n}", "tensor_map", TensorMapArg(n, _map(desc, rows))) for n, desc, rows in maps]
         args += [Arg("run", "u32", run), Arg("run_tiles", "u32", run * q_tiles), Arg("num_pairs", "u32", pairs),
