@@ -76,8 +76,8 @@ class BackwardConsts:
     @property
     def barrier_counts(self) -> list[int]:
         """Arrivals: of copies on a stage, or on keys and values; of warpgroups done with a stage; of warps that wrote dS; of warpgroups
-        done with it."""
-        return [1] * (self.stages + 1) + [2] * self.stages + [THREADS // 32] * 2 + [2] * 2
+        done with it; ordered, of a warpgroup's warps that have added to dq."""
+        return [1] * (self.stages + 1) + [2] * self.stages + [THREADS // 32] * 2 + [2] * 2 + [4] * (2 * self.is_ordered)
 
     @property
     def fixed(self) -> str:
