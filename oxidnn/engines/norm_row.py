@@ -215,6 +215,7 @@ class NormBackwardEngine(RowEngine):
             return []
         rows = self.rows(problem)
         most = max(-(-rows.column_digits.size // (c["vec"] * c["lanes"] * c["cluster"])) for c in rings)
+        most = min(most, 2) if problem.has("dbeta") and not problem.is_rms else most  # registers of a CTA of one warp more
         return self.behind_configs(rows, most, device, most // 4)
 
     def _ring_configs(self, problem: NormProblem, device: DeviceInfo, is_skewed: bool = False) -> list[EngineConfig]:
@@ -326,7 +327,7 @@ class NormBackwardEngine(RowEngine):
         shares = self._shares_gamma(problem, config)
         smem = (2 * stages + shares) * r.shared * threads * r.pack_bytes  # the ring, and gamma
         resident = resident if device.at_least(9, 0) or not is_skewed else 256
-        first = Step.of("rowwise/norm_backward_ring", problem.op, ring_target(consts, device), threads, args, consts, ctas * cluster,
+        first = Step.of("rowwise/norm_backward_ring", problem.op, ring_target(consts, device), threads + 32 * consts.behind, args, consts, ctas * cluster,
                         min_ctas_per_sm=max(1, resident // threads), dynamic_smem=smem, cluster=cluster,
                         suffix=f"{rows.dtype.name}_l{r.lanes}_v{r.vector}_s{r.shared}")
         return [first, self._sum_step(problem, sums, segments, device)]

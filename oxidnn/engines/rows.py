@@ -452,7 +452,7 @@ class RowEngine(Engine):
         if any(o.dtype is not rows.dtype or not rows.moves_packs(o, vector) for o in held):
             return []
         found = []
-        for resident, threads in ((512, 512), (512, 256), (1024, 1024), (1024, 512)):
+        for resident, threads in ((512, 512), (512, 256), (1024, 512)):
             for cluster in (1, 2, 4, 8):
                 each = -(-wanted // (threads * cluster))
                 config = EngineConfig.of(home="ring", lanes=threads, vec=vector, threads=threads, cluster=cluster, behind=resident)
@@ -510,7 +510,7 @@ class RowEngine(Engine):
 
     def ring_step(self, template: str, consts: RingTemplateConsts, op: str, rows: Rows, config: EngineConfig, device: DeviceInfo,
                   extra: Sequence[Arg] = ()) -> Step:
-        """As row_step, of CTAs or clusters that stay."""
+        """As row_step, of CTAs or clusters that stay. A warp more makes the exchange."""
         r, threads, cluster = consts.rows, config["threads"], config["cluster"]
         digits, columns = rows.row_digits, rows.column_digits
         groups = min(resident_groups(device, threads, cluster, config["behind"]), digits.size)
@@ -518,6 +518,6 @@ class RowEngine(Engine):
         args += [Arg("num_rows", "u32", digits.size), Arg("num_columns", "u32", columns.size), Arg("row_step", "u32", groups)]
         args += [*digits.args(r.digits.wide), *columns.args(r.digits.wide)]
         smem = consts.stages * r.shared * threads * r.pack_bytes * len(r.held)
-        return Step.of(template, op, ring_target(consts, device), threads, [*args, *extra], consts, groups * cluster,
+        return Step.of(template, op, ring_target(consts, device), threads + 32, [*args, *extra], consts, groups * cluster,
                        min_ctas_per_sm=config["behind"] // threads, dynamic_smem=smem, cluster=cluster,
                        suffix=f"{rows.dtype.name}_l{r.lanes}_v{r.vector}_s{r.shared}")

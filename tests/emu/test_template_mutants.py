@@ -554,7 +554,7 @@ FLOOR = {
     "unfold": (25, 26), "fold": (22, 26), "causal": (26, 26),
     "scan_row": (24, 26), "scan_column": (26, 26),
     "map_packs": (25, 26), "pool_row": (23, 26), "divisive_strip": (26, 26), "divisive_packs": (25, 26),
-    "norm_stays": (24, 26), "softmax_stays": (24, 26), "cross_entropy_stays": (24, 26), "cross_entropy_weights": (22, 26),
+    "norm_stays": (23, 26), "softmax_stays": (24, 26), "cross_entropy_stays": (24, 26), "cross_entropy_weights": (22, 26),
     "map": (18, 18), "softmax_cluster": (23, 26), "norm_ring": (24, 26), "norm_ring_cluster": (23, 26),
 }
 
