@@ -4,15 +4,18 @@ dw(r, s, c) = sum of dy(p, q, c) * x(p + r, q + s, c). A line of shared memory h
 along a line takes 8 of them wherever the descriptor points, so the 64 rows of A are 8 channels at 8 neighbouring pixels: the taps across.
 Likewise the columns of B are 8 channels of dy in as many rows as there are taps down. Of the result the blocks (tap across, tap down) have
 the taps' sums on their diagonals: 1 of 8 products is of use, as in conv_depthwise_mma, but no fragment is loaded and no register holds one.
-k runs over the positions of a strip of x's rows, padded so that taps beside a row meet zeros.
+
+The tensor cores fetch 8 lines at a time, 128 bytes, and twice as slowly where these are not aligned to that. So 8 neighbouring lines are
+the same pixel of 8 slices of the image and of several images, and a tap, across or down, is a multiple of 8 lines away.
 
 Zeros off the diagonal meet the other channels of a group: an infinity or a NaN becomes a NaN in all 8 channels there.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
+from math import prod
 
 from ..codegen.spec import Target
 from ..device import DeviceInfo
@@ -28,55 +31,56 @@ from .digits import ceil_div
 from .reduce_tree import reduction_steps
 
 TAPS = 8  # across, of a product of 64 rows
+SLICES = 8
 LINE = 16  # bytes
 MAX_DOWN = 11  # taps: 44 sums a thread, of 80 registers
-MAX_STEPS = 128  # products of a strip, and lines that a thread copies, in the text of the kernel
+MAX_PRODUCTS = 128  # of a stage, in the text of the kernel
+MAX_LINES = 96  # that a thread copies, likewise
 MAX_STAGES = 8
 SMEM_BYTES = 232448
 PRODUCERS = 8  # warps
-BATCH = 12  # lines that a thread holds
+BATCHES = {4: 12, 2: 20, 1: 20}  # lines that a thread holds, by groups
+PRODUCT_CLOCKS = 68  # of 64 x 56; fewer columns take hardly less
 
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """Rows that warps copy: warp w row first + w of `rows`, of an image of x or dy with `extent` rows of `columns` pixels, to lines from
-    `line` on."""
+    """Rows that warps copy: warp w row first + w of `rows`, of x or dy with `extent` pixels in rows and columns: `columns` pixels from the
+    tile's on, to lines from `line` on, `pitch` pixels a row."""
 
-    image: int
     name: str
     first: int
     rows: int
-    extent: int
+    extent: tuple[int, int]
     columns: int
     line: int
+    pitch: int
 
 
 @dataclass(frozen=True, slots=True)
 class WgmmaDepthwiseConsts:
-    """Consts of conv/depthwise_wgmma_wgrad_sm90. groups: of 8 channels, each a warpgroup's. A stage holds for each group the lines of
-    `rows` rows of x, `pitch` lines apart, then those of the rows of dy that these meet, of so many images.
-    """
+    """Consts of conv/depthwise_wgmma_wgrad_sm90. groups: of 8 channels, each a warpgroup's. A tile is `rows` rows and `columns` columns of
+    positions in each of 8 slices: of `images` images, one below the other in each. A stage holds for each group the pixels of x under
+    the tile and its taps across, then those of dy in the rows that these meet."""
 
     kind: str
     groups: int
     down: Axis
     across: Axis
-    rows: int
     images: int
+    rows: int
+    columns: int
     stages: int
     flip: bool
 
     @property
-    def pitch(self) -> int:
-        """x's taps beside a row lie in what parts it from the next."""
-        a = self.across
-        high = max(0, a.target + (a.taps - 1) * a.dilation - a.low - a.source)
-        return max(a.source + max(a.low, high), a.target)
+    def slices(self) -> int:
+        """Of an image."""
+        return SLICES // self.images
 
     @property
-    def steps(self) -> int:
-        """Of 16 positions."""
-        return ceil_div((self.rows - 1) * self.pitch + self.across.target, 16)
+    def x_columns(self) -> int:
+        return self.columns + (TAPS - 1) * self.across.dilation
 
     @property
     def dy_rows(self) -> int:
@@ -89,28 +93,21 @@ class WgmmaDepthwiseConsts:
 
     @property
     def x_lines(self) -> int:
-        a = self.across
-        lines = max(16 * self.steps + (TAPS - 1) * a.dilation, (self.rows - 1) * self.pitch + a.low + a.source)
-        return ceil_div(lines, 8) * 8
-
-    @property
-    def image_lines(self) -> int:
-        dy = max(16 * self.steps + (self.dy_rows - self.rows) * self.pitch, (self.dy_rows - 1) * self.pitch + self.across.target)
-        return self.x_lines + ceil_div(dy, 8) * 8
+        return self.rows * self.x_columns * SLICES
 
     @property
     def group_bytes(self) -> int:
-        """Such that lanes of a quarter of a warp, of which one has each group, store to different banks."""
-        return self.images * self.image_lines * LINE + (128 // self.groups if self.groups > 1 else 0)
-
-    @property
-    def products(self) -> list[int]:
-        """First lines of 16 positions."""
-        return [image * self.image_lines + 16 * step for image in range(self.images) for step in range(self.steps)]
+        return (self.x_lines + self.dy_rows * self.columns * SLICES) * LINE
 
     @property
     def stage_bytes(self) -> int:
         return self.groups * self.group_bytes
+
+    @property
+    def products(self) -> list[tuple[int, int]]:
+        """First lines of two columns of positions of all slices, in x and dy."""
+        return [((row * self.x_columns + q) * SLICES, (row * self.columns + q) * SLICES)
+                for row in range(self.rows) for q in range(0, self.columns, 2)]
 
     @property
     def producers(self) -> int:
@@ -118,59 +115,56 @@ class WgmmaDepthwiseConsts:
 
     @property
     def batch(self) -> int:
-        return BATCH
-
-    @property
-    def slots(self) -> tuple[Slot, ...]:
-        found = []
-        for image in range(self.images):
-            for name, rows, extent, columns, line in (
-                    ("x", self.rows, self.down.source, self.across.source, self.across.low),
-                    ("dy", self.dy_rows, self.down.target, self.across.target, self.x_lines)):
-                line += image * self.image_lines
-                found += [Slot(image, name, first, rows, extent, columns, line) for first in range(0, rows, PRODUCERS)]
-        return tuple(found)
-
-    @property
-    def batches(self) -> list[list[tuple[int, int, bool]]]:
-        """Of lines that a thread loads before it stores them: (slot, step of so many pixels, is it the row's last)."""
-        lines = []
-        for i, slot in enumerate(self.slots):
-            steps = ceil_div(slot.columns, self.pixels)
-            lines += [(i, step, step == steps - 1) for step in range(steps)]
-        return [lines[i : i + BATCH] for i in range(0, len(lines), BATCH)]
+        return BATCHES[self.groups]
 
     @property
     def pixels(self) -> int:
-        """That a warp copies at a time, all groups of each."""
-        return 32 // self.groups
+        """Of each slice that a warp copies at a time, all groups of them."""
+        return 32 // SLICES // self.groups
+
+    @property
+    def slots(self) -> tuple[Slot, ...]:
+        a, d = self.across, self.down
+        loaded = self.columns + (a.taps - 1) * a.dilation
+        x = [Slot("x", i, self.rows, (d.source, a.source), loaded, 0, self.x_columns) for i in range(0, self.rows, PRODUCERS)]
+        return (*x, *(Slot("dy", i, self.dy_rows, (d.target, a.target), self.columns, self.x_lines, self.columns)
+                      for i in range(0, self.dy_rows, PRODUCERS)))
+
+    @property
+    def batches(self) -> list[list[tuple[int, int, bool]]]:
+        """Of lines that a thread loads before it stores them: (slot, step of so many pixels, does the row end within it)."""
+        lines = []
+        for i, slot in enumerate(self.slots):
+            lines += [(i, step, (step + 1) * self.pixels > slot.columns) for step in range(ceil_div(slot.columns, self.pixels))]
+        return [lines[i : i + self.batch] for i in range(0, len(lines), self.batch)]
 
     @property
     def smem_bytes(self) -> int:
         return self.stages * self.stage_bytes + 16 * self.stages
 
     @property
-    def columns(self) -> int:
+    def width(self) -> int:
+        """Columns of a product."""
         return 8 * self.down.taps
 
     @property
     def bits(self) -> tuple[str, str]:
         """Descriptors of x and dy but for their addresses: 8 lines between halves of k; between chunks of rows a tap."""
-        x, dy = (f"0x{lines << 32 | 8 << 16:016X}" for lines in (self.across.dilation, self.down.dilation * self.pitch))
+        x, dy = (f"0x{lines * SLICES << 32 | SLICES << 16:016X}" for lines in (self.across.dilation, self.down.dilation * self.columns))
         return x, dy
 
     @property
     def sums(self) -> list[str]:
-        return [f"%sum{i}" for i in range(self.columns // 2)]
+        return [f"%sum{i}" for i in range(self.width // 2)]
 
 
-def _consts(d: Depthwise, groups: int, rows: int, images: int, flip: bool) -> WgmmaDepthwiseConsts | None:
-    c = WgmmaDepthwiseConsts(d.source.dtype.name, groups, d.rows, d.columns, rows, images, 0, flip)
+def _consts(d: Depthwise, groups: int, images: int, rows: int, columns: int, flip: bool) -> WgmmaDepthwiseConsts | None:
+    c = WgmmaDepthwiseConsts(d.source.dtype.name, groups, d.rows, d.columns, images, rows, columns, 0, flip)
     stages = min(MAX_STAGES, (SMEM_BYTES - 16 * MAX_STAGES) // c.stage_bytes)
-    fields = max(c.across.dilation, c.down.dilation * c.pitch)
-    if stages < 2 or len(c.products) > MAX_STEPS or len(c.batches) * BATCH > MAX_STEPS or fields >= 1 << 14:
+    fields = SLICES * max(c.across.dilation, c.down.dilation * columns)
+    if stages < 2 or len(c.products) > MAX_PRODUCTS or sum(map(len, c.batches)) > MAX_LINES or fields >= 1 << 14:
         return None
-    return WgmmaDepthwiseConsts(c.kind, groups, d.rows, d.columns, rows, images, stages, flip)
+    return replace(c, stages=stages)
 
 
 @lru_cache(maxsize=256)
@@ -220,45 +214,49 @@ class WgmmaDepthwiseEngine(Engine):
 
     @staticmethod
     def _configs(problem: ConvProblem, d: Depthwise) -> list[EngineConfig]:
-        """Groups of channels of a CTA, rows of a strip; several images at a time where these are small."""
-        count, height = d.channels // 8, d.rows.source
+        """Groups of channels of a CTA, images of a stage, rows and columns of a tile."""
+        count, height, width = d.channels // 8, d.rows.source, d.columns.target
         found = []
-        for groups in (4, 2, 1):
-            if groups > 1 and groups > count:
-                continue
-            for rows in sorted({ceil_div(height, parts) for parts in (1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 32)}, reverse=True):
-                for images in (1, 2, 4, 8):
-                    if (images == 1 or (rows == height and images <= d.images)) and _consts(d, groups, rows, images, problem.flip):
-                        found.append(EngineConfig.of(groups=groups, rows=rows, images=images))
-            if len(found) >= 4:
-                break
+        for groups in (4, 2) if count > 1 else (1,):  # pieces of 16 bytes would be half sectors
+            for images in (1, 2, 4, 8):
+                for rows in dict.fromkeys(ceil_div(ceil_div(height, SLICES // images), parts) for parts in (1, 2, 3, 4, 8)):
+                    for columns in dict.fromkeys(2 * ceil_div(ceil_div(width, parts), 2) for parts in (1, 2, 3, 4, 6, 8, 16)):
+                        if images < 2 * d.images and _consts(d, groups, images, rows, columns, problem.flip):
+                            found.append(EngineConfig.of(groups=groups, images=images, rows=rows, columns=columns))
         return found
 
     @staticmethod
-    def _parts(d: Depthwise, c: WgmmaDepthwiseConsts, device: DeviceInfo) -> tuple[int, int]:
-        """CTAs that share the strips of a chunk of channels, and strips of each."""
-        units, chunks = ceil_div(d.images, c.images) * ceil_div(d.rows.source, c.rows), ceil_div(d.channels // 8, c.groups)
+    def _tiles(d: Depthwise, c: WgmmaDepthwiseConsts) -> tuple[int, int, int]:
+        """Blocks of images, and tiles of each along rows and columns."""
+        return ceil_div(d.images, c.images), ceil_div(d.rows.source, c.slices * c.rows), ceil_div(d.columns.target, c.columns)
+
+    def _parts(self, d: Depthwise, c: WgmmaDepthwiseConsts, device: DeviceInfo) -> tuple[int, int]:
+        """CTAs that share the tiles of a chunk of channels, and tiles of each."""
+        units, chunks = prod(self._tiles(d, c)), ceil_div(d.channels // 8, c.groups)
         rounds = ceil_div(units, min(units, max(1, device.num_sms // chunks)))
         return ceil_div(units, rounds), rounds
 
+    @staticmethod
+    def _consts_of(problem: ConvProblem, d: Depthwise, config: EngineConfig) -> WgmmaDepthwiseConsts:
+        c = _consts(d, config["groups"], config["images"], config["rows"], config["columns"], problem.flip)
+        assert c is not None
+        return c
+
     def estimate(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> float:
-        """Strips at the time that their products or their copies take, over the traffic."""
+        """Tiles at the time that their products or their copies take, over the traffic."""
         assert isinstance(problem, ConvProblem)
         d = _lower(problem)
         assert isinstance(d, Depthwise)
-        groups = config["groups"]
-        c = _consts(d, groups, config["rows"], config["images"], problem.flip)
-        assert c is not None
+        c = self._consts_of(problem, d, config)
         parts, rounds = self._parts(d, c, device)
-        chunks = ceil_div(d.channels // 8, groups)
+        chunks, lines = ceil_div(d.channels // 8, c.groups), sum(map(len, c.batches))
         if device.is_emulated:
-            return 50.0 * parts * rounds * chunks * (len(c.products) + c.images * c.dy_rows)
-        products = groups * len(c.products) * max(68, c.columns / 2)
-        copies = (c.rows * ceil_div(d.columns.source, c.pixels) + c.dy_rows * ceil_div(d.columns.target, c.pixels)) * 16 * c.images
-        copy_clocks = max(copies, 1500 * len(c.batches))
-        compute_us = ceil_div(parts * chunks, device.num_sms) * (rounds * max(products + 150, copy_clocks) + 4000) / 1600
-        bytes_us = problem.num_bytes / (device.bandwidth_gbs * 0.838e3 * (0.85 if groups < 8 and chunks > 1 else 1.0))
-        return max(compute_us, bytes_us) + 0.1 * min(compute_us, bytes_us) + 11
+            return 50.0 * parts * rounds * chunks * (len(c.products) + lines)
+        products = c.groups * len(c.products) * max(PRODUCT_CLOCKS, c.width / 2) + 150
+        copies = max(18 * PRODUCERS * lines, 1300 * len(c.batches))
+        compute_us = ceil_div(parts * chunks, device.num_sms) * (rounds * max(products, copies) + copies + 2000) / 1650
+        bytes_us = problem.num_bytes / (device.bandwidth_gbs * 0.838e3 * (1.0 if chunks == 1 else 0.85 if c.groups == 4 else 0.75))
+        return max(compute_us, bytes_us) + 0.1 * min(compute_us, bytes_us) + 9
 
     def build_steps(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> Build:
         assert isinstance(problem, ConvProblem)
@@ -266,11 +264,10 @@ class WgmmaDepthwiseEngine(Engine):
             return Build(())
         p, d = problem, _lower(problem)
         assert isinstance(d, Depthwise)
-        groups, rows = config["groups"], config["rows"]
-        c = _consts(d, groups, rows, config["images"], p.flip)
-        assert c is not None
+        c = self._consts_of(p, d, config)
         parts, _ = self._parts(d, c, device)
-        strips, chunks = ceil_div(d.rows.source, rows), ceil_div(d.channels // 8, groups)
+        blocks, row_tiles, column_tiles = self._tiles(d, c)
+        chunks = ceil_div(d.channels // 8, c.groups)
         taps, desc = d.rows.taps * d.columns.taps, d.filter
         scratch = Scratch()
         partial = scratch.take(parts * d.channels * taps * 4)
@@ -284,16 +281,17 @@ class WgmmaDepthwiseEngine(Engine):
             t.add(f"{name}_row", "s32", x.strides[2] * size)
             t.add(f"{name}_column", "s32", x.strides[3] * size)
         t.add("num_images", "u32", d.images)
-        t.add("num_units", "u32", ceil_div(d.images, c.images) * strips)
+        t.add("num_units", "u32", blocks * row_tiles * column_tiles)
         t.add("parts", "u32", parts)
-        t.add("strips", "u32", strips)
-        t.divisor("strips", strips)
+        for name, value in (("image_tiles", row_tiles * column_tiles), ("column_tiles", column_tiles)):
+            t.add(name, "u32", value)
+            t.divisor(name, value)
         t.add("chunks", "u32", chunks)
         t.divisor("chunks", chunks)
         t.add("channel_groups", "u32", d.channels // 8)
-        target, threads = Target.for_arch(device.arch, (8, 0)), 128 * groups + 32 * PRODUCERS
-        step = Step.of("conv/depthwise_wgmma_wgrad_sm90", self.op, target, threads, t.args, c, parts * chunks,
-                       dynamic_smem=c.smem_bytes, suffix=f"{c.kind}_{d.rows.taps}x{d.columns.taps}_g{groups}_r{rows}_{c.images}")
+        target, threads = Target.for_arch(device.arch, (8, 0)), 128 * c.groups + 32 * PRODUCERS
+        step = Step.of("conv/depthwise_wgmma_wgrad_sm90", self.op, target, threads, t.args, c, parts * chunks, dynamic_smem=c.smem_bytes,
+                       suffix=f"{c.kind}_{d.rows.taps}x{d.columns.taps}_g{c.groups}_{c.images}x{c.rows}x{c.columns}")
         whole = TensorDesc(F32, (parts, *desc.shape), (d.channels * taps, taps, taps, *packed_strides(desc.shape[2:])))
         sums = reduction_steps(p.op, (whole, partial), (desc, TensorArg(d.names[2])), (0,), "sum", device, scratch)
         return Build((step, *sums), scratch.num_bytes)

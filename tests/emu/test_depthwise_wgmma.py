@@ -9,6 +9,7 @@ import pytest
 
 from oxidnn.codegen.render import render
 from oxidnn.device import known_device
+from oxidnn.engines.base import EngineConfig
 from oxidnn.engines.conv_depthwise_wgmma import ENGINES
 from oxidnn.ops.case import parse_case
 from oxidnn.runtime.assembler import assemble, disassemble
@@ -36,8 +37,10 @@ def test_against_the_reference(line: str) -> None:
     support = engine.check_support(problem, backend.info)
     assert support, support.reason
     configs = engine.configs(problem, backend.info)
-    several = next((c for c in configs if c["images"] > 1), configs[0])
-    for config in dict.fromkeys((configs[0], configs[-1], several)):
+    kinds: dict[int, EngineConfig] = {}
+    for config in configs:
+        kinds.setdefault(config["images"], config)
+    for config in dict.fromkeys((configs[-1], *kinds.values())):
         run_problem(backend, problem, engine, config, seed=len(line))
 
 
