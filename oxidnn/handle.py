@@ -1354,6 +1354,12 @@ class DnnHandle(ListOps):
         attrs = (rope, base, rotary_dim, interleaved, _scaling("kv_cache_append", scaling))
         return self._session.run(CALLS["kv_cache_append"], arrays, attrs, out, stream)
 
+    def merge_attention_states(self, out_a: Any, lse_a: Any, out_b: Any, lse_b: Any, *, out: Any = None, stream: Any = None) -> Any:
+        """(out, lse) of attention over two sets of keys, from its results (B, H, L, E) and logarithms (B, H, L) over each: what a prefix
+        that sequences share leaves is made once (cascade). A state whose lse is -inf has no weight, whatever it holds; out may be
+        (out_a, lse)."""
+        return self._session.run(CALLS["merge_attention_states"], (out_a, lse_a, out_b, lse_b), (), out, stream)
+
     # ---- dropout and random numbers ------------------------------------------------------------------------------------------------
 
     def dropout(self, x: Any, p: float = 0.5, *, return_mask: bool = False, seed: int | None = None, offset: int = 0, state: Any = None,

@@ -40,7 +40,7 @@ FAMILIES = {
     "losses and random":
         "Bernoulli Dropout NegativeLogLikelihoodLoss SoftmaxCrossEntropyLoss",
     "attention":
-        "Attention FlexAttention",
+        "Attention FlexAttention RotaryEmbedding",
     "optimisers":
         "Adagrad Adam Momentum",
 }

@@ -88,3 +88,20 @@ def test_refusals_of_appending(h: DnnHandle, change: dict[str, object], words: s
     given = {"k": rows, "v": rows, "k_cache": cache, "v_cache": cache.copy()} | change
     with pytest.raises(InvalidArgument, match=words):
         h.kv_cache_append(**given)
+
+
+def test_a_shared_prefix_and_own_keys(h: DnnHandle) -> None:
+    """Merged states are attention over all keys; a state without keys may hold anything."""
+    rng = np.random.default_rng(2)
+    q, k, v = (rng.standard_normal((2, 4, n, 16)).astype(np.float32) for n in (3, 9, 9))
+    want, want_lse = h.attention(q, k, v, return_lse=True)
+    (out_a, lse_a), (out_b, lse_b) = (h.attention(q, k[:, :, s], v[:, :, s], return_lse=True) for s in (slice(0, 5), slice(5, 9)))
+    out, lse = h.merge_attention_states(out_a, lse_a, out_b, lse_b)
+    np.testing.assert_allclose(out, want, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(lse, want_lse, rtol=1e-5, atol=1e-6)
+    nothing, none = np.full_like(want, np.nan), np.full_like(want_lse, -np.inf)
+    out, lse = h.merge_attention_states(nothing, none, want, want_lse)
+    np.testing.assert_allclose(out, want, rtol=1e-6)
+    np.testing.assert_allclose(lse, want_lse, rtol=1e-6)
+    out, lse = h.merge_attention_states(nothing, none, nothing, none)
+    assert not out.any() and np.isneginf(lse).all()
