@@ -395,8 +395,8 @@ class PlanesSm90Matmul:
                 yield EngineConfig.of(tile_n=tile_n, segments=segments)
 
     def estimate(self, am: AffineMatmul, config: EngineConfig, device: DeviceInfo) -> float:
-        """Rounds of tiles over the SMs at the time their products take, over the traffic; the filter comes first. Off by 5 % from what 68
-        configs of 22 layers took on an H200 (2026-11-28)."""
+        """Rounds of tiles over the SMs at the time their products take, over the traffic; the filter comes first. Off by 5 % from what 121
+        configs of 42 layers took on an H200 (2026-11-28)."""
         if tiling.empty_build(am) is not None:
             return 0.0
         plan = _plan(am, config["tile_n"])
@@ -410,7 +410,7 @@ class PlanesSm90Matmul:
         clocks = len(c.products) * max(c.columns / 2, (14 if c.columns > 32 else 18) + c.columns / 4) + len(c.products)
         # A line that ends within the box takes 7.
         lines = c.warpgroups * c.patch_h * c.patch_w * (c.channels * 2 // c.span * c.span / 62 + 7 * (c.channels * 2 % c.span > 0))
-        plane = max(c.warpgroups * clocks, clocks + 450 + 8 * c.tile_n, lines)
+        plane = max(c.warpgroups * clocks, clocks + 330 + 8.5 * c.tile_n, lines)
         rounds = -(-plan.tiles(segments) // step) * -(-plan.n_tiles(am) // max(1, device.num_sms // step))
         compute_us = (rounds * (steps * plane + 200) + 1500 + c.filter_bytes / 40) / 1660
         num_bytes = 2 * (tiling.source_elements(am.a, am.m, am.k, am.batch) + am.m.size * am.n.size)
