@@ -231,7 +231,7 @@ def _consts(p: AttentionProblem, config: EngineConfig) -> AttentionMmaConsts:
     q, k = (TileConsts(n, rows, columns, p.dim_qk, _vec(p.heads_of(n)), threads, config["swizzle"] > 0 and columns % 64 == 0)
             for n, rows in (("q", tile_m), ("k", tile_n)))
     v = TileConsts("v", tile_n, part, p.dim_v, _vec(p.heads_of("v")), threads, config["swizzle"] > 0 and part % 64 == 0, splits > 1)
-    keeps_q = q.columns // 16 * tiles_m <= 8 and tiles_m * (tile_n + part + q.columns // 2) // 2 <= 180
+    keeps_q = tiles_m * (tile_n + part + q.columns // 2) // 2 <= _limit(config) - 40
     return AttentionMmaConsts(p.desc("q").dtype.name, scores, warps, tiles_m, tile_n, config["slots"], keeps_q, q, k, v,
                               TileConsts("out", 16 * tiles_m, part, p.dim_v, out_vec, 32, False, splits > 1), splits, p.has("lse"),
                               scores.expression is None and p.scale > 0, p.right is not None and p.left is None)
@@ -254,10 +254,10 @@ def _registers(c: AttentionMmaConsts, device: DeviceInfo) -> int:
     """With fewer than these a thread was seen to spill, or might: what scores take is not foreseen exactly. Before sm_90 a division calls a
     function, across which much is saved."""
     scores, is_hopper = c.scores, device.at_least(9)
-    others = (28 if is_hopper else 44) + 16 * (min(c.q.vec, c.k.vec, c.v.vec) < 8)
+    others = (32 if is_hopper else 44) + 16 * (min(c.q.vec, c.k.vec, c.v.vec) < 8)
     if scores.expression is not None:
         others += 14 * len(scores.moving) + (48 if is_hopper else 110 if "/" in str(scores.expression) else 84)
-    others += 60 * scores.has_dropout
+    others += 84 * scores.has_dropout
     others += 8 * (c.q.swizzled or c.v.swizzled)
     return c.acc_count + c.score_count + (c.q_registers if c.keeps_q else 16) + others
 
@@ -328,7 +328,7 @@ class AttentionMma(Engine):
         fragments = (steps + groups) * c.tile_n // 16 + (0 if c.keeps_q else steps * c.tiles_m)
         shared = 16 * fragments + c.tile_n * (c.k.pitch + c.v.pitch) / 32 / c.warps
         each = 6 + (12 + 8 * len(c.scores.moving) if c.scores.expression is not None else 0) + 45 * c.scores.has_dropout
-        body = 1.2 * max(products, shared) + each * c.score_count + 40 * (c.slots == 2)
+        body = 1.12 * max(products, shared) + each * c.score_count + 70 + 40 * (c.slots == 2) - 20 * c.joint
         body += 30 * c.tile_n / 32 * sum(x.vec < 8 for x in (c.k, c.v))
         # Tiles of keys of a CTA, on average and of the longest.
         most = float(max(1, -(-p.len_kv // c.tile_n)))
