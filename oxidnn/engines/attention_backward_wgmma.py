@@ -15,7 +15,7 @@ from ..ops.base import Problem
 from ..tensor import TensorDesc
 from .attention_delta import delta_step
 from .attention_scores import ScoreConsts, arguments, score_consts
-from .base import SUPPORTED, Arg, Build, Engine, EngineConfig, Scratch, Step, Support, TensorArg, TensorMapArg, refuse
+from .base import SUPPORTED, Arg, Build, Engine, EngineConfig, Scratch, Step, Support, TensorArg, TensorMapArg, WorkspaceArg, refuse
 from .composition import shifted
 from .digits import ceil_div
 
@@ -23,22 +23,12 @@ KEYS, QUERIES, THREADS = 128, 64, 256
 _LIMIT = 2**29
 
 
-@dataclass(frozen=True, slots=True)
-class BackwardConsts:
-    """Panels are 64 columns of a tile, lines of 128 bytes. Shared memory: keys, values, stages of the ring, dS twice, barriers.
-    is_ordered: CTAs add to dq in their order."""
+class Panels:
+    """What both kernels say of their tiles: panels are 64 columns, lines of 128 bytes."""
 
-    scores: ScoreConsts
-    kind: str
+    __slots__ = ()
     dim_qk: int
     dim_v: int
-    stages: int
-    is_ordered: bool
-
-    @property
-    def is_reversed(self) -> bool:
-        """Tiles of keys come from the last on: of causal scores they meet a query in that order."""
-        return self.is_ordered and self.scores.has_right
 
     @property
     def panels_qk(self) -> int:
@@ -47,6 +37,34 @@ class BackwardConsts:
     @property
     def panels_v(self) -> int:
         return ceil_div(self.dim_v, 64)
+
+    @property
+    def fixed(self) -> str:
+        """A descriptor but for its address: 128-byte swizzle, 1024 bytes between groups of 8 lines, 64 lines between panels."""
+        return f"0x{1 << 62 | 1024 >> 4 << 32 | 64 * 128 >> 4 << 16:016X}"
+
+    @staticmethod
+    def names(stem: str, count: int) -> list[str]:
+        return [f"{stem}{i}" for i in range(count)]
+
+
+@dataclass(frozen=True, slots=True)
+class BackwardConsts(Panels):
+    """Shared memory: keys, values, stages of the ring, dS twice, barriers.
+    is_ordered: CTAs add to dq in their order."""
+
+    scores: ScoreConsts
+    kind: str
+    dim_qk: int
+    dim_v: int
+    stages: int
+    has_dq: bool
+    is_ordered: bool
+
+    @property
+    def is_reversed(self) -> bool:
+        """Tiles of keys come from the last on: of causal scores they meet a query in that order."""
+        return self.is_ordered and self.scores.has_right
 
     @property
     def stages_at(self) -> int:
@@ -67,7 +85,7 @@ class BackwardConsts:
 
     @property
     def barriers_at(self) -> int:
-        return self.ds_at + 2 * KEYS * 128
+        return self.ds_at + 2 * KEYS * 128 * self.has_dq
 
     @property
     def smem_bytes(self) -> int:
@@ -79,19 +97,47 @@ class BackwardConsts:
         done with it; ordered, of a warpgroup's warps that have added to dq."""
         return [1] * (self.stages + 1) + [2] * self.stages + [THREADS // 32] * 2 + [2] * 2 + [4] * (2 * self.is_ordered)
 
-    @property
-    def fixed(self) -> str:
-        """A descriptor but for its address: 128-byte swizzle, 1024 bytes between groups of 8 lines, a panel of queries between chunks."""
-        return f"0x{1 << 62 | 1024 >> 4 << 32 | QUERIES * 128 >> 4 << 16:016X}"
-
-    @staticmethod
-    def names(stem: str, count: int) -> list[str]:
-        return [f"{stem}{i}" for i in range(count)]
-
     @staticmethod
     def own_params(spec: KernelSpec) -> list[Param]:
         """Those that the macros of scores do not load."""
         return [p for p in spec.params if p.name in ("ptr_lse2", "ptr_delta", "ptr_dq_sum", "ptr_dk", "ptr_dv")]
+
+
+@dataclass(frozen=True, slots=True)
+class QueriesConsts(Panels):
+    """Shared memory: queries and d_out of 64 rows a warpgroup, stages of 64 keys and values, barriers."""
+
+    scores: ScoreConsts
+    kind: str
+    dim_qk: int
+    dim_v: int
+    warpgroups: int
+    stages: int
+
+    @property
+    def stages_at(self) -> int:
+        return (self.panels_qk + self.panels_v) * 64 * self.warpgroups * 128
+
+    @property
+    def stage_bytes(self) -> int:
+        return (self.panels_qk + self.panels_v) * 64 * 128
+
+    @property
+    def barriers_at(self) -> int:
+        return self.stages_at + self.stages * self.stage_bytes
+
+    @property
+    def smem_bytes(self) -> int:
+        return self.barriers_at + 8 * len(self.barrier_counts)
+
+    @property
+    def barrier_counts(self) -> list[int]:
+        """Arrivals: of copies on a stage, or on queries; of warpgroups done with a stage."""
+        return [1] * (self.stages + 1) + [self.warpgroups] * self.stages
+
+    @staticmethod
+    def own_params(spec: KernelSpec) -> list[Param]:
+        return [p for p in spec.params if p.name in ("ptr_lse2", "ptr_delta", "ptr_dq")]
 
 
 def _strides(name: str, desc: TensorDesc) -> list[Arg]:
@@ -156,36 +202,27 @@ class WgmmaBackwardEngine(Engine):
         assert isinstance(p, AttentionProblem)
         rows = p.batch * p.heads * p.len_q
         moved = rows * ceil_div(p.dim_qk, 64) * 64 * 10 / (device.bandwidth_gbs * 1e3)
-        return 12.0 + moved + p.flops / (device.num_sms * 3.8e6) * (1.15 if self.is_deterministic else 1.0)
+        return 12.0 + moved + p.flops / (device.num_sms * 3.8e6) * (1.25 if self.is_deterministic else 1.0)
 
     def build_steps(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> Build:
         p = problem
         assert isinstance(p, AttentionProblem)
-        consts = BackwardConsts(score_consts(p), p.desc("q").dtype.name, p.dim_qk, p.dim_v, config["stages"],
-                                self.is_deterministic)
-        target = Target.for_arch(device.arch, (8, 1))
-        pitch = ceil_div(p.len_q, QUERIES) * QUERIES
-        rows = p.batch * p.heads * pitch
         scratch = Scratch()
+        consts = BackwardConsts(score_consts(p), p.desc("q").dtype.name, p.dim_qk, p.dim_v, config["stages"], True, self.is_deterministic)
+        pitch = _pitch(p)
+        rows = p.batch * p.heads * pitch
         lse2, delta = scratch.take(4 * rows), scratch.take(4 * rows)
         # Sums of dq and, ordered, 16 bytes for each of its rows that hold the counters of its tiles.
         sum_bytes = 256 * consts.panels_qk * rows
-        sums = scratch.take(sum_bytes + 16 * rows)
-        suffix = f"{consts.kind}_{p.dim_qk}_{p.dim_v}"
-        steps = [
-            delta_step(p, device, delta, lse2, (sums, 64 * consts.panels_qk + 4 * consts.is_ordered), pitch),
-            Step.of("attention/backward_sm90", p.op, target, THREADS, [
-                *(Arg(f"map_{n}", "tensor_map", _map(p, n, QUERIES if n in ("q", "d_out") else KEYS)) for n in ("q", "k", "v", "d_out")),
-                Arg("ptr_lse2", "u64", lse2), Arg("ptr_delta", "u64", delta), Arg("ptr_dq_sum", "u64", sums),
-                Arg("query_pitch", "u64", pitch), *([Arg("ptr_counters", "u64", shifted(sums, sum_bytes))] if consts.is_ordered else []),
-                Arg("ptr_dk", "u64", TensorArg("dk")), *_strides("dk", p.heads_of("dk")),
-                Arg("ptr_dv", "u64", TensorArg("dv")), *_strides("dv", p.heads_of("dv")), *arguments(p)], consts,
-                (ceil_div(p.len_kv, KEYS), p.heads_kv, p.batch), dynamic_smem=consts.smem_bytes, suffix=suffix),
-            Step.of("attention/dq_rounded", p.op, target, 256, [
-                Arg("ptr_dq_sum", "u64", sums), Arg("query_pitch", "u64", pitch), Arg("ptr_dq", "u64", TensorArg("dq")),
-                *_strides("dq", p.heads_of("dq")), Arg("len_q", "u32", p.len_q), Arg("num_heads", "u32", p.heads),
-                Arg("scale", "f32", p.scale)], consts, (ceil_div(p.len_q * 8 * consts.panels_qk, 256), p.heads, p.batch), suffix=suffix)]
-        return Build(tuple(steps), scratch.num_bytes)
+        sums = scratch.take(sum_bytes + 16 * rows * consts.is_ordered)
+        more = [Arg("ptr_dq_sum", "u64", sums)]
+        more += [Arg("ptr_counters", "u64", shifted(sums, sum_bytes))] if consts.is_ordered else []
+        rounded = Step.of("attention/dq_rounded", p.op, Target.for_arch(device.arch), 256, [
+            Arg("ptr_dq_sum", "u64", sums), Arg("query_pitch", "u64", pitch), Arg("ptr_dq", "u64", TensorArg("dq")),
+            *_strides("dq", p.heads_of("dq")), Arg("len_q", "u32", p.len_q), Arg("num_heads", "u32", p.heads),
+            Arg("scale", "f32", p.scale)], consts, (ceil_div(p.len_q * 8 * consts.panels_qk, 256), p.heads, p.batch), suffix=_suffix(p))
+        return Build((delta_step(p, device, delta, lse2, (sums, 64 * consts.panels_qk + 4 * consts.is_ordered), pitch),
+                      _keys_step(p, device, consts, lse2, delta, more), rounded), scratch.num_bytes)
 
 
 class OrderedBackwardEngine(WgmmaBackwardEngine):
@@ -195,4 +232,66 @@ class OrderedBackwardEngine(WgmmaBackwardEngine):
     is_deterministic = True
 
 
-ENGINES: dict[str, tuple[Engine, ...]] = {"attention_backward": (WgmmaBackwardEngine(), OrderedBackwardEngine())}
+class ApartBackwardEngine(WgmmaBackwardEngine):
+    """dq by a launch of its own, which makes the scores once more: seven products for five, but no sums in memory, and the same bits."""
+
+    id = "attention_backward.wgmma_apart_sm90"
+    is_deterministic = True
+
+    def configs(self, problem: Problem, device: DeviceInfo) -> tuple[EngineConfig, ...]:
+        p = problem
+        assert isinstance(p, AttentionProblem)
+        shapes = ((2, 4), (2, 3)) if p.dim_qk > 64 else ((3, 4), (2, 4))  # of three, threads have 168 registers
+        fitting = [shape for shape in shapes if _queries_consts(p, *shape).smem_bytes <= device.smem_per_cta]
+        return tuple(EngineConfig.of(warpgroups=w, stages=s) for w, s in fitting)
+
+    def estimate(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> float:
+        p = problem
+        assert isinstance(p, AttentionProblem)
+        return 10.0 + 1.4 * p.flops / (device.num_sms * 4.2e6) * (1.0 if config["stages"] == 4 else 1.05)
+
+    def build_steps(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> Build:
+        p = problem
+        assert isinstance(p, AttentionProblem)
+        scratch = Scratch()
+        consts = BackwardConsts(score_consts(p), p.desc("q").dtype.name, p.dim_qk, p.dim_v, 3, False, False)
+        pitch = _pitch(p)
+        rows = p.batch * p.heads * pitch
+        lse2, delta = scratch.take(4 * rows), scratch.take(4 * rows)
+        own = _queries_consts(p, config["warpgroups"], config["stages"])
+        tile = 64 * own.warpgroups
+        queries = Step.of("attention/backward_queries_sm90", p.op, Target.for_arch(device.arch, (8, 1)), 128 * own.warpgroups, [
+            *(Arg(f"map_{n}", "tensor_map", _map(p, n, tile if n in ("q", "d_out") else 64)) for n in ("q", "k", "v", "d_out")),
+            Arg("ptr_lse2", "u64", lse2), Arg("ptr_delta", "u64", delta), Arg("query_pitch", "u64", pitch),
+            Arg("ptr_dq", "u64", TensorArg("dq")), *_strides("dq", p.heads_of("dq")), *arguments(p)], own,
+            (ceil_div(p.len_q, tile), p.heads, p.batch), dynamic_smem=own.smem_bytes, suffix=_suffix(p))
+        return Build((delta_step(p, device, delta, lse2, None, pitch), _keys_step(p, device, consts, lse2, delta, []), queries),
+                     scratch.num_bytes)
+
+
+def _pitch(p: AttentionProblem) -> int:
+    """Rows of a head in the workspace."""
+    return ceil_div(p.len_q, QUERIES) * QUERIES
+
+
+def _suffix(p: AttentionProblem) -> str:
+    return f"{p.desc('q').dtype.name}_{p.dim_qk}_{p.dim_v}"
+
+
+def _queries_consts(p: AttentionProblem, warpgroups: int, stages: int) -> QueriesConsts:
+    return QueriesConsts(score_consts(p), p.desc("q").dtype.name, p.dim_qk, p.dim_v, warpgroups, stages)
+
+
+def _keys_step(p: AttentionProblem, device: DeviceInfo, consts: BackwardConsts, lse2: WorkspaceArg, delta: WorkspaceArg,
+               more: list[Arg]) -> Step:
+    """dk and dv, and with more arguments dq."""
+    return Step.of("attention/backward_sm90", p.op, Target.for_arch(device.arch, (8, 1)), THREADS, [
+        *(Arg(f"map_{n}", "tensor_map", _map(p, n, QUERIES if n in ("q", "d_out") else KEYS)) for n in ("q", "k", "v", "d_out")),
+        Arg("ptr_lse2", "u64", lse2), Arg("ptr_delta", "u64", delta), Arg("query_pitch", "u64", _pitch(p)), *more,
+        Arg("ptr_dk", "u64", TensorArg("dk")), *_strides("dk", p.heads_of("dk")),
+        Arg("ptr_dv", "u64", TensorArg("dv")), *_strides("dv", p.heads_of("dv")), *arguments(p)], consts,
+        (ceil_div(p.len_kv, KEYS), p.heads_kv, p.batch), dynamic_smem=consts.smem_bytes, suffix=_suffix(p))
+
+
+ENGINES: dict[str, tuple[Engine, ...]] = {
+    "attention_backward": (WgmmaBackwardEngine(), OrderedBackwardEngine(), ApartBackwardEngine())}
