@@ -15,11 +15,12 @@ from ..ops.attention import AttentionProblem
 from ..ops.base import Problem
 from ..tensor import TensorDesc
 from .attention_scores import ScoreConsts, arguments, score_consts
-from .base import SUPPORTED, Arg, Build, Engine, EngineConfig, Scratch, Step, Support, TensorArg, refuse
+from .base import SUPPORTED, Arg, ArgValue, Build, Engine, EngineConfig, Scratch, Step, Support, TensorArg, refuse
 from .reduce_tree import reduction_steps
 
 _THREADS = 256
 _LIMIT = 2**31
+_LARGE_BYTES = 208 * 1024  # shared memory of tiles of 128 x 128 scores
 _RESIDENT_BYTES = 100 * 1024  # shared memory up to which rows stay there: two CTAs on an SM of 228 KB
 
 
@@ -231,7 +232,11 @@ class PlainAttention(Engine):
 
     def configs(self, problem: Problem, device: DeviceInfo) -> tuple[EngineConfig, ...]:
         assert isinstance(problem, AttentionProblem)
-        return tuple(EngineConfig.of(reg_rows=r) for r in _row_choices(problem, problem.dim_v))
+        p, columns = problem, _columns(problem)
+        shapes = [(r, columns) for r in _row_choices(p, p.dim_v)]
+        if (8, columns) in shapes and device.smem_per_cta >= _LARGE_BYTES and p.len_q > 64 < p.len_kv:
+            shapes.append((8, 8))
+        return tuple(EngineConfig.of(reg_rows=r, reg_columns=n) for r, n in shapes)
 
     def estimate(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> float:
         assert isinstance(problem, AttentionProblem)
@@ -243,7 +248,7 @@ class PlainAttention(Engine):
         if p.is_empty:
             return Build(())
         names = ("q", "k", "v", "out", *(("lse",) if p.has("lse") else ()))
-        c = _consts(p, device, names, config["reg_rows"], resident_dim=p.dim_qk, has_lse=p.has("lse"))
+        c = _consts(p, device, names, config["reg_rows"], config["reg_columns"], resident_dim=p.dim_qk, has_lse=p.has("lse"))
         if c.smem_bytes > min(_RESIDENT_BYTES, device.smem_per_cta):
             c = replace(c, resident_dim=0)
         more, grid = _tile_args(p, "q", c.rows)
@@ -262,8 +267,10 @@ def _row_choices(p: AttentionProblem, *dims: int) -> Iterator[int]:
     words = sum(-(-dim // wide) for dim in dims) * (16 // size) * (size // 4)  # of one row
     heavy = (p.expression is not None) + (p.dropout > 0)
     most = 2 if heavy == 2 and p.is_backward or heavy and sum(dims) > 256 else 4
+    if p.len_q <= 32 and not p.is_backward:
+        most = 1 if p.len_q <= 16 else 2
     yield max(r for r in (1, 2, 4) if r == 1 or r <= min(most, (128 if size == 4 or r < 4 else 96) // words))
-    if size == 4 and words * 8 <= 64 and not heavy:
+    if size == 4 and words * 8 <= 64 and not heavy and most == 4:
         yield 8
 
 
@@ -323,16 +330,17 @@ class PlainAttentionGradient(Engine):
             names = ("q", "k", "v", "d_out", "lse", "dk", "dv")
             steps.append(_gradient_step(p, "kv", names, shared, device, config["key_rows"]))
         if p.has("bias") and p.desc("dbias").numel:
-            steps.append(_bias_step(p, shared, device))
+            steps += _bias_steps(p, shared, device, scratch)
         if p.has("sinks") and p.desc("dsinks").numel:
             steps += reduction_steps(p.op, (rows, terms), (p.desc("dsinks"), TensorArg("dsinks")), (0, 2), "sum", device, scratch)
         return Build(tuple(steps), scratch.num_bytes)
 
 
-def _consts(p: AttentionProblem, device: DeviceInfo, names: tuple[str, ...], reg_rows: int, **more: Any) -> PlainConsts:
+def _consts(p: AttentionProblem, device: DeviceInfo, names: tuple[str, ...], reg_rows: int, reg_columns: int,
+            **more: Any) -> PlainConsts:
     operands = tuple(_operand(p, n) for n in names)
     is_async = device.at_least(8) and p.desc("q").dtype is p.accumulator  # copies convert nothing
-    return PlainConsts(score_consts(p), operands, p.accumulator.name, reg_rows, _columns(p), is_async=is_async, **more)
+    return PlainConsts(score_consts(p), operands, p.accumulator.name, reg_rows, reg_columns, is_async=is_async, **more)
 
 
 def _step(template: str, p: AttentionProblem, device: DeviceInfo, args: list[Arg], consts: PlainConsts, grid: int, suffix: str) -> Step:
@@ -349,22 +357,34 @@ def _tile_args(p: AttentionProblem, which: str, rows: int) -> tuple[list[Arg], i
 def _gradient_step(p: AttentionProblem, which: str, names: tuple[str, ...], args: list[Arg], device: DeviceInfo,
                    reg_rows: int) -> Step:
     """dq of tiles of queries, or dk and dv of tiles of keys."""
-    c = _consts(p, device, names, reg_rows, is_flipped=which == "kv")
+    c = _consts(p, device, names, reg_rows, _columns(p), is_flipped=which == "kv")
     more, grid = _tile_args(p, which, c.rows)
     return _step("attention/plain_gradient", p, device, [*args, *_operand_args(p, names), *more], c, grid, f"_{which}")
 
 
-def _bias_step(p: AttentionProblem, args: list[Arg], device: DeviceInfo) -> Step:
-    names, kind = ("q", "k", "v", "d_out", "lse"), p.desc("dbias").dtype
-    b, h, rows, keys = p.score_shape("dbias")
-    sums = "".join(axis for axis, n in zip("bhij", (b, h, rows, keys), strict=True) if n == 1)
-    c = _consts(p, device, names, 4, sums=sums, bias=kind.name)
+def _bias_steps(p: AttentionProblem, args: list[Arg], device: DeviceInfo, scratch: Scratch) -> list[Step]:
+    """A bias that broadcasts along queries gets few CTAs: each takes some tiles of queries, and their sums are added up afterwards."""
+    names, desc = ("q", "k", "v", "d_out", "lse"), p.desc("dbias")
+    b, h, rows, keys = shape = p.score_shape("dbias")
+    sums = "".join(axis for axis, n in zip("bhij", shape, strict=True) if n == 1)
+    c = _consts(p, device, names, 4, _columns(p), sums=sums, bias=desc.dtype.name)
     row_tiles, key_tiles = -(-rows // c.rows), -(-keys // c.columns)
-    more = [Arg("ptr_dbias", "u64", TensorArg("dbias")), Arg("num_batches", "u32", p.batch), Arg("bias_heads", "u32", h),
+    if "i" in sums:
+        row_tiles = min(-(-p.len_q // c.rows), -(-2 * device.num_sms // (b * h * key_tiles))) or 1
+    is_split = "i" in sums and row_tiles > 1
+    target, strides = (desc, TensorArg("dbias")), p.score_strides("dbias")
+    parts = TensorDesc.packed(p.accumulator, (row_tiles, *desc.shape))
+    place: ArgValue = target[1]
+    if is_split:
+        place, desc = scratch.take(parts.num_bytes), TensorDesc.packed(p.accumulator, desc.shape)
+        strides = (h * rows * keys, rows * keys, keys, 1)  # those of extents of 1 meet no index but 0
+        c = replace(c, bias=desc.dtype.name)
+    more = [Arg("ptr_dbias", "u64", place), Arg("num_batches", "u32", p.batch), Arg("bias_heads", "u32", h),
             Arg("row_tiles", "u32", row_tiles), Arg("key_tiles", "u32", key_tiles), Arg("bias_rows", "u32", rows),
-            Arg("bias_keys", "u32", keys)]
-    more += [Arg(f"dbias_{axis}", "s64", s * kind.num_bytes) for axis, s in zip("bhij", p.score_strides("dbias"), strict=True)]
-    return _step("attention/plain_bias", p, device, [*args, *_operand_args(p, names), *more], c, b * h * row_tiles * key_tiles, f"_{sums}")
+            Arg("bias_keys", "u32", keys), Arg("part_bytes", "s64", desc.num_bytes if is_split else 0)]
+    more += [Arg(f"dbias_{axis}", "s64", s * desc.dtype.num_bytes) for axis, s in zip("bhij", strides, strict=True)]
+    step = _step("attention/plain_bias", p, device, [*args, *_operand_args(p, names), *more], c, b * h * row_tiles * key_tiles, f"_{sums}")
+    return [step, *(reduction_steps(p.op, (parts, place), target, (0,), "sum", device, scratch) if is_split else ())]
 
 
 ENGINES: dict[str, tuple[Engine, ...]] = {"attention": (PlainAttention(),), "attention_backward": (PlainAttentionGradient(),)}
