@@ -12,18 +12,21 @@ from dataclasses import dataclass
 from ..codegen.environment import f32_literal, f64_literal
 from ..codegen.pointwise import Expression
 from ..ops.attention import INDICES, AttentionProblem
+from ..tensor import TensorDesc
 from .base import Arg, ScalarArg, TensorArg
 
 
 @dataclass(frozen=True, slots=True)
 class ScoreTensor:
-    """A tensor of the scores' expression. varies: along which of "bhij". is_packed: neighbouring keys are neighbours in memory."""
+    """A tensor of the scores' expression. varies: along which of "bhij". is_packed: neighbouring keys are neighbours in memory. pairs:
+    those from an even one on lie there as one aligned number, and are both of the tensor."""
 
     name: str
     dtype: str
     size: int
     varies: str
     is_packed: bool
+    pairs: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,12 +87,17 @@ class ScoreConsts:
         return self.expression.differentiate(wrt).lower({**inputs, "dy": one}, [result], self.compute, self.is_brief)
 
 
+def _has_pairs(desc: TensorDesc, strides: tuple[int, ...]) -> bool:
+    is_even = strides[3] == 1 and desc.shape[-1] % 2 == 0 and all(s % 2 == 0 for s in strides[:3])
+    return is_even and desc.align % (2 * desc.dtype.num_bytes) == 0
+
+
 def score_consts(p: AttentionProblem) -> ScoreConsts:
     tensors = []
     for name in p.score_tensors:
         strides, kind = p.score_strides(name), p.desc(name).dtype
         tensors.append(ScoreTensor(name, kind.name, kind.num_bytes, "".join(a for a, s in zip("bhij", strides, strict=True) if s),
-                                   strides[3] == 1))
+                                   strides[3] == 1, _has_pairs(p.desc(name), strides)))
     lengths = tuple(n for n in ("q", "kv") if p.has(f"lengths_{n}"))
     return ScoreConsts(p.expression, tuple(tensors), p.expression.scalars if p.expression is not None else (), p.accumulator.name,
                        p.desc("q").dtype.num_bytes == 2, p.left is not None, p.right is not None, p.alignment == "top_left", lengths,
