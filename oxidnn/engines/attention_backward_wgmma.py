@@ -6,6 +6,7 @@ dk and dv are the same bits every time; dq is added in the order in which CTAs c
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from ..codegen.spec import KernelSpec, Param, Target, TensorMapSpec
 from ..device import DeviceInfo
@@ -140,6 +141,74 @@ class QueriesConsts(Panels):
         return [p for p in spec.params if p.name in ("ptr_lse2", "ptr_delta", "ptr_dq")]
 
 
+@dataclass(frozen=True, slots=True)
+class WideConsts(Panels):
+    """Shared memory: 64 keys and values, rings of queries and of d_out (64 rows a slot), 256 bytes each of lse2 and delta, barriers."""
+
+    scores: ScoreConsts
+    kind: str
+    dim_qk: int
+    dim_v: int
+    query_slots: int
+
+    @property
+    def queries_at(self) -> int:
+        return (self.panels_qk + self.panels_v) * 8192
+
+    @property
+    def d_out_at(self) -> int:
+        return self.queries_at + self.query_slots * self.panels_qk * 8192
+
+    @property
+    def rows_at(self) -> int:
+        return self.d_out_at + 2 * self.panels_v * 8192
+
+    @property
+    def barriers_at(self) -> int:
+        return self.rows_at + 512 * self.query_slots
+
+    @property
+    def smem_bytes(self) -> int:
+        return self.barriers_at + 8 * len(self.barrier_counts)
+
+    @property
+    def barrier_counts(self) -> list[int]:
+        """Arrivals: of copies on a slot of queries, of warpgroups done with it; the same of d_out; of copies on keys and values."""
+        return [1] * self.query_slots + [2] * self.query_slots + [1, 1, 2, 2, 1]
+
+    @staticmethod
+    def own_params(spec: KernelSpec) -> list[Param]:
+        return [p for p in spec.params if p.name in ("ptr_lse2", "ptr_delta", "ptr_dk", "ptr_dv")]
+
+
+@dataclass(frozen=True, slots=True)
+class WideQueriesConsts(Panels):
+    """Shared memory: 64 queries and d_out, three slots of 64 keys, two of values, six barriers."""
+
+    scores: ScoreConsts
+    kind: str
+    dim_qk: int
+    dim_v: int
+
+    @property
+    def keys_at(self) -> int:
+        return (self.panels_qk + self.panels_v) * 8192
+
+    @property
+    def values_at(self) -> int:
+        return self.keys_at + 3 * self.panels_qk * 8192
+
+    @property
+    def barriers_at(self) -> int:
+        return self.values_at + 2 * self.panels_v * 8192
+
+    @property
+    def smem_bytes(self) -> int:
+        return self.barriers_at + 48
+
+    own_params = staticmethod(QueriesConsts.own_params)
+
+
 def _strides(name: str, desc: TensorDesc) -> list[Arg]:
     """Bytes from one batch, head and row to the next."""
     return [Arg(f"{name}_{axis}", "s64", s * desc.dtype.num_bytes) for axis, s in zip("bhl", desc.strides[:3], strict=True)]
@@ -169,6 +238,7 @@ class WgmmaBackwardEngine(Engine):
 
     id = "attention_backward.wgmma_sm90"
     is_deterministic = False
+    dims: ClassVar[tuple[int, int]] = (0, 128)  # of the larger head dimension: beyond, up to
 
     def check_support(self, problem: Problem, device: DeviceInfo) -> Support:
         p = problem
@@ -177,8 +247,9 @@ class WgmmaBackwardEngine(Engine):
             return refuse(f"wgmma needs sm_90a, the device is {device.arch}")
         if p.desc("q").dtype not in (F16, BF16):
             return refuse(f"wgmma takes f16 and bf16, q is {p.desc('q').dtype}")
-        if p.dim_qk > 128 or p.dim_v > 128 or p.dim_qk % 8 or p.dim_v % 8:
-            return refuse(f"head dimensions are {p.dim_qk} and {p.dim_v}, not multiples of 8 up to 128")
+        least, most = self.dims
+        if not least < max(p.dim_qk, p.dim_v) <= most or p.dim_qk % 8 or p.dim_v % 8:
+            return refuse(f"head dimensions are {p.dim_qk} and {p.dim_v}, not multiples of 8 beyond {least} and up to {most}")
         if p.expression is not None or p.dropout or p.has("sinks") or p.is_varlen or p.has("lengths_q") or p.has("lengths_kv"):
             return refuse("scores are changed, weights dropped, or lengths lie in memory")
         if max(p.len_q, p.len_kv) >= _LIMIT or p.batch * p.heads * (p.len_q + 64) >= 2**31:
@@ -269,6 +340,42 @@ class ApartBackwardEngine(WgmmaBackwardEngine):
                      scratch.num_bytes)
 
 
+class WideBackwardEngine(WgmmaBackwardEngine):
+    """Head dimensions beyond 128: dk and dv by a warpgroup each, dq by a launch of its own: eight products for five."""
+
+    id = "attention_backward.wgmma_wide_sm90"
+    is_deterministic = True
+    dims = (128, 256)
+
+    def configs(self, problem: Problem, device: DeviceInfo) -> tuple[EngineConfig, ...]:
+        return (EngineConfig.of(slots=3),)
+
+    def estimate(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> float:
+        p = problem
+        assert isinstance(p, AttentionProblem)
+        return 10.0 + 1.6 * p.flops / (device.num_sms * 4.2e6)
+
+    def build_steps(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> Build:
+        p = problem
+        assert isinstance(p, AttentionProblem)
+        scratch = Scratch()
+        shape = (score_consts(p), p.desc("q").dtype.name, p.dim_qk, p.dim_v)
+        pitch = _pitch(p)
+        rows = p.batch * p.heads * pitch
+        lse2, delta = scratch.take(4 * rows), scratch.take(4 * rows)
+        args = [*(Arg(f"map_{n}", "tensor_map", _map(p, n, 64)) for n in ("q", "k", "v", "d_out")), Arg("ptr_lse2", "u64", lse2),
+                Arg("ptr_delta", "u64", delta), Arg("query_pitch", "u64", pitch), *arguments(p)]
+        results = {n: [Arg(f"ptr_{n}", "u64", TensorArg(n)), *_strides(n, p.heads_of(n))] for n in ("dq", "dk", "dv")}
+        keys, queries = WideConsts(*shape, config["slots"]), WideQueriesConsts(*shape)
+        target = Target.for_arch(device.arch, (8, 0))
+        return Build((
+            delta_step(p, device, delta, lse2, None, pitch),
+            Step.of("attention/backward_wide_sm90", p.op, target, THREADS, [*args, *results["dk"], *results["dv"]], keys,
+                    (ceil_div(p.len_kv, 64), p.heads_kv, p.batch), dynamic_smem=keys.smem_bytes, suffix=_suffix(p)),
+            Step.of("attention/backward_queries_wide_sm90", p.op, target, THREADS, [*args, *results["dq"]], queries,
+                    (ceil_div(p.len_q, 64), p.heads, p.batch), dynamic_smem=queries.smem_bytes, suffix=_suffix(p))), scratch.num_bytes)
+
+
 def _pitch(p: AttentionProblem) -> int:
     """Rows of a head in the workspace."""
     return ceil_div(p.len_q, QUERIES) * QUERIES
@@ -294,4 +401,4 @@ def _keys_step(p: AttentionProblem, device: DeviceInfo, consts: BackwardConsts, 
 
 
 ENGINES: dict[str, tuple[Engine, ...]] = {
-    "attention_backward": (WgmmaBackwardEngine(), OrderedBackwardEngine(), ApartBackwardEngine())}
+    "attention_backward": (WgmmaBackwardEngine(), OrderedBackwardEngine(), ApartBackwardEngine(), WideBackwardEngine())}
