@@ -327,7 +327,8 @@ class NormBackwardEngine(RowEngine):
         shares = self._shares_gamma(problem, config)
         smem = (2 * stages + shares) * r.shared * threads * r.pack_bytes  # the ring, and gamma
         resident = resident if device.at_least(9, 0) or not is_skewed else 256
-        first = Step.of("rowwise/norm_backward_ring", problem.op, ring_target(consts, device), threads + 32 * consts.behind, args, consts, ctas * cluster,
+        all_threads = threads + 32 * consts.behind  # a warp that makes the exchange
+        first = Step.of("rowwise/norm_backward_ring", problem.op, ring_target(consts, device), all_threads, args, consts, ctas * cluster,
                         min_ctas_per_sm=max(1, resident // threads), dynamic_smem=smem, cluster=cluster,
                         suffix=f"{rows.dtype.name}_l{r.lanes}_v{r.vector}_s{r.shared}")
         return [first, self._sum_step(problem, sums, segments, device)]

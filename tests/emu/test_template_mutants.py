@@ -285,6 +285,7 @@ KERNELS = {
         "layer_norm x=bf16[23,1480] gamma=bf16[1480] beta=bf16[1480] return_stats=True",),
                          {"home": "ring", "lanes": 64, "vec": 8, "threads": 64, "cluster": 2, "behind": 64}, (
         ("no choice", "%p_row", "a cluster has one row"), ("no guard", r"cp\.async.*slot\+0\]", "the first pack lies inside"),
+        ("accumulators swapped|fragments swapped", "%part0", "all are added"),
         ("difference|other lane|guard inverted", "%mean", "the second pass adds what the mean of the first is off by"))),
     "softmax_stays": Kernel("rowwise/softmax_ring", "softmax.row", ("softmax x=bf16[23,520]",),
                             {"home": "ring", "lanes": 64, "vec": 8, "threads": 64, "cluster": 1, "behind": 64}, (
