@@ -151,6 +151,8 @@ CASES: dict[str, tuple[str, ...]] = {
         "attention q=bf16[1,2,7,32]nchw k=bf16[1,1,6,32]nchw v=bf16[1,1,6,32]nchw cu_seqlens_q=s32[4] cu_seqlens_kv=s32[4] return_lse=True",
         f"attention {_QKV} dropout=0.25", f"attention {_QKV} score='score - 0.1 * abs(p - j)' lengths_kv=s32[1] lengths_q=s32[1]",
         "attention q=bf16[1,2,5,16]nchw k=bf16[1,2,0,16]nchw v=bf16[1,2,0,16]nchw return_lse=True",
+        "attention q=bf16[1,1,70,136]nchw k=bf16[1,1,66,136]nchw v=bf16[1,1,66,200]nchw causal=bottom_right",
+        "attention q=f32[1,1,3,40]nchw k=f32[1,1,66,40]nchw v=f32[1,1,66,300]nchw return_lse=True",
     ),
     "attention_backward": tuple(
         f"attention_backward d_out=bf16[1,4,17,16]nchw {_QKV} out=bf16[1,4,17,16]nchw lse=f32[1,4,17] {more}"
@@ -160,5 +162,9 @@ CASES: dict[str, tuple[str, ...]] = {
         "lse=f32[2,2,5] bias=f32[1,1,7]",
         "attention_backward d_out=bf16[1,2,7,32]nchw q=bf16[1,2,7,32]nchw k=bf16[1,1,6,32]nchw v=bf16[1,1,6,32]nchw out=bf16[1,2,7,32]nchw "
         "lse=f32[1,2,7] cu_seqlens_q=s32[4] cu_seqlens_kv=s32[4] causal=bottom_right",
+        "attention_backward d_out=bf16[1,1,5,200]nchw q=bf16[1,1,5,136]nchw k=bf16[1,1,66,136]nchw v=bf16[1,1,66,200]nchw "
+        "out=bf16[1,1,5,200]nchw lse=f32[1,1,5]",
+        "attention_backward d_out=f32[1,1,70,160]nchw q=f32[1,1,70,40]nchw k=f32[1,1,6,40]nchw v=f32[1,1,6,160]nchw "
+        "out=f32[1,1,70,160]nchw lse=f32[1,1,70] bias=f32[6]",
     ),
 }
