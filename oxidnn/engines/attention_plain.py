@@ -20,7 +20,7 @@ from .reduce_tree import reduction_steps
 
 _THREADS = 256
 _LIMIT = 2**31
-_LARGE_BYTES = 208 * 1024  # shared memory of tiles of 128 x 128 scores
+_TALL_BYTES, _LARGE_BYTES = 98 * 1024, 194 * 1024  # shared memory of tiles of 128 x 64, of 128 x 128 scores
 _RESIDENT_BYTES = 100 * 1024  # shared memory up to which rows stay there: two CTAs on an SM of 228 KB
 
 
@@ -233,7 +233,7 @@ class PlainAttention(Engine):
     def configs(self, problem: Problem, device: DeviceInfo) -> tuple[EngineConfig, ...]:
         assert isinstance(problem, AttentionProblem)
         p, columns = problem, _columns(problem)
-        shapes = [(r, columns) for r in _row_choices(p, p.dim_v)]
+        shapes = [(r, columns) for r in _row_choices(p, device, p.dim_v)]
         if (8, columns) in shapes and device.smem_per_cta >= _LARGE_BYTES and p.len_q > 64 < p.len_kv:
             shapes.append((8, 8))
         return tuple(EngineConfig.of(reg_rows=r, reg_columns=n) for r, n in shapes)
@@ -260,7 +260,7 @@ def _columns(p: AttentionProblem) -> int:
     return 4 if p.accumulator.num_bytes == 4 else 2
 
 
-def _row_choices(p: AttentionProblem, *dims: int) -> Iterator[int]:
+def _row_choices(p: AttentionProblem, device: DeviceInfo, *dims: int) -> Iterator[int]:
     """Rows of a thread, such that at most 128 registers sum up results of so many columns; fewer where scores take long texts."""
     size = p.accumulator.num_bytes
     wide = 256 // size
@@ -270,7 +270,7 @@ def _row_choices(p: AttentionProblem, *dims: int) -> Iterator[int]:
     if p.len_q <= 32 and not p.is_backward:
         most = 1 if p.len_q <= 16 else 2
     yield max(r for r in (1, 2, 4) if r == 1 or r <= min(most, (128 if size == 4 or r < 4 else 96) // words))
-    if size == 4 and words * 8 <= 64 and not heavy and most == 4:
+    if size == 4 and words * 8 <= 64 and not heavy and most == 4 and device.smem_per_cta >= _TALL_BYTES:
         yield 8
 
 
@@ -304,7 +304,8 @@ class PlainAttentionGradient(Engine):
 
     def configs(self, problem: Problem, device: DeviceInfo) -> tuple[EngineConfig, ...]:
         assert isinstance(problem, AttentionProblem)
-        queries, keys = list(_row_choices(problem, problem.dim_qk)), list(_row_choices(problem, problem.dim_qk, problem.dim_v))
+        queries = list(_row_choices(problem, device, problem.dim_qk))
+        keys = list(_row_choices(problem, device, problem.dim_qk, problem.dim_v))
         return tuple(EngineConfig.of(query_rows=queries[min(n, len(queries) - 1)], key_rows=keys[min(n, len(keys) - 1)])
                      for n in range(max(len(queries), len(keys))))
 
