@@ -61,11 +61,9 @@ class BiasConsts:
 
 @dataclass(frozen=True, slots=True)
 class SumConsts:
-    """dQ while CTAs add to it. offset, pitch: of dS^T in shared memory. tiles_m, units: 16 queries and 16 columns each, of a warp.
-    warps_q: warps along the queries. has_vectors: four numbers are added at once."""
+    """dQ while CTAs add to it. tiles_m, units: 16 queries and 16 columns each, of a warp. warps_q: warps along the queries. has_vectors:
+    four numbers are added at once."""
 
-    offset: int
-    pitch: int
     tiles_m: int
     units: int
     warps_q: int
@@ -81,7 +79,8 @@ class SumConsts:
 class BackwardConsts:
     """is_keys: keys are held and queries pass. held, passing: the two tensors of each. results: what is written, and its accumulators.
     rows, columns: of a held and of a passing tile. tiles_m: 16 rows each of a warp. by_tiles: CTAs are counted heads first.
-    bias: the kernel of its gradient, whose CTAs have a tile each of its extent. parked_at: where in shared memory numbers wait."""
+    bias: the kernel of its gradient, whose CTAs have a tile each of its extent. split: warps that share their rows. Where in shared memory
+    numbers wait (parked_at) and P and dS lie (weights_at, gradients_at), if other warps read them."""
 
     score: ScoreConsts
     kind: str
@@ -99,7 +98,10 @@ class BackwardConsts:
     by_tiles: bool
     bias: BiasConsts | None = None
     sums: SumConsts | None = None
+    split: int = 1
     parked_at: int = 0
+    weights_at: int = 0
+    gradients_at: int = 0
 
     log2_e: ClassVar[float] = log2(e)
     parked: ClassVar[tuple[str, ...]] = ("%tile_row", "%memory_row", "%own_head", "%memory_batch", "%rows_there")
@@ -108,6 +110,16 @@ class BackwardConsts:
     def is_fast(self) -> bool:
         """Scores are products times the scale, which goes into the exponential's and the result's."""
         return self.score.expression is None and not self.score.has_dropout
+
+    @property
+    def own_columns(self) -> int:
+        """Of a passing tile, that a warp has in the first products."""
+        return self.columns // self.split
+
+    @property
+    def words_pitch(self) -> int:
+        """Of P and dS in shared memory."""
+        return 2 * self.columns + 16
 
     @property
     def turns(self) -> bool:
@@ -145,12 +157,12 @@ class BackwardConsts:
 
     def elements(self, stem: str, m: int, n: int, first: int | None = None) -> list[tuple[str, int, int]]:
         """The lane's elements of an m16n8 tile, for the macros of scores; first: number of their first register."""
-        names = self.four(stem, m, n, self.columns // 8) if first is None else self.names(stem, first, 4)
+        names = self.four(stem, m, n, self.own_columns // 8) if first is None else self.names(stem, first, 4)
         return [(name, 2 * m + i // 2, 8 * n + i % 2) for i, name in enumerate(names)]
 
     @property
     def all_elements(self) -> list[tuple[str, int, int]]:
-        return [x for m in range(self.tiles_m) for n in range(self.columns // 8) for x in self.elements("s", m, n)]
+        return [x for m in range(self.tiles_m) for n in range(self.own_columns // 8) for x in self.elements("s", m, n)]
 
     @property
     def rows_of(self) -> list[str]:
@@ -188,14 +200,20 @@ class _Shape:
     warps: int
     tiles_m: int
     columns: int
+    split: int = 1
 
     @property
     def rows(self) -> int:
-        return 16 * self.warps * self.tiles_m
+        return 16 * self.warps * self.tiles_m // self.split
+
+    @property
+    def words(self) -> int:
+        """Bytes of P, or of dS, in shared memory."""
+        return (2 * self.columns + 16) * self.rows
 
     @property
     def name(self) -> str:
-        return f"{self.rows}x{self.columns}w{self.warps}"
+        return f"{self.rows}x{self.columns}w{self.warps}" + (f"s{self.split}" if self.split > 1 else "")
 
 
 def _layout(p: AttentionProblem, names: tuple[tuple[str, ...], tuple[str, ...]], is_keys: bool,
@@ -215,16 +233,16 @@ def _layout(p: AttentionProblem, names: tuple[tuple[str, ...], tuple[str, ...]],
 def _smem(p: AttentionProblem, device: DeviceInfo, outputs: tuple[str, ...], shape: _Shape, adds: bool = False) -> int:
     is_keys = "dq" not in outputs
     _, _, at, stage, _ = _layout(p, _operands(is_keys, outputs), is_keys, shape)
-    sums = _sums(p, device, shape, 0).pitch * shape.rows if adds else 0
-    return max(at + 2 * stage + sums, *(_tile(p, n).pitch * shape.rows for n in outputs)) + _PARKED_BYTES
+    words = shape.words * (2 if shape.split > 1 else 1 if adds else 0)
+    return max(at + 2 * stage + words, *(_tile(p, n).pitch * shape.rows for n in outputs)) + _PARKED_BYTES
 
 
-def _sums(p: AttentionProblem, device: DeviceInfo, shape: _Shape, offset: int) -> SumConsts:
+def _sums(p: AttentionProblem, device: DeviceInfo, shape: _Shape) -> SumConsts:
     tiles_m = 2 if shape.columns >= 32 else 1
     warps_q = min(shape.warps, shape.columns // (16 * tiles_m))
     tiles_m = shape.columns // (16 * warps_q)
     units = -(-_tile(p, "q").chunks // 2 // (shape.warps // warps_q))
-    return SumConsts(offset, 2 * shape.columns + 16, tiles_m, units, warps_q, device.at_least(9))
+    return SumConsts(tiles_m, units, warps_q, device.at_least(9))
 
 
 def _groups(p: AttentionProblem) -> int:
@@ -232,14 +250,14 @@ def _groups(p: AttentionProblem) -> int:
     return -(-p.len_q // 16) + (p.batch if p.is_varlen else 0)
 
 
-# (warps, 16 rows each of a warp, columns) of kernels that hold keys and of those that hold queries, by the longest row, the fastest first.
-_SHAPES = {
+# (warps, 16 rows each of a warp, columns, warps that share rows) of kernels that hold keys and of those that hold queries, by the longest row, the fastest first.
+_SHAPES: dict[int, tuple[tuple[tuple[int, ...], ...], ...]] = {
     64: (((4, 2, 32), (8, 2, 32), (8, 1, 64)), ((4, 2, 64), (8, 2, 64), (8, 1, 64))),
-    128: (((4, 1, 64), (8, 1, 64), (8, 1, 32)), ((4, 2, 32), (8, 2, 32), (8, 1, 64))),
+    128: (((4, 1, 64), (8, 2, 64, 2), (8, 1, 64), (8, 1, 32)), ((4, 2, 32), (8, 2, 32), (8, 1, 64))),
     256: (((8, 1, 32), (4, 1, 32), (4, 1, 16)), ((8, 1, 32), (4, 1, 32), (4, 1, 16))),
 }
 
-_ADDING = {64: ((8, 2, 32), (4, 2, 32), (8, 1, 64)), 128: ((8, 1, 64), (4, 1, 64), (8, 1, 32))}  # of those that also add to sums of dQ
+_ADDING: dict[int, tuple[tuple[int, ...], ...]] = {64: ((8, 2, 32), (4, 2, 32), (8, 1, 64)), 128: ((8, 1, 64), (8, 2, 64, 2), (4, 1, 64), (8, 1, 32))}  # of those that also add up dQ
 
 
 def _shapes(p: AttentionProblem, device: DeviceInfo, outputs: tuple[str, ...], adds: bool = False) -> list[_Shape]:
@@ -254,7 +272,9 @@ def _shapes(p: AttentionProblem, device: DeviceInfo, outputs: tuple[str, ...], a
     else:  # registers for expressions and addresses, and their text for every element
         shapes = [_Shape(warps, 1, 16 if p.expression is not None and p.dropout else 32) for warps in (8, 4)]
     shapes.append(_Shape(2, 1, 16))
-    return [s for s in shapes if _smem(p, device, outputs, s, adds) <= device.smem_per_cta]
+    fits = [s for s in shapes if _smem(p, device, outputs, s, adds) <= device.smem_per_cta]
+    chunks = [_tile(p, n).chunks for n in ("q", "v")]
+    return [s for s in fits if s.split == 1 or not any(n % (2 * s.split) for n in chunks) and {"dk", "dv"} <= {*outputs}]
 
 
 def _operands(is_keys: bool, outputs: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -279,7 +299,8 @@ def _kernel(p: AttentionProblem, device: DeviceInfo, outputs: tuple[str, ...], s
     by_tiles = p.left is not None or p.right is not None
     consts = BackwardConsts(score_consts(p), p.desc("q").dtype.name, is_keys, is_keys and p.heads > p.heads_kv, held, passing, results,
                             shape.rows, shape.columns, shape.tiles_m, at, stage, stats, by_tiles,
-                            sums=_sums(p, device, shape, at + 2 * stage) if sums is not None else None, parked_at=smem - _PARKED_BYTES)
+                            sums=_sums(p, device, shape) if sums is not None else None, split=shape.split,
+                            parked_at=smem - _PARKED_BYTES, gradients_at=at + 2 * stage, weights_at=at + 2 * stage + shape.words)
     tiles = -(-length // shape.rows) + (p.batch + 2 if p.is_varlen else 0)
     owners = heads * (1 if p.is_varlen else p.batch)
     pitch = p.len_q if sums is None else 16 * _groups(p)
@@ -450,7 +471,7 @@ def _dq_step(p: AttentionProblem, device: DeviceInfo, sums: WorkspaceArg) -> Ste
     """dQ from its sums."""
     shape, tile = _Shape(4, 1, 16), _tile(p, "dq")
     consts = BackwardConsts(score_consts(p), p.desc("q").dtype.name, False, False, (), (), ((tile, "acc_a"),), shape.rows, shape.columns, 1,
-                            0, 0, 0, False, sums=_sums(p, device, shape, 0))
+                            0, 0, 0, False, sums=_sums(p, device, shape))
     tiles = -(-p.len_q // shape.rows)
     args = [*arguments(p), *_tile_args(p.heads_of("dq"), tile, 32 * shape.warps), Arg("tiles", "u32", tiles), Arg("ptr_sums", "u64", sums),
             Arg("groups", "u32", _groups(p))]
