@@ -236,7 +236,8 @@ class PlainAttention(Engine):
         shapes = [(r, columns) for r in _row_choices(p, device, p.dim_v)]
         if (8, columns) in shapes and device.smem_per_cta >= _LARGE_BYTES and p.len_q > 64 < p.len_kv:
             shapes.append((8, 8))
-        return tuple(EngineConfig.of(reg_rows=r, reg_columns=n) for r, n in shapes)
+        found = [EngineConfig.of(reg_rows=r, reg_columns=n) for r, n in shapes]
+        return tuple(sorted(found, key=lambda c: self.estimate(p, c, device)))
 
     def estimate(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> float:
         assert isinstance(problem, AttentionProblem)
@@ -306,8 +307,9 @@ class PlainAttentionGradient(Engine):
         assert isinstance(problem, AttentionProblem)
         queries = list(_row_choices(problem, device, problem.dim_qk))
         keys = list(_row_choices(problem, device, problem.dim_qk, problem.dim_v))
-        return tuple(EngineConfig.of(query_rows=queries[min(n, len(queries) - 1)], key_rows=keys[min(n, len(keys) - 1)])
-                     for n in range(max(len(queries), len(keys))))
+        found = [EngineConfig.of(query_rows=queries[min(n, len(queries) - 1)], key_rows=keys[min(n, len(keys) - 1)])
+                 for n in range(max(len(queries), len(keys)))]
+        return tuple(sorted(found, key=lambda c: self.estimate(problem, c, device)))
 
     def estimate(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> float:
         assert isinstance(problem, AttentionProblem)

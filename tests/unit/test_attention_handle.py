@@ -123,6 +123,12 @@ def test_queries_of_one_token_and_tokens_of_no_sequence(h: oxidnn.DnnHandle) -> 
     for n, keys in enumerate((slice(0, 5), slice(5, 8))):
         np.testing.assert_allclose(out[:, :, 1 + n], attention(q[:, :, 1 + n:2 + n], k[:, :, keys], v[:, :, keys])[:, :, 0], rtol=1e-12)
     assert (out[:, :, [0, 3, 4]] == 0).all() and (lse[:, :, [0, 3, 4]] == -np.inf).all()
+    d_out = normal(1, 1, 5, 16, seed=3)
+    d_out[:, :, [0, 3, 4]] = k[:, :, 8] = v[:, :, 8] = np.nan
+    dq, dk, dv = h.attention_backward(d_out, q, k, v, out, lse, causal="bottom_right", cu_seqlens_q=ints(1, 2, 3),
+                                      cu_seqlens_kv=ints(0, 5, 8))
+    assert (dq[:, :, [0, 3, 4]] == 0).all() and (dk[:, :, 8] == 0).all() and (dv[:, :, 8] == 0).all()
+    assert all((a != 0).any() and np.isfinite(a).all() for a in (dq[:, :, 1:3], dk[:, :, :8], dv[:, :, :8]))
 
 
 def test_gathered_keys_with_unused_ones_of_nan(h: oxidnn.DnnHandle) -> None:
