@@ -250,14 +250,18 @@ def _groups(p: AttentionProblem) -> int:
     return -(-p.len_q // 16) + (p.batch if p.is_varlen else 0)
 
 
-# (warps, 16 rows each of a warp, columns, warps that share rows) of kernels that hold keys and of those that hold queries, by the longest row, the fastest first.
+# (warps, 16 rows each of a warp, columns, warps that share rows) by the longest row, the fastest first: of kernels that hold keys and of
+# those that hold queries; of those that hold keys and add up dQ.
 _SHAPES: dict[int, tuple[tuple[tuple[int, ...], ...], ...]] = {
     64: (((4, 2, 32), (8, 2, 32), (8, 1, 64)), ((4, 2, 64), (8, 2, 64), (8, 1, 64))),
     128: (((4, 1, 64), (8, 2, 64, 2), (8, 1, 64), (8, 1, 32)), ((4, 2, 32), (8, 2, 32), (8, 1, 64))),
     256: (((8, 1, 32), (4, 1, 32), (4, 1, 16)), ((8, 1, 32), (4, 1, 32), (4, 1, 16))),
 }
 
-_ADDING: dict[int, tuple[tuple[int, ...], ...]] = {64: ((8, 2, 32), (4, 2, 32), (8, 1, 64)), 128: ((8, 1, 64), (8, 2, 64, 2), (4, 1, 64), (8, 1, 32))}  # of those that also add up dQ
+_ADDING: dict[int, tuple[tuple[int, ...], ...]] = {
+    64: ((8, 2, 32), (4, 2, 32), (8, 1, 64)),
+    128: ((8, 1, 64), (8, 2, 64, 2), (4, 1, 64), (8, 1, 32)),
+}
 
 
 def _shapes(p: AttentionProblem, device: DeviceInfo, outputs: tuple[str, ...], adds: bool = False) -> list[_Shape]:
