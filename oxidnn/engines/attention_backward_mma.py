@@ -6,18 +6,21 @@ nothing is added up between CTAs.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from math import e, log2
 from typing import ClassVar
 
 from ..codegen.spec import Target
 from ..device import DeviceInfo
+from ..dtypes import F32
 from ..ops.attention import HALVES, AttentionProblem
 from ..ops.base import Problem
 from ..tensor import TensorDesc
 from .attention_delta import delta_step, piece_of, row_bytes
 from .attention_scores import ScoreConsts, arguments, score_consts
 from .base import SUPPORTED, Arg, Build, Engine, EngineConfig, Scratch, Step, Support, TensorArg, WorkspaceArg, refuse
+from .reduce_tree import reduction_steps
 
 _PARKED_BYTES = 32
 
@@ -53,9 +56,11 @@ class TileConsts:
 
 @dataclass(frozen=True, slots=True)
 class BiasConsts:
-    """varies: along which of "bhij". dtype: of its gradient."""
+    """varies: along which of "bhij" the kernel's result does. own: along which a CTA has a place of its own: "i", too, where each tile of
+    queries leaves a part. dtype: of the result."""
 
     varies: str
+    own: str
     dtype: str
 
 
@@ -326,28 +331,45 @@ def _kernel(p: AttentionProblem, device: DeviceInfo, outputs: tuple[str, ...], s
                    suffix="_".join(outputs if sums is None else ("dq", *outputs)))
 
 
-def _bias_kernel(p: AttentionProblem, device: DeviceInfo, shape: _Shape, lse2: WorkspaceArg, delta: WorkspaceArg,
-                 pitch: int) -> Step:
+def _bias_steps(p: AttentionProblem, device: DeviceInfo, shape: _Shape, lse2: WorkspaceArg, delta: WorkspaceArg, pitch: int,
+                scratch: Scratch) -> list[Step]:
+    """dbias: at once, or in parts that a reduction adds up, where it has too few tiles for the device."""
     threads = 32 * shape.warps
     held, passing, at, stage, stats = _layout(p, (("q", "d_out"), ("k", "v")), False, shape)
-    steps, desc = p.score_strides("dbias"), p.desc("dbias")
-    varies = "".join(a for a, s in zip("bhij", steps, strict=True) if s)
-    consts = BackwardConsts(score_consts(p), p.desc("q").dtype.name, False, False, held, passing, (), shape.rows, shape.columns,
-                            shape.tiles_m, at, stage, stats, False, BiasConsts(varies, desc.dtype.name))
+    desc = p.desc("dbias")
+    target = TensorDesc(desc.dtype, (1,) * (4 - desc.rank) + desc.shape, (0,) * (4 - desc.rank) + desc.strides, desc.align)
+    varies = own = "".join(a for a, n in zip("bhij", target.shape, strict=True) if n > 1)
     counts = {"b": p.batch, "h": p.heads, "i": -(-p.len_q // shape.rows), "j": -(-p.len_kv // shape.columns)}
-    grid = 1
-    for axis in varies:
-        grid *= counts[axis]
+    places = dict(zip("bhij", target.shape, strict=True))
+
+    def grid() -> int:
+        return math.prod(counts[a] for a in own)
+
+    for axis in "bhi":
+        if axis not in own and counts[axis] > 1 and grid() < 4 * device.num_sms:
+            own += axis
+            varies += axis if axis in "bh" else ""
+            places[axis] = counts[axis]
+    parts = TensorDesc.packed(F32, tuple(places[a] for a in "bhij"))
+    is_whole = parts.shape == target.shape
+    result, place = (target, TensorArg("dbias")) if is_whole else (parts, scratch.take(parts.num_bytes))
+    consts = BackwardConsts(score_consts(p), p.desc("q").dtype.name, False, False, held, passing, (), shape.rows, shape.columns,
+                            shape.tiles_m, at, stage, stats, False, BiasConsts(varies, own, result.dtype.name))
     args = arguments(p)
     args += [Arg(f"count_{a}", "u32", n) for a, n in counts.items()]
     for tile in (*held, *passing):
         args += _tile_args(p.heads_of(tile.name), tile, threads)
     args += [Arg("ptr_lse2", "u64", lse2), Arg("delta_gap", "s64", delta.byte_offset - lse2.byte_offset),
-             Arg("stats_pitch", "u32", pitch)]
-    args += [Arg("ptr_dbias", "u64", TensorArg("dbias"))]
-    args += [Arg(f"dbias_{a}", "s64", s * desc.dtype.num_bytes) for a, s in zip("bhij", steps, strict=True)]
-    return Step.of("attention/backward_mma_bias", p.op, Target.for_arch(device.arch), threads, args, consts, grid,
-                   dynamic_smem=max(at + stage, 4 * shape.warps * shape.columns), max_registers=255, suffix=f"dbias_{varies}")
+             Arg("stats_pitch", "u32", pitch), Arg("ptr_dbias", "u64", place)]
+    args += [Arg(f"dbias_{a}", "s64", s * result.dtype.num_bytes) for a, s in zip("bhij", result.strides, strict=True)]
+    steps = [Step.of("attention/backward_mma_bias", p.op, Target.for_arch(device.arch), threads, args, consts, grid(),
+                     dynamic_smem=max(at + stage, 4 * shape.warps * shape.columns), suffix=f"dbias_{own}")]
+    if not is_whole:
+        axes = tuple(x for x in range(4) if parts.shape[x] != target.shape[x])
+        kept = [x for x in range(4) if x not in axes]
+        left = TensorDesc(desc.dtype, tuple(target.shape[x] for x in kept), tuple(target.strides[x] for x in kept), desc.align)
+        steps += reduction_steps(p.op, (parts, place), (left, TensorArg("dbias")), axes, "sum", device, scratch)
+    return steps
 
 
 @dataclass(frozen=True, slots=True)
@@ -414,14 +436,15 @@ class AttentionBackwardMma(Engine):
             if any(p.desc(n).numel for n in outputs):
                 shape = next(s for s in _shapes(p, device, outputs) if s.name == config[knob])
                 steps.append(_kernel(p, device, outputs, shape, lse2, delta))
-        return Build((*steps, *_others(p, device, lse2, delta, p.len_q)), scratch.num_bytes)
+        steps += _others(p, device, lse2, delta, p.len_q, scratch)
+        return Build(tuple(steps), scratch.num_bytes)
 
 
-def _others(p: AttentionProblem, device: DeviceInfo, lse2: WorkspaceArg, delta: WorkspaceArg, pitch: int) -> list[Step]:
+def _others(p: AttentionProblem, device: DeviceInfo, lse2: WorkspaceArg, delta: WorkspaceArg, pitch: int, scratch: Scratch) -> list[Step]:
     """Gradients of the bias and of the sinks."""
     steps = []
     if p.has("bias") and p.desc("dbias").numel:
-        steps.append(_bias_kernel(p, device, _Shape(4, 1, 32), lse2, delta, pitch))
+        steps += _bias_steps(p, device, _Shape(4, 1, 32), lse2, delta, pitch, scratch)
     if p.has("sinks"):
         steps.append(_sink_step(p, device, lse2, delta, pitch))
     return steps
@@ -468,7 +491,8 @@ class AttentionBackwardMmaAdding(AttentionBackwardMma):
             steps.append(_kernel(p, device, ("dk", "dv"), shape, lse2, delta, sums))
         if p.desc("dq").numel:
             steps.append(_dq_step(p, device, sums))
-        return Build((*steps, *_others(p, device, lse2, delta, rows)), scratch.num_bytes)
+        steps += _others(p, device, lse2, delta, rows, scratch)
+        return Build(tuple(steps), scratch.num_bytes)
 
 
 def _dq_step(p: AttentionProblem, device: DeviceInfo, sums: WorkspaceArg) -> Step:
