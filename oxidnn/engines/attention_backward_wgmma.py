@@ -1,6 +1,6 @@
 """Gradients of attention with wgmma (sm_90a): CTAs of 128 keys walk the queries that see them; dq is added up in f32 in the workspace.
 
-dk and dv are the same bits every time; dq is added in the order in which CTAs come by, or, with deterministic=True, in a fixed one.
+dk and dv are the same bits every time; dq is added in the order in which CTAs come by, or made by a launch of its own.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from ..tensor import TensorDesc
 from .attention_delta import delta_step
 from .attention_scores import ScoreConsts, arguments, score_consts
 from .base import SUPPORTED, Arg, Build, Engine, EngineConfig, Scratch, Step, Support, TensorArg, TensorMapArg, WorkspaceArg, refuse
-from .composition import shifted
 from .digits import ceil_div
 
 KEYS, QUERIES, THREADS = 128, 64, 256
@@ -51,8 +50,7 @@ class Panels:
 
 @dataclass(frozen=True, slots=True)
 class BackwardConsts(Panels):
-    """Shared memory: keys, values, stages of the ring, dS twice, barriers.
-    is_ordered: CTAs add to dq in their order."""
+    """Shared memory: keys, values, stages of the ring, dS twice, barriers."""
 
     scores: ScoreConsts
     kind: str
@@ -60,12 +58,6 @@ class BackwardConsts(Panels):
     dim_v: int
     stages: int
     has_dq: bool
-    is_ordered: bool
-
-    @property
-    def is_reversed(self) -> bool:
-        """Tiles of keys come from the last on: of causal scores they meet a query in that order."""
-        return self.is_ordered and self.scores.has_right
 
     @property
     def stages_at(self) -> int:
@@ -95,8 +87,8 @@ class BackwardConsts(Panels):
     @property
     def barrier_counts(self) -> list[int]:
         """Arrivals: of copies on a stage, or on keys and values; of warpgroups done with a stage; of warps that wrote dS; of warpgroups
-        done with it; ordered, of a warpgroup's warps that have added to dq."""
-        return [1] * (self.stages + 1) + [2] * self.stages + [THREADS // 32] * 2 + [2] * 2 + [4] * (2 * self.is_ordered)
+        done with it."""
+        return [1] * (self.stages + 1) + [2] * self.stages + [THREADS // 32] * 2 + [2] * 2
 
     @staticmethod
     def own_params(spec: KernelSpec) -> list[Param]:
@@ -273,34 +265,23 @@ class WgmmaBackwardEngine(Engine):
         assert isinstance(p, AttentionProblem)
         rows = p.batch * p.heads * p.len_q
         moved = rows * ceil_div(p.dim_qk, 64) * 64 * 10 / (device.bandwidth_gbs * 1e3)
-        return 12.0 + moved + p.flops / (device.num_sms * 3.8e6) * (1.25 if self.is_deterministic else 1.0)
+        return 12.0 + moved + p.flops / (device.num_sms * 3.8e6)
 
     def build_steps(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> Build:
         p = problem
         assert isinstance(p, AttentionProblem)
         scratch = Scratch()
-        consts = BackwardConsts(score_consts(p), p.desc("q").dtype.name, p.dim_qk, p.dim_v, config["stages"], True, self.is_deterministic)
+        consts = BackwardConsts(score_consts(p), p.desc("q").dtype.name, p.dim_qk, p.dim_v, config["stages"], True)
         pitch = _pitch(p)
         rows = p.batch * p.heads * pitch
         lse2, delta = scratch.take(4 * rows), scratch.take(4 * rows)
-        # Sums of dq and, ordered, 16 bytes for each of its rows that hold the counters of its tiles.
-        sum_bytes = 256 * consts.panels_qk * rows
-        sums = scratch.take(sum_bytes + 16 * rows * consts.is_ordered)
-        more = [Arg("ptr_dq_sum", "u64", sums)]
-        more += [Arg("ptr_counters", "u64", shifted(sums, sum_bytes))] if consts.is_ordered else []
+        sums = scratch.take(256 * consts.panels_qk * rows)
         rounded = Step.of("attention/dq_rounded", p.op, Target.for_arch(device.arch), 256, [
             Arg("ptr_dq_sum", "u64", sums), Arg("query_pitch", "u64", pitch), Arg("ptr_dq", "u64", TensorArg("dq")),
             *_strides("dq", p.heads_of("dq")), Arg("len_q", "u32", p.len_q), Arg("num_heads", "u32", p.heads),
             Arg("scale", "f32", p.scale)], consts, (ceil_div(p.len_q * 8 * consts.panels_qk, 256), p.heads, p.batch), suffix=_suffix(p))
-        return Build((delta_step(p, device, delta, lse2, (sums, 64 * consts.panels_qk + 4 * consts.is_ordered), pitch),
-                      _keys_step(p, device, consts, lse2, delta, more), rounded), scratch.num_bytes)
-
-
-class OrderedBackwardEngine(WgmmaBackwardEngine):
-    """The same bits every time: a CTA adds to a tile of dq when all before it have."""
-
-    id = "attention_backward.wgmma_ordered_sm90"
-    is_deterministic = True
+        return Build((delta_step(p, device, delta, lse2, (sums, 64 * consts.panels_qk), pitch),
+                      _keys_step(p, device, consts, lse2, delta, [Arg("ptr_dq_sum", "u64", sums)]), rounded), scratch.num_bytes)
 
 
 class ApartBackwardEngine(WgmmaBackwardEngine):
@@ -312,20 +293,24 @@ class ApartBackwardEngine(WgmmaBackwardEngine):
     def configs(self, problem: Problem, device: DeviceInfo) -> tuple[EngineConfig, ...]:
         p = problem
         assert isinstance(p, AttentionProblem)
-        shapes = ((2, 4), (2, 3)) if p.dim_qk > 64 else ((3, 4), (2, 4))  # of three, threads have 168 registers
-        fitting = [shape for shape in shapes if _queries_consts(p, *shape).smem_bytes <= device.smem_per_cta]
-        return tuple(EngineConfig.of(warpgroups=w, stages=s) for w, s in fitting)
+        found = []
+        warpgroups = 2 if p.dim_qk > 64 else 3  # of three, threads have 168 registers
+        for stages, key_stages in ((5, 4), (4, 4), (4, 3)):
+            keys = BackwardConsts(score_consts(p), p.desc("q").dtype.name, p.dim_qk, p.dim_v, key_stages, False)
+            if max(_queries_consts(p, warpgroups, stages).smem_bytes, keys.smem_bytes) <= device.smem_per_cta:
+                found.append(EngineConfig.of(warpgroups=warpgroups, stages=stages, key_stages=key_stages))
+        return tuple(found)
 
     def estimate(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> float:
         p = problem
         assert isinstance(p, AttentionProblem)
-        return 10.0 + 1.4 * p.flops / (device.num_sms * 4.2e6) * (1.0 if config["stages"] == 4 else 1.05)
+        return 10.0 + 1.4 * p.flops / (device.num_sms * 4.2e6) * (1.0 - 0.001 * config["stages"] * config["key_stages"])
 
     def build_steps(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> Build:
         p = problem
         assert isinstance(p, AttentionProblem)
         scratch = Scratch()
-        consts = BackwardConsts(score_consts(p), p.desc("q").dtype.name, p.dim_qk, p.dim_v, 3, False, False)
+        consts = BackwardConsts(score_consts(p), p.desc("q").dtype.name, p.dim_qk, p.dim_v, config["key_stages"], False)
         pitch = _pitch(p)
         rows = p.batch * p.heads * pitch
         lse2, delta = scratch.take(4 * rows), scratch.take(4 * rows)
@@ -401,4 +386,4 @@ def _keys_step(p: AttentionProblem, device: DeviceInfo, consts: BackwardConsts, 
 
 
 ENGINES: dict[str, tuple[Engine, ...]] = {
-    "attention_backward": (WgmmaBackwardEngine(), OrderedBackwardEngine(), ApartBackwardEngine(), WideBackwardEngine())}
+    "attention_backward": (WgmmaBackwardEngine(), ApartBackwardEngine(), WideBackwardEngine())}
