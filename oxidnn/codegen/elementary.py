@@ -126,6 +126,7 @@ TRIGAMMA = (-3617 / 510, 7 / 6, -691 / 2730, 5 / 66, -1 / 30, 1 / 42, -1 / 30, 1
 
 BRIEF_ULP = 128  # 2^-16: an eighth of what rounding to f16 may cost
 LOG2E = 1.4426950408889634
+LOG2E_LOW = 1.925963033500011e-08  # what f32 loses of it
 LN2 = 0.6931471805599453
 INF = float("inf")
 NAN = float("nan")
@@ -196,7 +197,7 @@ def exp_f32(e: Emitter, x: str) -> str:
     n = e("min.f32", e("max.f32", e("mul.rn.f32", x, LOG2E), -126.0), 126.0)
     shifted = e("add.rn.f32", n, 1.5 * 2**23)
     r = e("fma.rn.f32", x, LOG2E, e("neg.f32", e("sub.rn.f32", shifted, 1.5 * 2**23)))
-    r = e("fma.rn.f32", x, 1.925963033500011e-08, r)
+    r = e("fma.rn.f32", x, LOG2E_LOW, r)
     power = e("mov.b32", e("add.s32", e("shl.b32", e("mov.b32", shifted), 23), 127 << 23), to="f32")
     return e("mul.rn.f32", e("ex2.approx.ftz.f32", r), power)
 
@@ -447,10 +448,28 @@ def normcdf(t: str) -> Callable[[Emitter, str], str]:
             u = e("fma.rn.f32", r, -6.5, 1.0)
             tail = e("mul.rn.f32", e("mul.rn.f32", e.polynomial(u, ERFCX_BRIEF, "f32"), r), decay)
             return e("selp.f32", e("sub.rn.f32", 1.0, tail), tail, e("setp.gt.f32", x, 0.0))
-        tail = _erfc_tail(e, e(f"abs.{t}", x), True, t, 0.5)
+        tail = _normal_tail_f32(e, x) if t == "f32" else _erfc_tail(e, e("abs.f64", x), True, t, 0.5)
         return e(f"selp.{t}", e(f"sub.rn.{t}", 1.0, tail), tail, e(f"setp.gt.{t}", x, 0.0))
 
     return lower
+
+
+def _normal_tail_f32(e: Emitter, x: str) -> str:
+    """The distribution function at -|x|, as _erfc_tail; exp(-s) without a reduction of its range: half of the exponent -s log2e is rounded
+    to h, which is never so small that 2^h would be subnormal, and 2^h (2^h (1 + rest)) holds what h lost."""
+    a = minimum(e, e("abs.f32", x), 16.5, "f32")
+    scaled = e("mul.rn.f32", a, -0.5)
+    square = e("mul.rn.f32", a, scaled)  # -s
+    low = e("fma.rn.f32", a, scaled, e("neg.f32", square))
+    half = e("mul.rn.f32", square, LOG2E / 2)
+    rest = e("fma.rn.f32", square, LOG2E / 2, e("neg.f32", half))
+    rest = e("fma.rn.f32", square, LOG2E_LOW / 2, rest)
+    rest = e("fma.rn.f32", rest, 2 * LN2, low)
+    root = e("ex2.approx.ftz.f32", half)
+    r = e("rcp.approx.ftz.f32", e("fma.rn.f32", a, 0.7071067811865476, 3.0))
+    u = e("fma.rn.f32", r, -6.0, 1.0)
+    scale = e("mul.rn.f32", e.polynomial(u, [0.5 * k for k in ERFCX_F32], "f32"), r)
+    return e("mul.rn.f32", e("mul.rn.f32", scale, root), e("fma.rn.f32", rest, root, root))
 
 
 def erf_f32(e: Emitter, x: str) -> str:
