@@ -231,7 +231,7 @@ def _consts(p: AttentionProblem, config: EngineConfig) -> AttentionMmaConsts:
     q, k = (TileConsts(n, rows, columns, p.dim_qk, _vec(p.heads_of(n)), threads, config["swizzle"] > 0 and columns % 64 == 0)
             for n, rows in (("q", tile_m), ("k", tile_n)))
     v = TileConsts("v", tile_n, part, p.dim_v, _vec(p.heads_of("v")), threads, config["swizzle"] > 0 and part % 64 == 0, splits > 1)
-    keeps_q = tiles_m * (tile_n + part + q.columns // 2) // 2 <= _limit(config) - 40
+    keeps_q = tiles_m * (tile_n + part + q.columns // 2) // 2 <= (183 if _limit(config) > 200 else 128)
     return AttentionMmaConsts(p.desc("q").dtype.name, scores, warps, tiles_m, tile_n, config["slots"], keeps_q, q, k, v,
                               TileConsts("out", 16 * tiles_m, part, p.dim_v, out_vec, 32, False, splits > 1), splits, p.has("lse"),
                               scores.expression is None and p.scale > 0, p.right is not None and p.left is None)
