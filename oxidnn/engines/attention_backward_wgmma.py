@@ -258,7 +258,8 @@ class WgmmaBackwardEngine(Engine):
         return SUPPORTED
 
     def configs(self, problem: Problem, device: DeviceInfo) -> tuple[EngineConfig, ...]:
-        return (EngineConfig.of(stages=3),)
+        assert isinstance(problem, AttentionProblem)
+        return tuple(EngineConfig.of(stages=stages) for stages in ((3, 5) if max(problem.dim_qk, problem.dim_v) <= 64 else (3,)))
 
     def estimate(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> float:
         p = problem
