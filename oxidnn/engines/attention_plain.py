@@ -3,6 +3,7 @@ multiplies through shared memory in the compute type. Deterministic: nothing is 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -11,6 +12,7 @@ from ..codegen import elementary
 from ..codegen.environment import f32_literal, f64_literal
 from ..codegen.spec import Target
 from ..device import DeviceInfo
+from ..dtypes import F32
 from ..ops.attention import AttentionProblem
 from ..ops.base import Problem
 from ..tensor import TensorDesc
@@ -39,7 +41,7 @@ class TileOperand:
 
 @dataclass(frozen=True, slots=True)
 class PlainConsts:
-    """reg_rows, reg_columns: scores of a thread. resident_dim: extent of the rows' operand if it stays in shared memory, else 0.
+    """reg_rows, reg_columns: scores of a thread. residents: operands whose rows stay in shared memory.
     is_flipped: rows are keys. is_async: what is multiplied next is copied meanwhile, into a second slot. sums: along which of "bhij" the
     gradient of a bias of the type `bias` is added up."""
 
@@ -48,7 +50,7 @@ class PlainConsts:
     compute: str
     reg_rows: int
     reg_columns: int
-    resident_dim: int = 0
+    residents: tuple[str, ...] = ()
     has_lse: bool = False
     is_flipped: bool = False
     is_async: bool = False
@@ -87,13 +89,9 @@ class PlainConsts:
         """16 bytes beyond the chunk: neighbouring rows lie in other banks."""
         return self.chunk * self.size + 16
 
-    @property
-    def is_resident(self) -> bool:
-        return self.resident_dim > 0
-
-    @property
-    def row_pitch(self) -> int:
-        return -(-self.resident_dim // self.chunk) * self.chunk * self.size + 16 if self.is_resident else self.pitch
+    def row_pitch(self, x: TileOperand) -> int:
+        """Of the rows' operand: all of its columns if it stays, or a chunk."""
+        return -(-x.dim // self.chunk) * self.chunk * self.size + 16 if x.name in self.residents else self.pitch
 
     @property
     def weight_pitch(self) -> int:
@@ -106,7 +104,7 @@ class PlainConsts:
     @property
     def slot_bytes(self) -> int:
         """What is staged at a time: a chunk of columns, with one of rows where these do not stay, or a wide tile."""
-        rows = 0 if self.is_resident else self.rows * self.row_pitch
+        rows = 0 if self.residents else self.rows * self.pitch
         span = max(self.span_of(x.dim, 0) for x in self.operands)
         return max(self.columns * span * self.wide * self.size, self.columns * self.pitch + rows)
 
@@ -114,14 +112,17 @@ class PlainConsts:
     def slots_bytes(self) -> int:
         return self.slot_bytes * (2 if self.is_async else 1)
 
-    @property
-    def rows_offset(self) -> int:
-        """Of the rows' chunk within the stage: behind the columns' chunk, or behind all slots if it stays there."""
-        return self.slots_bytes if self.is_resident else self.columns * self.pitch
+    def rows_offset(self, x: TileOperand) -> int:
+        """Of the rows' operand within the stage: behind the columns' chunk, or behind all slots and what stays before it."""
+        if x.name not in self.residents:
+            return self.columns * self.pitch
+        before = self.residents[:self.residents.index(x.name)]
+        return self.slots_bytes + self.rows * sum(self.row_pitch(self.operand(name)) for name in before)
 
     @property
     def smem_bytes(self) -> int:
-        return self.stage_offset + self.slots_bytes + (self.rows * self.row_pitch if self.is_resident else 0)
+        stay = sum(self.row_pitch(self.operand(name)) for name in self.residents)
+        return self.stage_offset + self.slots_bytes + self.rows * stay
 
     @property
     def one(self) -> str:
@@ -234,14 +235,14 @@ class PlainAttention(Engine):
         assert isinstance(problem, AttentionProblem)
         p, columns = problem, _columns(problem)
         shapes = [(r, columns) for r in _row_choices(p, device, p.dim_v)]
-        if (8, columns) in shapes and device.smem_per_cta >= _LARGE_BYTES and p.len_q > 64 < p.len_kv:
+        if (8, columns) in shapes and device.smem_per_cta >= _LARGE_BYTES and p.len_q > 64 < p.len_kv and p.dim_v <= 128:
             shapes.append((8, 8))
         found = [EngineConfig.of(reg_rows=r, reg_columns=n) for r, n in shapes]
         return tuple(sorted(found, key=lambda c: self.estimate(p, c, device)))
 
     def estimate(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> float:
         assert isinstance(problem, AttentionProblem)
-        return _estimate(problem, config["reg_rows"], device)
+        return _estimate(problem, config["reg_rows"], config["reg_columns"], device)
 
     def build_steps(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> Build:
         assert isinstance(problem, AttentionProblem)
@@ -249,9 +250,10 @@ class PlainAttention(Engine):
         if p.is_empty:
             return Build(())
         names = ("q", "k", "v", "out", *(("lse",) if p.has("lse") else ()))
-        c = _consts(p, device, names, config["reg_rows"], config["reg_columns"], resident_dim=p.dim_qk, has_lse=p.has("lse"))
-        if c.smem_bytes > min(_RESIDENT_BYTES, device.smem_per_cta):
-            c = replace(c, resident_dim=0)
+        c = _consts(p, device, names, config["reg_rows"], config["reg_columns"], residents=("q",), has_lse=p.has("lse"))
+        # 128 registers a thread, or fewer, let two CTAs share an SM.
+        if c.smem_bytes > min(_RESIDENT_BYTES if c.rows <= 64 and p.dim_v <= 64 else _LIMIT, device.smem_per_cta):
+            c = replace(c, residents=())
         more, grid = _tile_args(p, "q", c.rows)
         return Build((_step("attention/plain", p, device, [*arguments(p), *_operand_args(p, names), *more], c, grid, ""),))
 
@@ -271,7 +273,8 @@ def _row_choices(p: AttentionProblem, device: DeviceInfo, *dims: int) -> Iterato
     if p.len_q <= 32 and not p.is_backward:
         most = 1 if p.len_q <= 16 else 2
     yield max(r for r in (1, 2, 4) if r == 1 or r <= min(most, (128 if size == 4 or r < 4 else 96) // words))
-    if size == 4 and words * 8 <= 64 and not heavy and most == 4 and device.smem_per_cta >= _TALL_BYTES:
+    room = 64 if p.is_backward or p.desc("q").dtype is not F32 else 128
+    if size == 4 and words * 8 <= room and not heavy and most == 4 and device.smem_per_cta >= _TALL_BYTES:
         yield 8
 
 
@@ -284,14 +287,17 @@ def _check(p: AttentionProblem) -> Support:
     return SUPPORTED
 
 
-def _estimate(p: AttentionProblem, rows: int, device: DeviceInfo) -> float:
-    rate = device.fma_tflops * 1e6 * (0.5 if p.accumulator.num_bytes == 8 else 1.0)
+def _estimate(p: AttentionProblem, rows: int, columns: int, device: DeviceInfo) -> float:
+    ctas = _tiles(p, "q", 16 * rows) * p.heads * (1 if p.is_varlen else p.batch)
     if device.is_emulated:
-        tiles = _tiles(p, "q", 16 * rows) * p.heads * p.batch * max(1, p.len_kv // 64)
-        return 2e4 + 2e3 * tiles
-    waves = _tiles(p, "q", 16 * rows) * p.heads * (1 if p.is_varlen else p.batch) / (2 * device.num_sms)
-    fill = max(1.0, -(-waves // 1) / max(waves, 1e-9))
-    return 5.0 + fill * p.flops / (rate * (0.5 if rows >= 8 else 0.42)) + p.num_bytes / (device.bandwidth_gbs * 1e3)
+        # An instruction costs about 4 us, and 0.5 us for each CTA that executes it.
+        instructions = max(1, p.len_kv // (16 * columns)) * rows * columns * (p.dim_qk + p.dim_v + 64)
+        return (2e3 + instructions) * (4.0 + 0.5 * ctas)
+    rate = device.fma_tflops * 1e6 * (0.5 if p.accumulator.num_bytes == 8 else 1.0)
+    # Measured on an H200, f32: what of the FMA units' rate is reached, all SMs at work.
+    efficiency = 0.62 if columns >= 8 else 0.57 if rows >= 8 else 0.5
+    waves = ctas / device.num_sms
+    return 5.0 + max(1.0, math.ceil(waves) / max(waves, 1e-9)) * p.flops / (rate * efficiency) + p.num_bytes / (device.bandwidth_gbs * 1e3)
 
 
 class PlainAttentionGradient(Engine):
@@ -313,7 +319,7 @@ class PlainAttentionGradient(Engine):
 
     def estimate(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> float:
         assert isinstance(problem, AttentionProblem)
-        return 15.0 + (2.0 if problem.has("bias") else 1.4) * _estimate(problem, config["query_rows"], device)
+        return 15.0 + (2.0 if problem.has("bias") else 1.4) * _estimate(problem, config["query_rows"], _columns(problem), device)
 
     def build_steps(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> Build:
         assert isinstance(problem, AttentionProblem)
@@ -360,7 +366,8 @@ def _tile_args(p: AttentionProblem, which: str, rows: int) -> tuple[list[Arg], i
 def _gradient_step(p: AttentionProblem, which: str, names: tuple[str, ...], args: list[Arg], device: DeviceInfo,
                    reg_rows: int) -> Step:
     """dq of tiles of queries, or dk and dv of tiles of keys."""
-    c = _consts(p, device, names, reg_rows, _columns(p), is_flipped=which == "kv")
+    c = _consts(p, device, names, reg_rows, _columns(p), residents=("q", "d_out") if which == "q" else ("k", "v"), is_flipped=which == "kv")
+    c = c if c.smem_bytes <= device.smem_per_cta else replace(c, residents=())
     more, grid = _tile_args(p, which, c.rows)
     return _step("attention/plain_gradient", p, device, [*args, *_operand_args(p, names), *more], c, grid, f"_{which}")
 
