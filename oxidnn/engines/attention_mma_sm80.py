@@ -238,11 +238,12 @@ def _consts(p: AttentionProblem, config: EngineConfig) -> AttentionMmaConsts:
 
 
 # (warps, rows of a warp, keys of a tile, slots of the ring, CTAs of an SM)
-SHAPES = (*((4, 32, tile_n, slots, ctas) for tile_n in (32, 64, 128) for slots in (2, 3, 4) for ctas in (1, 2, 3)),
+SHAPES = (*((4, 32, tile_n, slots, ctas) for tile_n in (32, 64) for slots in (2, 3, 4) for ctas in (1, 2, 3)), (4, 32, 128, 4, 2),
           *((4, 16, tile_n, slots, ctas) for tile_n in (16, 32, 64) for slots in (2, 4) for ctas in (1, 2, 3)),
-          *((2, rows, tile_n, slots, ctas) for rows in (32, 16) for tile_n in (32, 64) for slots in (2, 4) for ctas in (2, 4, 6)),
+          *((2, rows, tile_n, slots, ctas) for rows in (32, 16) for tile_n in (32, 64) for slots in (2, 4) for ctas in (2, 4)),
           *((8, 16, tile_n, 2, 1) for tile_n in (32, 64)))
 MAX_CONFIGS = 24
+LATENCY = {2: 700, 3: 300, 4: 0}  # clocks in which a CTA alone waits for a tile of keys and values, by slots
 
 
 def _limit(config: EngineConfig) -> int:
@@ -256,7 +257,7 @@ def _registers(c: AttentionMmaConsts, device: DeviceInfo) -> int:
     scores, is_hopper = c.scores, device.at_least(9)
     others = (32 if is_hopper else 44) + 16 * (min(c.q.vec, c.k.vec, c.v.vec) < 8)
     if scores.expression is not None:
-        others += 14 * len(scores.moving) + (48 if is_hopper else 110 if "/" in str(scores.expression) else 84)
+        others += 14 * len(scores.moving) + (48 if is_hopper else 110 if "/" in str(scores.expression) else 100)
     others += 84 * scores.has_dropout
     others += 8 * (c.q.swizzled or c.v.swizzled)
     return c.acc_count + c.score_count + (c.q_registers if c.keeps_q else 16) + others
@@ -269,9 +270,8 @@ def _candidates(p: AttentionProblem, device: DeviceInfo) -> tuple[EngineConfig, 
     else:
         shapes = SHAPES
     found, fallback = [], []
-    # Shared memory of 100 KB has no room for padding.
-    swizzles = (0, 1) if device.is_emulated else (int(device.smem_per_sm < 128 << 10),)
-    for (warps, rows, tile_n, slots, ctas), columns, swizzle in product(shapes, COLUMNS, swizzles):
+    can_swizzle = _padded(p.dim_qk) % 64 == 0
+    for (warps, rows, tile_n, slots, ctas), columns, swizzle in product(shapes, COLUMNS, (0, 1) if can_swizzle else (0,)):
         if columns != COLUMNS[0] and _padded(p.dim_v) * rows <= columns * 16:
             continue
         if swizzle and warps == 1:  # too few to copy eight lines of 128 bytes at a time
@@ -328,7 +328,11 @@ class AttentionMma(Engine):
         fragments = (steps + groups) * c.tile_n // 16 + (0 if c.keeps_q else steps * c.tiles_m)
         shared = 16 * fragments + c.tile_n * (c.k.pitch + c.v.pitch) / 32 / c.warps
         each = 6 + (12 + 8 * len(c.scores.moving) if c.scores.expression is not None else 0) + 45 * c.scores.has_dropout
-        body = 1.12 * max(products, shared) + each * c.score_count + 70 + 40 * (c.slots == 2) - 20 * c.joint
+        body = 1.12 * max(products, shared) + each * c.score_count + 70 + 40 * (c.slots == 2)
+        if c.joint:  # worse where next to nothing is left of 228 KB
+            body += 60 if config["ctas"] * c.smem_bytes > 200 << 10 else -1.4 * c.tile_n if c.tile_n < 128 else 0
+        body += 8 * c.q.swizzled
+        body *= 1.06 if c.warps == 2 else 1.0  # keys are copied for fewer queries
         body += 30 * c.tile_n / 32 * sum(x.vec < 8 for x in (c.k, c.v))
         # Tiles of keys of a CTA, on average and of the longest.
         most = float(max(1, -(-p.len_kv // c.tile_n)))
@@ -339,9 +343,9 @@ class AttentionMma(Engine):
         places = device.num_sms * config["ctas"]
         together = min(config["ctas"], -(-ctas // device.num_sms))
         warps = together * c.warps / 4
-        busy = body * (1 + 0.05 * max(0.0, 3 - warps) + 0.2 * (together == 1))
+        busy = body * (1 + 0.03 * max(0.0, 3 - warps) + 0.15 * (together == 1))
         rest = 100 + 0.17 * c.tile_m * max(c.q.columns, c.v.columns)
-        alone = most * (1.3 * max(products, shared) + 2 * each * c.score_count + 250) + 2 * rest + 1500
+        alone = most * (1.3 * max(products, shared) + 2 * each * c.score_count + 250 + LATENCY[c.slots]) + 2 * rest + 1500
         rounds = ctas / places
         if average == most:
             rounds = 0.5 * (rounds + -(-ctas // places)) if ctas > places else 1.0
