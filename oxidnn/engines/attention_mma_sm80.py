@@ -257,9 +257,9 @@ def _registers(c: AttentionMmaConsts, device: DeviceInfo) -> int:
     scores, is_hopper = c.scores, device.at_least(9)
     others = (32 if is_hopper else 44) + 16 * (min(c.q.vec, c.k.vec, c.v.vec) < 8)
     if scores.expression is not None:
-        others += 14 * len(scores.moving) + (48 if is_hopper else 110 if "/" in str(scores.expression) else 100)
+        others += 14 * len(scores.moving) + (46 if is_hopper else 110 if "/" in str(scores.expression) else 100)
     others += 84 * scores.has_dropout
-    others += 8 * (c.q.swizzled or c.v.swizzled)
+    others += 12 * (c.q.swizzled or c.v.swizzled)
     return c.acc_count + c.score_count + (c.q_registers if c.keeps_q else 16) + others
 
 
