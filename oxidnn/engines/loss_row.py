@@ -37,7 +37,7 @@ class NoiseConsts:
 @dataclass(frozen=True, slots=True)
 class SoftmaxConsts:
     """logits: of x, mask, seen (whether the diagonal keeps the element), noise and scale; None: x. is_masked: a row may be empty. stages,
-    behind: of a ring."""
+    behind, lead: of a ring."""
 
     rows: RowConsts
     is_log: bool
@@ -47,7 +47,8 @@ class SoftmaxConsts:
     is_hard: bool = False
     is_scaled: bool = False
     stages: int = 0
-    behind: bool = False
+    behind: int = 0
+    lead: int = 0
 
     def takes(self, name: str) -> bool:
         return self.logits is not None and name in self.logits.args
@@ -126,7 +127,8 @@ class SoftmaxEngine(RowEngine):
         rows = self.rows(problem)
         if config["home"] == "ring":
             r = self.ring_consts(rows, config, 2)
-            ring = SoftmaxConsts(r, problem.is_log, stages=behind_stages(r.shared, config, r.pack_bytes, device), behind=True)
+            stages = behind_stages(r.shared, config, r.pack_bytes, device)
+            ring = SoftmaxConsts(r, problem.is_log, stages=stages, behind=config["behind"], lead=config["lead"])
             return Build((self.ring_step("rowwise/softmax_ring", ring, problem.op, rows, config, device),))
         r, logits = self.row_consts(rows, config, 3 if problem.is_hard else 2), _logits(problem)
         shape, noise, extra = problem.desc("x").shape, None, list[Arg]()
@@ -182,7 +184,8 @@ class SoftmaxBackwardEngine(RowEngine):
         extra = [Arg("scale", consts.rows.compute, problem.scale)] if consts.is_scaled else []
         if is_ring:
             r = consts.rows
-            consts = replace(consts, stages=behind_stages(r.shared, config, 2 * r.pack_bytes, device), behind=True)
+            stages = behind_stages(r.shared, config, 2 * r.pack_bytes, device)
+            consts = replace(consts, stages=stages, behind=config["behind"], lead=config["lead"])
             return Build((self.ring_step("rowwise/softmax_backward_ring", consts, problem.op, rows, config, device, extra),))
         return Build((self.row_step("rowwise/softmax_backward", consts, problem.op, rows, config, device, extra),))
 
@@ -199,7 +202,8 @@ class CrossEntropyConsts:
     is_log: bool = False  # logits hold logarithms of probabilities
     sums: int = 1  # numbers that add up to the divisor of "weighted"
     stages: int = 0  # of a ring
-    behind: bool = False
+    behind: int = 0
+    lead: int = 0
     keeps_lse: bool = False  # the logarithms of the rows' sums go to the workspace, too
 
 
@@ -309,7 +313,8 @@ class CrossEntropyBackwardEngine(_CrossEntropyEngine):
         if config["home"] == "ring":
             r = self.ring_consts(rows, config, 2)
             stages = behind_stages(r.shared, config, r.pack_bytes, device)
-            consts = CrossEntropyConsts(r, problem.smoothing, False, reduction, sums=sums, stages=stages, behind=True)
+            consts = CrossEntropyConsts(r, problem.smoothing, False, reduction, sums=sums, stages=stages, behind=config["behind"],
+                                        lead=config["lead"])
             step = self.ring_step("rowwise/cross_entropy_backward_ring", consts, problem.op, rows, config, device, extra)
         else:
             consts = replace(self.consts(problem, rows, config, 3, reduction), sums=sums)

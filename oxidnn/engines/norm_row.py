@@ -115,7 +115,8 @@ class NormEngine(RowEngine):
         if config["home"] == "ring":
             r = self.ring_consts(rows, config, 1 if problem.is_rms else 3)
             stages, eps = behind_stages(r.shared, config, r.pack_bytes, device), Arg("eps", r.compute, problem.eps)
-            ring = RingConsts(r, problem.is_rms, stages, (), problem.zero_centered, False, None, behind=True)
+            ring = RingConsts(r, problem.is_rms, stages, (), problem.zero_centered, False, None, behind=config["behind"],
+                              lead=config["lead"])
             return Build((self.ring_step("rowwise/norm_ring", ring, problem.op, rows, config, device, [eps]),))
         slots, largest = 1 if problem.is_rms else 3, problem.desc("y").dtype.max if problem.has("row_scale") else 0.0
         r = self.row_consts(rows, config, slots + (2 if largest else 0), self._epilogue(problem), ("y",))
@@ -127,7 +128,7 @@ class NormEngine(RowEngine):
 @dataclass(frozen=True, slots=True)
 class RingConsts(SlopeConsts):
     """stages: of the ring, at least 2. sums, zero_centered, slope: see NormConsts. shares_gamma: gamma lies in shared memory.
-    segmented: a CTA's rows begin in several ways. behind: a row is written after the next one's sums have gone out."""
+    segmented: a CTA's rows begin in several ways. behind, lead: see RingTemplateConsts."""
 
     rows: RowConsts
     is_rms: bool
@@ -137,7 +138,8 @@ class RingConsts(SlopeConsts):
     shares_gamma: bool
     slope: Expression | None
     segmented: bool = False
-    behind: bool = False
+    behind: int = 0
+    lead: int = 0
 
 
 def _sums(problem: NormProblem) -> tuple[str, ...]:
@@ -215,8 +217,8 @@ class NormBackwardEngine(RowEngine):
             return []
         rows = self.rows(problem)
         most = max(-(-rows.column_digits.size // (c["vec"] * c["lanes"] * c["cluster"])) for c in rings)
-        most = min(most, 2) if problem.has("dbeta") and not problem.is_rms else most  # registers of a CTA of one warp more
-        return self.behind_configs(rows, most, device, most // 4)
+        fewer = min(most, 2)  # by the registers of a CTA of one warp more
+        return self.behind_configs(rows, fewer, device, fewer // 4, most)
 
     def _ring_configs(self, problem: NormProblem, device: DeviceInfo, is_skewed: bool = False) -> list[EngineConfig]:
         """dx and the sums in one pass over the rows: each thread has at most _RING_PACKS packs of a row. is_skewed: of rows that begin
@@ -296,12 +298,13 @@ class NormBackwardEngine(RowEngine):
     def _ring_steps(self, problem: NormProblem, rows: Rows, config: EngineConfig, device: DeviceInfo, scratch: Scratch) -> list[Step]:
         threads, cluster, stages = config["threads"], config["cluster"], self._stages(problem, rows, config, device)
         is_skewed = config["home"] == "skewed_ring"
-        held = EngineConfig.of(**{**dict(config.knobs), "home": "skewed" if is_skewed else "shared"})
+        knobs = dict(config.knobs)
+        held = EngineConfig.of(**{**knobs, "home": "skewed" if is_skewed else "shared"})
         consts = RingConsts(self.row_consts(rows, held, 2), problem.is_rms, stages, _sums(problem), problem.zero_centered,
-                            self._shares_gamma(problem, config), _slope(problem), behind="behind" in dict(config.knobs))
+                            self._shares_gamma(problem, config), _slope(problem), behind=knobs.get("behind", 0), lead=knobs.get("lead", 0))
         r, digits, columns = consts.rows, rows.row_digits, rows.column_digits
         together = max(1, threads // config["lanes"])  # rows a CTA has in hand
-        resident = dict(config.knobs).get("behind", 512)
+        resident = knobs.get("resident", 512)
         groups = resident_groups(device, threads, cluster, resident)
         groups = max(1, min(groups, -(-digits.size // (4 * together))))  # few rows each would make the sums dear
         ctas, segments, row_step, segmented = groups, groups, groups * together, False
@@ -327,8 +330,8 @@ class NormBackwardEngine(RowEngine):
         shares = self._shares_gamma(problem, config)
         smem = (2 * stages + shares) * r.shared * threads * r.pack_bytes  # the ring, and gamma
         resident = resident if device.at_least(9, 0) or not is_skewed else 256
-        all_threads = threads + 32 * consts.behind  # a warp that makes the exchange
-        first = Step.of("rowwise/norm_backward_ring", problem.op, ring_target(consts, device), all_threads, args, consts, ctas * cluster,
+        target = ring_target(consts, device)
+        first = Step.of("rowwise/norm_backward_ring", problem.op, target, threads + consts.lead, args, consts, ctas * cluster,
                         min_ctas_per_sm=max(1, resident // threads), dynamic_smem=smem, cluster=cluster,
                         suffix=f"{rows.dtype.name}_l{r.lanes}_v{r.vector}_s{r.shared}")
         return [first, self._sum_step(problem, sums, segments, device)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import product
 from math import gcd, inf, nan
 from typing import Any, ClassVar, Protocol
 
@@ -167,13 +168,17 @@ class TemplateConsts(Protocol):
 
 
 class RingTemplateConsts(TemplateConsts, Protocol):
-    """The consts of a template on the ring of rows. stages: of the ring. behind: a row is written once the next one's sums are out."""
+    """The consts of a template on the ring of rows. stages: of the ring. behind: a row is written once the sums of as many rows after it
+    are out; 0: at once. lead: threads without columns that make the exchange."""
 
     @property
     def stages(self) -> int: ...
 
     @property
-    def behind(self) -> bool: ...
+    def behind(self) -> int: ...
+
+    @property
+    def lead(self) -> int: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -316,7 +321,7 @@ def resident_groups(device: DeviceInfo, threads: int, cluster: int, resident: in
 
 def behind_stages(packs: int, config: EngineConfig, pack_bytes: int, device: DeviceInfo) -> int:
     """Of a ring of a config of behind_configs. packs: of a row a thread; pack_bytes: of all operands held."""
-    return min(8, (device.smem_per_cta - 8192) // (packs * config["behind"] * pack_bytes))
+    return min(8, (device.smem_per_cta - 8192) // (packs * config["resident"] * pack_bytes))
 
 
 def ring_target(consts: RingTemplateConsts, device: DeviceInfo) -> Target:
@@ -444,9 +449,10 @@ class RowEngine(Engine):
         found.sort(key=lambda c: packs > 4096 and (c["threads"], c["cluster"]) != (256, 8))
         return found
 
-    def behind_configs(self, rows: Rows, packs: int, device: DeviceInfo, dense: int = 2) -> list[EngineConfig]:
-        """CTAs or clusters that stay and write each row once the next one's sums have gone out; behind: threads on an SM. packs: of a row
-        that one of 512 such threads has at most, dense: one of 1024."""
+    def behind_configs(self, rows: Rows, packs: int, device: DeviceInfo, dense: int = 2, alone: int = 4) -> list[EngineConfig]:
+        """CTAs or clusters that stay and write each row once the sums of the `behind` rows after it have gone out; resident: threads on an
+        SM, lead: those of a CTA that have no columns. packs: of a row that one of 512 threads has at most, dense: one of 1024, alone:
+        without a lead."""
         vector, columns, held = rows.vector(), rows.column_digits, [o for o in rows.operands if o.name in self.held_operands]
         pack, wanted = rows.dtype.num_bytes * vector, -(-columns.size // vector)
         if not device.at_least(9, 0) or pack not in (4, 8, 16) or len(columns.extents) > 1 or rows.row_digits.size * 8 >= LIMIT:
@@ -454,13 +460,16 @@ class RowEngine(Engine):
         if any(o.dtype is not rows.dtype or not rows.moves_packs(o, vector) for o in held):
             return []
         found = []
-        for resident, threads in ((512, 512), (512, 256), (1024, 512)):
-            for cluster in (1, 2, 4, 8):
+        for resident, threads, lead in ((512, 512, 0), (512, 256, 0), (512, 512, 32), (512, 256, 32), (1024, 512, 32)):
+            most = alone if not lead else packs if resident == 512 else dense
+            for cluster, behind in product((1, 2, 4, 8), (1, 2)):
                 each = -(-wanted // (threads * cluster))
-                config = EngineConfig.of(home="ring", lanes=threads, vec=vector, threads=threads, cluster=cluster, behind=resident)
-                if each <= (packs if resident == 512 else dense) and wanted > threads * cluster // 2:
-                    if behind_stages(each, config, pack * len(held), device) >= 3:
-                        found.append(config)
+                if each > most or wanted <= threads * cluster // 2:
+                    continue
+                knobs: dict[str, Any] = {"home": "ring", "lanes": threads, "vec": vector, "threads": threads, "cluster": cluster}
+                config = EngineConfig.of(**knobs, resident=resident, behind=behind, lead=lead)
+                if behind_stages(each, config, pack * len(held), device) >= behind + 2:
+                    found.append(config)
         return found
 
     def estimate(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> float:
@@ -512,14 +521,14 @@ class RowEngine(Engine):
 
     def ring_step(self, template: str, consts: RingTemplateConsts, op: str, rows: Rows, config: EngineConfig, device: DeviceInfo,
                   extra: Sequence[Arg] = ()) -> Step:
-        """As row_step, of CTAs or clusters that stay. A warp more makes the exchange."""
+        """As row_step, of CTAs or clusters that stay."""
         r, threads, cluster = consts.rows, config["threads"], config["cluster"]
         digits, columns = rows.row_digits, rows.column_digits
-        groups = min(resident_groups(device, threads, cluster, config["behind"]), digits.size)
+        groups = min(resident_groups(device, threads, cluster, config["resident"]), digits.size)
         args = [Arg(f"ptr_{o.name}", "u64", o.value) for o in rows.operands]
         args += [Arg("num_rows", "u32", digits.size), Arg("num_columns", "u32", columns.size), Arg("row_step", "u32", groups)]
         args += [*digits.args(r.digits.wide), *columns.args(r.digits.wide)]
         smem = consts.stages * r.shared * threads * r.pack_bytes * len(r.held)
-        return Step.of(template, op, ring_target(consts, device), threads + 32, [*args, *extra], consts, groups * cluster,
-                       min_ctas_per_sm=config["behind"] // threads, dynamic_smem=smem, cluster=cluster,
+        return Step.of(template, op, ring_target(consts, device), threads + consts.lead, [*args, *extra], consts, groups * cluster,
+                       min_ctas_per_sm=config["resident"] // threads, dynamic_smem=smem, cluster=cluster,
                        suffix=f"{rows.dtype.name}_l{r.lanes}_v{r.vector}_s{r.shared}")

@@ -219,6 +219,18 @@ KERNELS = {
                               "conv_fprop x=f16[1,8,5,10]nhwc w=f16[17,8,3,3]nhwc padding=1"), {"split_k": 1}),
     "attention_plain": Kernel("attention/plain", "attention.plain", (
         "attention q=f32[1,2,70,40]nchw k=f32[1,1,76,40]nchw v=f32[1,1,76,70]nchw causal=bottom_right sinks=f32[2] return_lse=True",)),
+    "attention_backward": Kernel("attention/backward_sm90", "attention_backward.wgmma_sm90", (
+        "attention_backward d_out=bf16[1,2,200,64]nchw q=bf16[1,2,200,64]nchw k=bf16[1,1,140,64]nchw v=bf16[1,1,140,64]nchw "
+        "out=bf16[1,2,200,64]nchw lse=f32[1,2,200] causal=bottom_right",)),
+    "attention_backward_queries": Kernel("attention/backward_queries_sm90", "attention_backward.wgmma_apart_sm90", (
+        "attention_backward d_out=bf16[1,2,100,64]nchw q=bf16[1,2,100,64]nchw k=bf16[1,1,400,64]nchw v=bf16[1,1,400,64]nchw "
+        "out=bf16[1,2,100,64]nchw lse=f32[1,2,100] causal=bottom_right",)),
+    "attention_backward_wide": Kernel("attention/backward_wide_sm90", "attention_backward.wgmma_wide_sm90", (
+        "attention_backward d_out=bf16[1,2,200,136]nchw q=bf16[1,2,200,136]nchw k=bf16[1,1,70,136]nchw v=bf16[1,1,70,136]nchw "
+        "out=bf16[1,2,200,136]nchw lse=f32[1,2,200] causal=bottom_right",)),
+    "attention_backward_queries_wide": Kernel("attention/backward_queries_wide_sm90", "attention_backward.wgmma_wide_sm90", (
+        "attention_backward d_out=bf16[1,1,40,136]nchw q=bf16[1,1,40,136]nchw k=bf16[1,1,400,136]nchw v=bf16[1,1,400,136]nchw "
+        "out=bf16[1,1,40,136]nchw lse=f32[1,1,40] causal=bottom_right",)),
     "tiled_simt": Kernel("matmul/tiled_simt", "gemm.simt",
                          ("gemm a=f32[117,50] b=f32[50,21]", "gemm a=f32[37,10] b=f32[10,21]",
                           "gemm a=f32[96,10] b=f32[10,21]"), {"split_k": 1},
@@ -283,16 +295,16 @@ KERNELS = {
         ("no choice", "%p_row", "a cluster has one row"), ("no guard", r"cp\.async.*slot\+0\]", "the first pack lies inside"))),
     "norm_stays": Kernel("rowwise/norm_ring", "norm.row", (
         "layer_norm x=bf16[23,1480] gamma=bf16[1480] beta=bf16[1480] return_stats=True",),
-                         {"home": "ring", "lanes": 64, "vec": 8, "threads": 64, "cluster": 2, "behind": 64}, (
+                         {"home": "ring", "lanes": 64, "vec": 8, "threads": 64, "cluster": 2, "resident": 64, "behind": 1, "lead": 32}, (
         ("no choice", "%p_row", "a cluster has one row"), ("no guard", r"cp\.async.*slot\+0\]", "the first pack lies inside"),
         ("accumulators swapped|fragments swapped", "%part0", "all are added"),
         ("difference|other lane|guard inverted", "%mean", "the second pass adds what the mean of the first is off by"))),
     "softmax_stays": Kernel("rowwise/softmax_ring", "softmax.row", ("softmax x=bf16[23,520]",),
-                            {"home": "ring", "lanes": 64, "vec": 8, "threads": 64, "cluster": 1, "behind": 64}, (
+                            {"home": "ring", "lanes": 64, "vec": 8, "threads": 64, "cluster": 1, "resident": 64, "behind": 1, "lead": 32}, (
         ("no choice", "%p_row", "a CTA has one row"), ("no choice", "%shift", "the result does not depend on the shift"))),
     "cross_entropy_stays": Kernel("rowwise/cross_entropy_backward_ring", "cross_entropy_backward.row", (
         "cross_entropy_backward logits=bf16[23,520] target=s64[23] d_loss=bf16[] ignore_index=3",),
-        {"home": "ring", "lanes": 64, "vec": 8, "threads": 64, "cluster": 2, "behind": 64}, (
+        {"home": "ring", "lanes": 64, "vec": 8, "threads": 64, "cluster": 2, "resident": 64, "behind": 1, "lead": 32}, (
             ("no choice", "%p_row", "a cluster has one row"), ("no choice", "%shift", "the result does not depend on the shift"))),
     "cross_entropy_weights": Kernel("rowwise/target_weight", "cross_entropy_backward.row", (
         "cross_entropy_backward logits=f32[20000,3] target=s64[20000] weight=f32[3]",),
@@ -542,7 +554,8 @@ FLOOR = {
     "wgmma_streams": (25, 26), "wgmma_scales": (26, 26), "wgmma_groups": (23, 26), "wgmma_group_terms": (25, 26), "skinny_parts": (25, 26),
     "tiled_mma_groups": (24, 26), "tiled_mma_gate": (24, 26),
     "tiled_mma": (26, 26), "tiled_mma_conv": (25, 26),
-    "attention_plain": (24, 26),
+    "attention_plain": (24, 26), "attention_backward": (0, 26), "attention_backward_queries": (0, 26), "attention_backward_wide": (0, 26),
+    "attention_backward_queries_wide": (0, 26),
     "tiled_simt": (25, 26), "split_k_reduce": (25, 26), "direct": (26, 26), "tree": (24, 26), "tree_column": (25, 26),
     "tree_variance": (26, 26),
     "softmax_masked": (25, 26), "sparsemax": (26, 26), "row_map": (25, 26), "norm_eight_bits": (26, 26), "sinkhorn": (26, 26),
