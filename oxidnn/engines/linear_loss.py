@@ -99,7 +99,8 @@ class LinearLossRows(Engine):
 
     def configs(self, problem: Problem, device: DeviceInfo) -> tuple[EngineConfig, ...]:
         assert isinstance(problem, LinearCrossEntropyProblem)
-        return halves("rows", even(problem.rows, room_of_rows(problem) // max(_logits_bytes(problem, 1), 1)))
+        found = halves("rows", even(problem.rows, room_of_rows(problem) // max(_logits_bytes(problem, 1), 1)))
+        return tuple(sorted(found, key=lambda config: self.estimate(problem, config, device)))
 
     def estimate(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> float:
         p = problem
@@ -248,7 +249,8 @@ class LinearLossColumns(Engine):
     def configs(self, problem: Problem, device: DeviceInfo) -> tuple[EngineConfig, ...]:
         assert isinstance(problem, LinearCrossEntropyProblem)
         column = problem.rows * problem.desc("x").dtype.num_bytes
-        return halves("columns", even(problem.classes, room(problem, "dx") // max(column, 1)))
+        found = halves("columns", even(problem.classes, room(problem, "dx") // max(column, 1)))
+        return tuple(sorted(found, key=lambda config: self.estimate(problem, config, device)))
 
     def estimate(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> float:
         p = problem
