@@ -33,7 +33,7 @@ class DecodeConsts:
     """kind, kind_kv: types of q and of keys and values. keys: of a team's step. team: warps, of 16 rows each. q_words: q is loaded by twos.
     piecewise: of "k", "v" what is copied by 16 bytes. page: keys of a page, 0 without pages. k_scale, v_scale: "", "head" or "key": what
     they change along. tile_queries: of a tile, of sequences side by side, 0 without. vec: neighbouring columns of the result a thread has,
-    out_packed: and stores at once. streams: keys are read once. shared_params: how many parameters are those of the scores."""
+    out_packed: and stores at once. streams: there are more keys than L2 can hold. shared_params: how many parameters are those of the scores."""
 
     score: ScoreConsts
     kind: str
@@ -65,6 +65,11 @@ class DecodeConsts:
     def is_narrow(self) -> bool:
         """Keys and values have 8 bits."""
         return self.size_kv == 1
+
+    @property
+    def math(self) -> str:
+        """Type of the factors of products. All numbers of 8 bits are f16, and queries are once their rows are scaled."""
+        return "f16" if self.is_narrow else self.kind
 
     @property
     def size_kv(self) -> int:
@@ -134,8 +139,17 @@ class DecodeConsts:
         return 8 * self.tiles_v + 8
 
     @property
+    def parks_q(self) -> bool:
+        """Queries wait in shared memory, for want of registers."""
+        return max(self.dim_qk, self.dim_v) > 192
+
+    @property
+    def query_offset(self) -> int:
+        return ceil_div(max(self.teams * self.ring_bytes, self.warps * 16 * (4 * self.sum_pitch + 8)), 16) * 16
+
+    @property
     def smem_bytes(self) -> int:
-        return max(self.teams * self.ring_bytes, self.warps * 16 * (4 * self.sum_pitch + 8))
+        return self.query_offset + (self.team * self.steps_qk * 512 if self.parks_q else 0)
 
     @property
     def steps_qk(self) -> int:
@@ -229,7 +243,7 @@ def _consts(p: AttentionProblem, config: EngineConfig, device: DeviceInfo) -> De
     q, k, v, out = (p.heads_of(n) for n in ("q", "k", "v", "out"))
     rows = p.len_q * (p.heads // p.heads_kv)
     vec = next(n for n in (4, 2, 1) if p.dim_v % n == 0)
-    once = rows <= MAX_ROWS and 2 * (k.num_bytes + v.num_bytes) > device.l2_bytes
+    streams = rows <= MAX_ROWS and k.num_bytes + v.num_bytes > 4 * device.l2_bytes
     score, page, scales, tile_queries = score_consts(p), 0, ("", ""), 0
     if isinstance(p, PagedAttentionProblem):
         score = replace(score, is_varlen=False, lengths=("kv", *(("q",) if p.has("lengths_q") else ())))
@@ -238,7 +252,7 @@ def _consts(p: AttentionProblem, config: EngineConfig, device: DeviceInfo) -> De
     return DecodeConsts(
         score, q.dtype.name, k.dtype.name, p.dim_qk, p.dim_v, config["keys"], config["team"], config["warps"], config["stages"],
         config["splits"] > 1, _packs(q, 2), tuple(n for n, d in (("k", k), ("v", v)) if _in_pieces(d)), page, *scales, tile_queries, vec,
-        _packs(out, vec), p.has("lse"), once, len(arguments(p)))
+        _packs(out, vec), p.has("lse"), streams, len(arguments(p)))
 
 
 def _scale_of(p: PagedAttentionProblem, name: str) -> str:
@@ -275,7 +289,7 @@ def _configs(p: AttentionProblem, device: DeviceInfo) -> tuple[EngineConfig, ...
     for keys, warps, per_sm in ((32, 4, 1), (16, 4, 2), (16, 8, 1), (32, 4, 2), (16, 4, 1), (16, 2, 1)):
         if (warps == 2 or per_sm == 1 and (keys, warps) == (16, 4)) and found:  # these for want of shared memory alone
             continue
-        if warps < team or keys > 16 and max(p.dim_qk, p.dim_v) > 192:  # for want of registers
+        if warps < team or keys > 16 and max(p.dim_qk, p.dim_v) > (96 if isinstance(p, PagedAttentionProblem) else 128):  # registers
             continue
         shape = {"keys": keys, "team": team, "warps": warps}
         depths = (3,) if device.is_emulated and _fits(p, EngineConfig.of(**shape, stages=3, splits=1), device, 1) else (6, 5, 4, 3, 2)
@@ -284,7 +298,7 @@ def _configs(p: AttentionProblem, device: DeviceInfo) -> tuple[EngineConfig, ...
             continue
         rounds = ceil_div(max(1, p.len_kv), keys * (warps // team))
         slots = device.num_sms * per_sm
-        wanted = {1} | {max(1, slots * k // units) for k in (1, 2, 4)} | {ceil_div(slots, units), ceil_div(rounds, 4)}
+        wanted = {1} | {max(1, slots * k // units) for k in (1, 2, 4)} | {max(1, device.num_sms // units), ceil_div(rounds, 4)}
         if device.is_emulated:
             wanted = {1, 3} if rounds > 1 else {1, 2}
         if isinstance(p, PagedAttentionProblem) and (p.num_splits or p.is_varlen):

@@ -100,3 +100,31 @@ def test_prompts_and_steps_side_by_side() -> None:
     backend = EmulatedBackend("sm_80", checkers="all")
     for knobs in ({"team": 1}, {"team": 2}, {"team": 4, "keys": 32}):
         compare(problem, execute(backend, problem, ENGINE, config(**knobs), inputs), want)
+
+
+@pytest.mark.parametrize("case", [
+    "attention q=bf16[1,3,2,256]nchw k=bf16[1,1,70,256]nchw v=bf16[1,1,70,256]nchw causal=bottom_right",
+    "attention q=f16[1,2,1,200]nchw k=f16[1,1,40,200]nchw v=f16[1,1,40,64]nchw lengths_kv=s32[1] return_lse=True",
+    "paged_attention q=bf16[2,4,1,256]nchw k_cache=e4m3[9,2,16,256]nchw v_cache=e4m3[9,2,16,256]nchw page_table=s32[2,4] lengths_kv=s32[2]",
+    "paged_attention q=bf16[1,20,2,224]nchw k_cache=s8[9,1,16,224]nchw v_cache=s8[9,1,16,96]nchw page_table=s32[1,4] lengths_kv=s32[1] "
+    "k_scale=f32[9,1,16] v_scale=f32[9,1,16]",
+])
+def test_rows_too_wide_for_registers(case: str) -> None:
+    """Queries wait in shared memory, also of teams that have no keys."""
+    problem = parse_case(case)
+    for arch in ("sm_80", "sm_90a"):
+        backend = EmulatedBackend(arch, checkers="all")
+        for c in ENGINE.configs(problem, backend.info):
+            run_problem(backend, problem, ENGINE, c)
+
+
+@pytest.mark.parametrize("size", [1e-30, 1.0, 1e30])
+def test_queries_beyond_what_f16_holds(size: float) -> None:
+    """bf16 queries of any size meet caches of 8 bits."""
+    problem = parse_case("paged_attention q=bf16[1,4,1,64]nchw k_cache=s8[3,2,16,64]nchw v_cache=s8[3,2,16,64]nchw page_table=s32[1,3] "
+                         f"lengths_kv=s32[1] scale={0.01 / size!r} k_scale=f32[1] v_scale=f32[1] return_lse=True")
+    inputs = random_inputs(problem, np.random.default_rng(5))
+    inputs["q"] = (inputs["q"].astype(np.float64) * size).astype(inputs["q"].dtype)
+    inputs["lengths_kv"][:] = 41
+    want = REFERENCES["paged_attention"](problem, exact(problem, inputs), {})
+    compare(problem, execute(EmulatedBackend("sm_80", checkers="all"), problem, ENGINE, config(splits=2), inputs), want)

@@ -56,7 +56,7 @@ def _paged_attention(problem: Problem, inputs: Mapping[str, np.ndarray], scalars
                 tensors[name] = TensorDesc.packed(F32, own[name].shape)
         each = OPS["attention"].make(tensors, attrs, Policy())
         part = OF_ATTENTION["attention"](each, own, {})
-        if kind is F16:  # weights, times their values' scales, may be subnormal
+        if kind is F16 or p.desc("v_cache").dtype.num_bytes == 1:  # weights, times their values' scales, are f16, maybe subnormal
             raw = np.abs(_gathered(p, "v", inputs, n, count, False)).sum(1).repeat(p.heads // p.heads_kv, axis=0)
             size = np.abs(own["v"][0]).sum(1).repeat(p.heads // p.heads_kv, axis=0)
             arrays["out"][2][place] += F16.smallest * np.maximum(raw if p.has("v_scale") else 0, size)[:, None]
