@@ -33,7 +33,7 @@ class DecodeConsts:
     """kind, kind_kv: types of q and of keys and values. keys: of a team's step. team: warps, of 16 rows each. q_words: q is loaded by twos.
     piecewise: of "k", "v" what is copied by 16 bytes. page: keys of a page, 0 without pages. k_scale, v_scale: "", "head" or "key": what
     they change along. tile_queries: of a tile, of sequences side by side, 0 without. vec: neighbouring columns of the result a thread has,
-    out_packed: and stores at once. streams: there are more keys than L2 can hold. shared_params: how many parameters are those of the scores."""
+    out_packed: and stores at once. streams: there are more keys than L2 can hold. shared_params: how many parameters are the scores'."""
 
     score: ScoreConsts
     kind: str

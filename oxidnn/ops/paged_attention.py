@@ -10,7 +10,8 @@ rows: 1 in decoding, more of a prompt or a draft; lengths_q (B,) says how many o
 sequences of queries lie side by side in q (H, T, D).
 
 Caches are of q's type, or e4m3, e5m2 or s8. k_scale and v_scale, f32, that broadcast to (P, G, page), are what their values are multiplied
-by; weights, times v_scale where it differs between keys, are then of f16's range. num_splits: among how many CTAs the keys of a tile are dealt out (default: chosen).
+by; weights (times v_scale, where it differs between keys) have the range of f16 beside f16 queries and caches of 8 bits.
+num_splits: among how many CTAs the keys of a tile are dealt out (default: chosen).
 """
 
 from __future__ import annotations
