@@ -57,7 +57,7 @@ class ForwardConsts:
     dim_qk: int
     dim_v: int
     in_turns: bool
-    pins: bool  # exponentials are taken before results are waited for
+    parts: int  # of a step's exponentials, which follow each other without what needs them; 0: as the assembler likes
     lazy_bits: int  # results are scaled anew where weights would grow beyond 2 to this
     has_scores: bool
     has_lse: bool
@@ -216,7 +216,7 @@ class AttentionWgmmaEngine(Engine):
         for warpgroups, keys in TILES:
             if warpgroups == 3 and p.dropout:
                 continue
-            config = EngineConfig.of(warpgroups=warpgroups, keys=keys, stages=2, ctas=1, turns=int(warpgroups > 1), pins=0, lazy=0)
+            config = EngineConfig.of(warpgroups=warpgroups, keys=keys, stages=2, ctas=1, turns=int(warpgroups > 1), parts=2, lazy=0)
             c = consts(p, config)
             fits = c.registers <= REGISTERS[warpgroups] and c.smem_bytes <= SMEM_BYTES
             if fits and (c.overlaps or keys <= MAX_LONG_KEYS):
@@ -279,7 +279,7 @@ def _clears(p: AttentionProblem) -> bool:
 def consts(p: AttentionProblem, config: EngineConfig) -> ForwardConsts:
     has_scores = p.expression is not None or not p.scale > 0
     return ForwardConsts(score_consts(p), p.desc("q").dtype.name, config["warpgroups"], config["keys"], config["stages"], p.dim_qk, p.dim_v,
-                         bool(config["turns"]), bool(config["pins"]), config["lazy"], has_scores, p.has("lse"), _clears(p))
+                         bool(config["turns"]), config["parts"], config["lazy"], has_scores, p.has("lse"), _clears(p))
 
 
 ENGINES: dict[str, tuple[Engine, ...]] = {"attention": (AttentionWgmmaEngine(),)}
