@@ -74,7 +74,8 @@ class TileConsts:
 @dataclass(frozen=True, slots=True)
 class AttentionMmaConsts:
     """tiles_m: groups of 16 rows of a warp. slots: of the ring. keeps_q: in registers. splits: parts of the output's columns, a CTA each.
-    folds_scale: exponentials take products as they are. descends: the last queries come first, as they have most keys."""
+    mixes: weights are computed between products. folds_scale: exponentials take products as they are. descends: the last queries come
+    first, as they have most keys."""
 
     dtype: str
     scores: ScoreConsts
@@ -82,6 +83,7 @@ class AttentionMmaConsts:
     tiles_m: int
     tile_n: int
     slots: int
+    mixes: bool
     keeps_q: bool
     q: TileConsts
     k: TileConsts
@@ -232,7 +234,8 @@ def _consts(p: AttentionProblem, config: EngineConfig) -> AttentionMmaConsts:
             for n, rows in (("q", tile_m), ("k", tile_n)))
     v = TileConsts("v", tile_n, part, p.dim_v, _vec(p.heads_of("v")), threads, config["swizzle"] > 0 and part % 64 == 0, splits > 1)
     keeps_q = tiles_m * (tile_n + part + q.columns // 2) // 2 <= (183 if _limit(config) > 200 else 128)
-    return AttentionMmaConsts(p.desc("q").dtype.name, scores, warps, tiles_m, tile_n, config["slots"], keeps_q, q, k, v,
+    return AttentionMmaConsts(p.desc("q").dtype.name, scores, warps, tiles_m, tile_n, config["slots"],
+                              config["mix"] > 0 and not p.dropout, keeps_q, q, k, v,
                               TileConsts("out", 16 * tiles_m, part, p.dim_v, out_vec, 32, False, splits > 1), splits, p.has("lse"),
                               scores.expression is None and p.scale > 0, p.right is not None and p.left is None)
 
@@ -257,7 +260,7 @@ def _registers(c: AttentionMmaConsts, device: DeviceInfo) -> int:
     scores, is_hopper = c.scores, device.at_least(9)
     others = (32 if is_hopper else 44) + 16 * (min(c.q.vec, c.k.vec, c.v.vec) < 8)
     if scores.expression is not None:
-        others += 14 * len(scores.moving) + (46 if is_hopper else 110 if "/" in str(scores.expression) else 100)
+        others += 22 * len(scores.moving) + (46 if is_hopper else 110 if "/" in str(scores.expression) else 100)
     others += 84 * scores.has_dropout
     others += 12 * (c.q.swizzled or c.v.swizzled)
     return c.acc_count + c.score_count + (c.q_registers if c.keeps_q else 16) + others
@@ -276,7 +279,8 @@ def _candidates(p: AttentionProblem, device: DeviceInfo) -> tuple[EngineConfig, 
             continue
         if swizzle and warps == 1:  # too few to copy eight lines of 128 bytes at a time
             continue
-        config = EngineConfig.of(warps=warps, rows=rows, tile_n=tile_n, slots=slots, ctas=ctas, columns=columns, swizzle=swizzle)
+        config = EngineConfig.of(warps=warps, rows=rows, tile_n=tile_n, slots=slots, ctas=ctas, columns=columns, swizzle=swizzle,
+                                 mix=int(slots == 4 and tile_n >= 32))
         c = _consts(p, config)
         if c.smem_bytes > min(device.smem_per_cta, device.smem_per_sm // ctas - 1024):
             continue

@@ -41,10 +41,10 @@ def test_first_choice_for_devices(arch: str, dims: tuple[int, int], more: str) -
 
 
 @pytest.mark.parametrize("shape", [(4, 32, 64, 2), (4, 32, 32, 4), (4, 32, 128, 3), (2, 32, 64, 4), (8, 16, 32, 2)])
-@pytest.mark.parametrize("swizzle", [0, 1])
-def test_shapes(shape: tuple[int, ...], swizzle: int) -> None:
+@pytest.mark.parametrize("swizzle, mix", [(0, 0), (1, 1)])
+def test_shapes(shape: tuple[int, ...], swizzle: int, mix: int) -> None:
     warps, rows, tile_n, slots = shape
-    config = EngineConfig.of(warps=warps, rows=rows, tile_n=tile_n, slots=slots, ctas=1, columns=256, swizzle=swizzle)
+    config = EngineConfig.of(warps=warps, rows=rows, tile_n=tile_n, slots=slots, ctas=1, columns=256, swizzle=swizzle, mix=mix)
     for more in ("", "causal=top_left return_lse=True"):
         checked(f"attention {QKV} {more}", config=config)
 
