@@ -86,9 +86,9 @@ class BackwardConsts(Panels):
 
     @property
     def barrier_counts(self) -> list[int]:
-        """Arrivals: of copies on a stage, or on keys and values; of warpgroups done with a stage; of warps that wrote dS; of warpgroups
+        """Arrivals: of copies on a stage, or on keys and values; of warps done with a stage; of warps that wrote dS; of warpgroups
         done with it."""
-        return [1] * (self.stages + 1) + [2] * self.stages + [THREADS // 32] * 2 + [2] * 2
+        return [1] * (self.stages + 1) + [8] * self.stages + [8] * 2 + [2] * 2
 
     @staticmethod
     def own_params(spec: KernelSpec) -> list[Param]:
@@ -165,8 +165,8 @@ class WideConsts(Panels):
 
     @property
     def barrier_counts(self) -> list[int]:
-        """Arrivals: of copies on a slot of queries, of warpgroups done with it; the same of d_out; of copies on keys and values."""
-        return [1] * self.query_slots + [2] * self.query_slots + [1, 1, 2, 2, 1]
+        """Arrivals: of copies on a slot of queries, of warps done with it; of d_out, of warpgroups; of copies on keys and values."""
+        return [1] * self.query_slots + [8] * self.query_slots + [1, 1, 2, 2, 1]
 
     @staticmethod
     def own_params(spec: KernelSpec) -> list[Param]:
