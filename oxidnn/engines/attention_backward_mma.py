@@ -85,7 +85,8 @@ class BackwardConsts:
     """is_keys: keys are held and queries pass. held, passing: the two tensors of each. results: what is written, and its accumulators.
     rows, columns: of a held and of a passing tile. tiles_m: 16 rows each of a warp. by_tiles: CTAs are counted heads first.
     bias: the kernel of its gradient, whose CTAs have a tile each of its extent. split: warps that share their rows. Where in shared memory
-    numbers wait (parked_at) and P and dS lie (weights_at, gradients_at), if other warps read them."""
+    numbers wait (parked_at), P and dS lie (weights_at, gradients_at), if other warps read them, and dS of every other tile (second_at).
+    loads_first: the next tiles are asked for before dQ of those before is added, or after: as the assembler finds registers."""
 
     score: ScoreConsts
     kind: str
@@ -107,6 +108,8 @@ class BackwardConsts:
     parked_at: int = 0
     weights_at: int = 0
     gradients_at: int = 0
+    second_at: int = 0
+    loads_first: bool = True
 
     log2_e: ClassVar[float] = log2(e)
     parked: ClassVar[tuple[str, ...]] = ("%tile_row", "%memory_row", "%own_head", "%memory_batch", "%rows_there")
@@ -238,7 +241,7 @@ def _layout(p: AttentionProblem, names: tuple[tuple[str, ...], tuple[str, ...]],
 def _smem(p: AttentionProblem, device: DeviceInfo, outputs: tuple[str, ...], shape: _Shape, adds: bool = False) -> int:
     is_keys = "dq" not in outputs
     _, _, at, stage, _ = _layout(p, _operands(is_keys, outputs), is_keys, shape)
-    words = shape.words * (2 if shape.split > 1 else 1 if adds else 0)
+    words = shape.words * ((2 if adds else shape.split > 1) + (shape.split > 1))  # dS, of two tiles where dQ is added up; P
     return max(at + 2 * stage + words, *(_tile(p, n).pitch * shape.rows for n in outputs)) + _PARKED_BYTES
 
 
@@ -264,8 +267,8 @@ _SHAPES: dict[int, tuple[tuple[tuple[int, ...], ...], ...]] = {
 }
 
 _ADDING: dict[int, tuple[tuple[int, ...], ...]] = {
-    64: ((8, 2, 32), (4, 2, 32), (8, 1, 64)),
-    128: ((8, 1, 64), (8, 2, 64, 2), (4, 1, 64), (8, 1, 32)),
+    64: ((4, 2, 32), (4, 1, 64)),
+    128: ((8, 2, 64, 2), (8, 1, 32), (4, 1, 32)),
 }
 
 
@@ -276,7 +279,7 @@ def _shapes(p: AttentionProblem, device: DeviceInfo, outputs: tuple[str, ...], a
     is_packed = all(_tile(p, n).is_packed for n in ("q", "k", "v", "d_out"))
     if p.expression is None and not p.dropout and is_packed:
         shapes = [_Shape(*s) for s in (_ADDING[wide] if adds else _SHAPES[wide][0 if is_keys else 1])]
-        if p.is_varlen and wide > 64 and is_keys:  # whose places take registers
+        if p.is_varlen and is_keys and (wide > 64 or not device.at_least(9)):  # whose places take registers
             shapes = [_Shape(8, 1, 32), _Shape(4, 1, 32)]
     else:  # registers for expressions and addresses, and their text for every element
         shapes = [_Shape(warps, 1, 16 if p.expression is not None and p.dropout else 32) for warps in (8, 4)]
@@ -309,7 +312,10 @@ def _kernel(p: AttentionProblem, device: DeviceInfo, outputs: tuple[str, ...], s
     consts = BackwardConsts(score_consts(p), p.desc("q").dtype.name, is_keys, is_keys and p.heads > p.heads_kv, held, passing, results,
                             shape.rows, shape.columns, shape.tiles_m, at, stage, stats, by_tiles,
                             sums=_sums(p, device, shape) if sums is not None else None, split=shape.split,
-                            parked_at=smem - _PARKED_BYTES, gradients_at=at + 2 * stage, weights_at=at + 2 * stage + shape.words)
+                            parked_at=smem - _PARKED_BYTES, gradients_at=at + 2 * stage, weights_at=at + 2 * stage + shape.words,
+                            second_at=at + 2 * stage + shape.words * (2 if shape.split > 1 else 1),
+                            loads_first=not device.at_least(9) or p.heads > p.heads_kv or p.is_varlen or bool(score_consts(p).lengths)
+                            or p.alignment == "top_left")
     tiles = -(-length // shape.rows) + (p.batch + 2 if p.is_varlen else 0)
     owners = heads * (1 if p.is_varlen else p.batch)
     pitch = p.len_q if sums is None else 16 * _groups(p)
