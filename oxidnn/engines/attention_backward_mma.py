@@ -315,7 +315,7 @@ def _kernel(p: AttentionProblem, device: DeviceInfo, outputs: tuple[str, ...], s
                             parked_at=smem - _PARKED_BYTES, gradients_at=at + 2 * stage, weights_at=at + 2 * stage + shape.words,
                             second_at=at + 2 * stage + shape.words * (2 if shape.split > 1 else 1),
                             loads_first=not device.at_least(9) or p.heads > p.heads_kv or p.is_varlen or bool(score_consts(p).lengths)
-                            or p.alignment == "top_left")
+                            or p.alignment == "top_left" and p.left is None)
     tiles = -(-length // shape.rows) + (p.batch + 2 if p.is_varlen else 0)
     owners = heads * (1 if p.is_varlen else p.batch)
     pitch = p.len_q if sums is None else 16 * _groups(p)
