@@ -282,7 +282,7 @@ def _check(p: AttentionProblem) -> Support:
     if max(p.len_q, p.len_kv) >= 2**29:
         return refuse(f"{max(p.len_q, p.len_kv)} queries or keys (fewer than 2^29)")
     tiles = sum(_tiles(p, which, 16) for which in ("q", "kv"))
-    if tiles * p.heads * p.batch >= _LIMIT:
+    if tiles * p.heads * (1 if p.is_varlen else p.batch) >= _LIMIT:
         return refuse(f"more than {_LIMIT} tiles")
     return SUPPORTED
 
