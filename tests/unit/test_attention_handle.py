@@ -97,6 +97,16 @@ def test_what_is_not_seen_may_be_nan(h: oxidnn.DnnHandle, how: str) -> None:
     want = h.attention_backward(d_out, q, *clean, out, lse, **given)
     for got, expected in zip(h.attention_backward(d_out, q, k, v, out, lse, **given), want, strict=True):
         np.testing.assert_array_equal(got, expected)
+    if how in ("bool", "float"):  # a query that sees nothing takes no part
+        seen[0, :, 3] = False
+        given["mask"] = seen if how == "bool" else np.where(seen, 0.0, -np.inf)
+        q[0, :, 3] = d_out[0, :, 3] = 0
+        out, lse = h.attention(q, k, v, return_lse=True, **given)
+        want = h.attention_backward(d_out, q, k, v, out, lse, **given)
+        q[0, :, 3] = d_out[0, :, 3] = np.nan
+        np.testing.assert_array_equal(h.attention(q, k, v, **given), out)
+        for got, expected in zip(h.attention_backward(d_out, q, k, v, out, lse, **given), want, strict=True):
+            np.testing.assert_array_equal(got, expected)
     if how == "causal":  # seen by the last row alone
         v[0, 0, 5] = np.nan
         np.testing.assert_allclose(h.attention(q, k, v, **given)[:, :, :5], attention(q, *clean, seen)[:, :, :5], rtol=1e-11, atol=1e-13)
