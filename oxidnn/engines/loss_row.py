@@ -302,8 +302,9 @@ class CrossEntropyBackwardEngine(_CrossEntropyEngine):
 
     def configs(self, problem: Problem, device: DeviceInfo) -> tuple[EngineConfig, ...]:
         assert isinstance(problem, CrossEntropyProblem)
-        stays = not problem.is_probability and not problem.smoothing and not problem.is_log
-        return (*super().configs(problem, device), *(self.behind_configs(self.rows(problem), 4, device) if stays else ()))
+        rows, stays = self.rows(problem), not problem.is_probability and not problem.smoothing and not problem.is_log
+        rings = self.behind_configs(rows, 4, device) if stays else []
+        return self.with_rings(super().configs(problem, device), rings, rows, device, 16384, 32)
 
     def gradient_step(self, problem: CrossEntropyProblem, config: EngineConfig, device: DeviceInfo, extra: Sequence[Arg],
                       reduction: str, sums: int = 1, follows: bool = False) -> Step:

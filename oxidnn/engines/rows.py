@@ -472,6 +472,16 @@ class RowEngine(Engine):
                     found.append(config)
         return found
 
+    def with_rings(self, found: Sequence[EngineConfig], rings: Sequence[EngineConfig], rows: Rows, device: DeviceInfo, least: int,
+                   lead: int, behind: int = 1) -> tuple[EngineConfig, ...]:
+        """Configs of rows that leave, and those of rings, whose fewest CTAs of 512 threads with that lead and so many rows behind come first
+        for rows of halves of `least` columns and more, where each CTA or cluster has some rows."""
+        first = [c for c in rings if (c["threads"], c["resident"], c["lead"], c["behind"]) == (512, 512, lead, behind)][:1]
+        few = any(rows.row_digits.size < 4 * resident_groups(device, 512, c["cluster"]) for c in first)
+        if few or rows.dtype.num_bytes != 2 or rows.column_digits.size < least:
+            first = []
+        return tuple(dict.fromkeys([*first, *found, *rings]))
+
     def estimate(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> float:
         efficiency = 0.85 if config["vec"] * problem.operands[0].desc.dtype.num_bytes == 16 else 0.5
         return 3.0 + problem.num_bytes / (device.bandwidth_gbs * 1e3 * efficiency) + problem.flops / (device.fma_tflops * 1e5)
