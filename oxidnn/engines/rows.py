@@ -474,8 +474,8 @@ class RowEngine(Engine):
 
     def with_rings(self, found: Sequence[EngineConfig], rings: Sequence[EngineConfig], rows: Rows, device: DeviceInfo, least: int,
                    lead: int, behind: int = 1) -> tuple[EngineConfig, ...]:
-        """Configs of rows that leave, and those of rings, whose fewest CTAs of 512 threads with that lead and so many rows behind come first
-        for rows of halves of `least` columns and more, where each CTA or cluster has some rows."""
+        """Configs of rows that leave, and those of rings, whose fewest CTAs of 512 threads with that lead and so many rows behind come
+        first for rows of halves of `least` columns and more, where each CTA or cluster has some rows."""
         first = [c for c in rings if (c["threads"], c["resident"], c["lead"], c["behind"]) == (512, 512, lead, behind)][:1]
         few = any(rows.row_digits.size < 4 * resident_groups(device, 512, c["cluster"]) for c in first)
         if few or rows.dtype.num_bytes != 2 or rows.column_digits.size < least:
