@@ -32,10 +32,11 @@ OTHER_REGISTERS = 30  # beside scores, weights and results
 SEQUENCE_REGISTERS = 6  # where sequences have lengths of their own
 SEARCH_REGISTERS = 12  # where they lie side by side
 DROPOUT_REGISTERS = 50  # too many beside those of three warpgroups
-MAX_LINES = 5800  # of the kernel's text, as estimated
+MAX_LINES = 5950  # of the kernel's text, as estimated
 MAX_LONG_KEYS = 64  # of a tile whose scores' text is longer
 MAX_DIM = 256
 MAX_LENGTH = 2**29
+TILE_CLOCKS = 2500  # between tiles
 MAX_STRIDE = 2**40
 L2_SHARE = 0.5  # of L2 that keys and values of the heads at work may fill
 # (warpgroups, keys of a tile), the preferred ones first.
@@ -80,7 +81,7 @@ class ForwardConsts:
         if s.expression is not None:
             inputs = {name: f"%{name}" for name in s.expression.args} | {name: f"%{name}" for name in s.scalars}
             lines += 7 + s.lower(inputs, "%score").count("\n") + 16 * len(s.moving)
-        others = 2000 + 10 * self.keys + 7 * self.out_columns + 1250 * s.is_varlen + 250 * self.clears
+        others = 2350 + 10 * self.keys + 7 * self.out_columns + 1250 * s.is_varlen + 250 * self.clears
         return others + 3 * lines * self.keys // 2 <= MAX_LINES
 
     @property
@@ -184,6 +185,18 @@ def _tiles(p: AttentionProblem, rows: int) -> tuple[int, int]:
     return p.batch * p.heads, -(-p.len_q // rows)
 
 
+def _steps(p: AttentionProblem, rows: int, keys: int) -> float:
+    """Tiles of keys of a tile of queries, on average."""
+    total, tiles = 0, -(-p.len_q // rows)
+    picked = range(0, tiles, max(1, tiles // 64))
+    shift = 0 if p.alignment == "top_left" else p.len_kv - p.len_q
+    for i in picked:
+        end = p.len_kv if p.right is None else min(p.len_kv, min(p.len_q, (i + 1) * rows) + shift + p.right)
+        begin = 0 if p.left is None else max(0, i * rows + shift - p.left)
+        total += max(0, -(-end // keys) - begin // keys)
+    return total / max(1, len(picked))
+
+
 class AttentionWgmmaEngine(Engine):
     """Up to D = E = 256, every kind of score."""
 
@@ -223,20 +236,24 @@ class AttentionWgmmaEngine(Engine):
                 yield config
 
     def estimate(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> float:
-        """Rounds of tiles at the rate of their products, and of their exponentials where these take longer."""
+        """Rounds of tiles over the SMs; of a step of all warpgroups what takes longest: products, exponentials, or one warpgroup's own
+        way through both."""
         assert isinstance(problem, AttentionProblem)
         p, c = problem, consts(problem, config)
         tiles = prod(_tiles(p, c.rows))
         if device.is_emulated:
             return 1000.0 * tiles * -(-p.len_kv // c.keys)
-        steps = -(-p.len_kv // c.keys) * (0.5 + 0.5 / max(1, p.len_q // c.rows) if p.right == 0 else 1.0)
-        # Of a step of all warpgroups: products, exponentials; little of the smaller is hidden with few warpgroups.
-        products = c.warpgroups * c.keys * (16 * c.steps_qk + c.dim_v) / 32
-        exponentials = c.rows * c.keys / 16
-        hidden = {1: 0.2, 2: 0.7, 3: 0.85}[c.warpgroups]
-        clocks = max(products, exponentials) + (1 - hidden) * min(products, exponentials) + 200
-        rounds = max(1.0, tiles / device.num_sms)
-        return (ceil(rounds) if rounds < 4 else rounds + 0.5) * (steps * clocks + 2500) / 1550 + 4
+        products = c.keys * (8 * c.steps_qk + c.dim_v / 2) / 16
+        exponentials = ROWS * c.keys / 16
+        work = exponentials * (1.6 + 0.25 * len(c.scores.tensors) + (0.6 if c.has_scores else 0) + (4 if c.scores.has_dropout else 0))
+        own = products + work + 500
+        step = max(own, config["ctas"] * c.warpgroups * max(products * 1.1, work * 0.85))
+        steps = _steps(p, c.rows, c.keys)
+        each = steps * step + TILE_CLOCKS
+        rounds = tiles / (device.num_sms * config["ctas"])
+        if p.right is None or p.left is not None or rounds < 1:
+            rounds = ceil(rounds)  # tiles of one length
+        return rounds * each / 1650 + 5
 
     def build_steps(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> Build:
         assert isinstance(problem, AttentionProblem)
@@ -251,12 +268,16 @@ class AttentionWgmmaEngine(Engine):
         # shortest: of any other order the CTAs' shares differ by up to the half (those at work read the same keys at about the same time).
         held = p.len_kv * (p.dim_qk + p.dim_v) * 2 / group  # bytes, for each head of q
         is_triangle = p.right is not None and p.left is None
-        run = pairs if is_triangle else min(pairs, max(1, int(device.l2_bytes * L2_SHARE / held) // group * group or group))
+        most = pairs if is_triangle else max(group, int(device.l2_bytes * L2_SHARE / held))
+        run = next(n for n in range(min(most, pairs), 0, -1) if pairs % n == 0 and (n % group == 0 or n <= group))
         maps = (("q", q, ROWS), ("k", k, c.keys), ("v", v, c.keys))
         args = [Arg(f"map_{n}", "tensor_map", TensorMapArg(n, _map(desc, rows))) for n, desc, rows in maps]
-        args += [Arg("run", "u32", run), Arg("run_tiles", "u32", run * q_tiles), Arg("num_pairs", "u32", pairs),
-                 Arg("q_tiles", "u32", q_tiles), Arg("num_tiles", "u32", pairs * q_tiles),
-                 Arg("factor", "f32", log2(euler) * (1.0 if c.has_scores else p.scale))]
+        divisors = {"run": run, "run_tiles": run * q_tiles, "num_heads": p.heads, "group": group}
+        for name, divisor in divisors.items():
+            shift = (divisor - 1).bit_length()
+            args += [Arg(f"{name}_multiplier", "u32", -(-(1 << (31 + shift)) // divisor)), Arg(f"{name}_shift", "u32", shift)]
+        args += [Arg("run", "u32", run), Arg("run_tiles", "u32", run * q_tiles), Arg("q_tiles", "u32", q_tiles),
+                 Arg("num_tiles", "u32", pairs * q_tiles), Arg("factor", "f32", log2(euler) * (1.0 if c.has_scores else p.scale))]
         for name in ("out", "lse") if c.has_lse else ("out",):
             desc = p.heads_of(name)
             args.append(Arg(f"ptr_{name}", "u64", TensorArg(name)))
