@@ -30,7 +30,7 @@ BARRIER_BYTES = 8
 REGISTERS = {1: 255, 2: 255, 3: 168, 4: 128}  # of a thread, by warpgroups of an SM
 OTHER_REGISTERS = 30  # beside scores, weights and results
 SEQUENCE_REGISTERS = 6  # where sequences have lengths of their own
-SEARCH_REGISTERS = 12  # where they lie side by side
+SEARCH_REGISTERS = 24  # where they lie side by side
 DROPOUT_REGISTERS = 50  # too many beside those of three warpgroups
 MAX_LINES = 5950  # of the kernel's text, as estimated
 MAX_LONG_KEYS = 64  # of a tile whose scores' text is longer
@@ -81,7 +81,7 @@ class ForwardConsts:
         if s.expression is not None:
             inputs = {name: f"%{name}" for name in s.expression.args} | {name: f"%{name}" for name in s.scalars}
             lines += 7 + s.lower(inputs, "%score").count("\n") + 16 * len(s.moving)
-        others = 2350 + 10 * self.keys + 7 * self.out_columns + 1250 * s.is_varlen + 250 * self.clears
+        others = 2350 + 10 * self.keys + 7 * self.out_columns + 1000 * s.is_varlen + 250 * self.clears
         return others + 3 * lines * self.keys // 2 <= MAX_LINES
 
     @property
