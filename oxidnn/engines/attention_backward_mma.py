@@ -416,6 +416,8 @@ class AttentionBackwardMma(Engine):
             return refuse(f"rows of {max(p.dim_qk, p.dim_v)} elements (at most 256)")
         if max(p.len_q, p.len_kv) >= 2**29:
             return refuse(f"{max(p.len_q, p.len_kv)} queries or keys (less than 2^29)")
+        if p.batch * p.heads * (max(p.len_q, p.len_kv) // 8 + p.batch + 3) >= 2**31:
+            return refuse(f"{p.batch * p.heads} heads of {max(p.len_q, p.len_kv)} queries or keys")
         return SUPPORTED
 
     def configs(self, problem: Problem, device: DeviceInfo) -> tuple[EngineConfig, ...]:

@@ -221,16 +221,35 @@ KERNELS = {
         "attention q=f32[1,2,70,40]nchw k=f32[1,1,76,40]nchw v=f32[1,1,76,70]nchw causal=bottom_right sinks=f32[2] return_lse=True",)),
     "attention_backward": Kernel("attention/backward_sm90", "attention_backward.wgmma_sm90", (
         "attention_backward d_out=bf16[1,2,130,64]nchw q=bf16[1,2,130,64]nchw k=bf16[1,1,70,64]nchw v=bf16[1,1,70,64]nchw "
-        "out=bf16[1,2,130,64]nchw lse=f32[1,2,130] causal=bottom_right",)),
+        "out=bf16[1,2,130,64]nchw lse=f32[1,2,130] causal=bottom_right",
+        "attention_backward d_out=bf16[1,1,330,64]nchw q=bf16[1,1,330,64]nchw k=bf16[1,1,40,64]nchw v=bf16[1,1,40,64]nchw "
+        "out=bf16[1,1,330,64]nchw lse=f32[1,1,330]")),
     "attention_backward_queries": Kernel("attention/backward_queries_sm90", "attention_backward.wgmma_apart_sm90", (
         "attention_backward d_out=bf16[1,1,70,64]nchw q=bf16[1,1,70,64]nchw k=bf16[1,1,330,64]nchw v=bf16[1,1,330,64]nchw "
         "out=bf16[1,1,70,64]nchw lse=f32[1,1,70] causal=bottom_right",)),
     "attention_backward_wide": Kernel("attention/backward_wide_sm90", "attention_backward.wgmma_wide_sm90", (
         "attention_backward d_out=bf16[1,2,130,136]nchw q=bf16[1,2,130,136]nchw k=bf16[1,1,40,136]nchw v=bf16[1,1,40,136]nchw "
-        "out=bf16[1,2,130,136]nchw lse=f32[1,2,130] causal=bottom_right",)),
+        "out=bf16[1,2,130,136]nchw lse=f32[1,2,130] causal=bottom_right",
+        "attention_backward d_out=bf16[1,1,330,136]nchw q=bf16[1,1,330,136]nchw k=bf16[1,1,40,136]nchw v=bf16[1,1,40,136]nchw "
+        "out=bf16[1,1,330,136]nchw lse=f32[1,1,330]")),
     "attention_backward_queries_wide": Kernel("attention/backward_queries_wide_sm90", "attention_backward.wgmma_wide_sm90", (
         "attention_backward d_out=bf16[1,1,40,136]nchw q=bf16[1,1,40,136]nchw k=bf16[1,1,330,136]nchw v=bf16[1,1,330,136]nchw "
         "out=bf16[1,1,40,136]nchw lse=f32[1,1,40] causal=bottom_right",)),
+    "attention_backward_mma": Kernel("attention/backward_mma", "attention_backward.mma_adding", (
+        "attention_backward d_out=bf16[1,2,80,32]nchw q=bf16[1,2,80,32]nchw k=bf16[1,1,70,32]nchw v=bf16[1,1,70,32]nchw "
+        "out=bf16[1,2,80,32]nchw lse=f32[1,2,80] causal=bottom_right",)),
+    "attention_backward_mma_bias": Kernel("attention/backward_mma_bias", "attention_backward.mma", (
+        "attention_backward d_out=bf16[2,1,70,16]nchw q=bf16[2,1,70,16]nchw k=bf16[2,1,40,16]nchw v=bf16[2,1,40,16]nchw "
+        "out=bf16[2,1,70,16]nchw lse=f32[2,1,70] bias=f32[1,1,1,40] causal=top_left",)),
+    "attention_backward_mma_dq": Kernel("attention/backward_mma_dq", "attention_backward.mma_adding", (
+        "attention_backward d_out=bf16[2,1,70,24]nchw q=bf16[2,1,70,24]nchw k=bf16[2,1,40,24]nchw v=bf16[2,1,40,24]nchw "
+        "out=bf16[2,1,70,24]nchw lse=f32[2,1,70]",)),
+    "attention_delta": Kernel("attention/delta", "attention_backward.mma", (
+        "attention_backward d_out=bf16[2,2,70,24]nchw q=bf16[2,2,70,24]nchw k=bf16[2,1,40,24]nchw v=bf16[2,1,40,24]nchw "
+        "out=bf16[2,2,70,24]nchw lse=f32[2,2,70] lengths_q=s32[2]",)),
+    "attention_sinks": Kernel("attention/sink_gradient", "attention_backward.mma", (
+        "attention_backward d_out=bf16[2,2,70,24]nchw q=bf16[2,2,70,24]nchw k=bf16[2,1,40,24]nchw v=bf16[2,1,40,24]nchw "
+        "out=bf16[2,2,70,24]nchw lse=f32[2,2,70] sinks=f32[2]",)),
     "tiled_simt": Kernel("matmul/tiled_simt", "gemm.simt",
                          ("gemm a=f32[117,50] b=f32[50,21]", "gemm a=f32[37,10] b=f32[10,21]",
                           "gemm a=f32[96,10] b=f32[10,21]"), {"split_k": 1},
@@ -554,8 +573,10 @@ FLOOR = {
     "wgmma_streams": (25, 26), "wgmma_scales": (26, 26), "wgmma_groups": (23, 26), "wgmma_group_terms": (25, 26), "skinny_parts": (25, 26),
     "tiled_mma_groups": (24, 26), "tiled_mma_gate": (24, 26),
     "tiled_mma": (26, 26), "tiled_mma_conv": (25, 26),
-    "attention_plain": (24, 26), "attention_backward": (19, 26), "attention_backward_queries": (24, 26), "attention_backward_wide": (22, 26),
-    "attention_backward_queries_wide": (23, 26),
+    "attention_plain": (24, 26), "attention_backward": (19, 26), "attention_backward_queries": (24, 26),
+    "attention_backward_wide": (22, 26), "attention_backward_queries_wide": (23, 26),
+    "attention_backward_mma": (20, 26), "attention_backward_mma_bias": (21, 26),
+    "attention_backward_mma_dq": (21, 26), "attention_delta": (25, 26), "attention_sinks": (23, 26),
     "tiled_simt": (25, 26), "split_k_reduce": (25, 26), "direct": (26, 26), "tree": (24, 26), "tree_column": (25, 26),
     "tree_variance": (26, 26),
     "softmax_masked": (25, 26), "sparsemax": (26, 26), "row_map": (25, 26), "norm_eight_bits": (26, 26), "sinkhorn": (26, 26),
