@@ -196,10 +196,6 @@ KERNELS = {
         "conv_dgrad dy=bf16[1,56,6,9,17]nhwc w=bf16[56,40,3,3,2]nhwc x_shape=(1,40,6,9,16) padding=1",), {"tile_n": 32, "segments": 2}),
     "planes_sequence": Kernel("matmul/planes_sm90", "conv_fprop.igemm_planes_sm90", (
         "conv_fprop x=bf16[3,80,150]nhwc w=bf16[200,80,3]nhwc padding=1",), {"tile_n": 128}),
-    "depthwise_wgmma_wgrad": Kernel("conv/depthwise_wgmma_wgrad_sm90", "conv_wgrad.depthwise_wgmma_sm90", (
-        "conv_wgrad x=bf16[3,40,11,13]nhwc dy=bf16[3,40,9,14]nhwc w_shape=(40,1,5,4) padding='((0,2),(3,1))' groups=40",),
-                                    {"groups": 4, "rows": 2, "images": 1}, (
-        ("other comparison", "%p_tap, %s, 3", "%s is even"),)),
     "stream": Kernel("matmul/stream_sm90", "gemm.stream_sm90",
                      ("gemm a=bf16[333,24] b=bf16[24,40] bias=f32[40] epilogue=bias_relu",),
                      {"warps": 4, "slices": 1, "stages": 2, "streams": True}),
@@ -568,7 +564,7 @@ def sample(found: list[Mutant], count: int) -> list[Mutant]:
 FLOOR = {
     "stream": (25, 26), "stream_gradient": (25, 26),
     "strip": (25, 26), "strip_gradient": (23, 26), "interleaved": (25, 26), "halo_gradient": (25, 26),
-    "planes": (26, 26), "planes_gradient": (26, 26), "planes_sequence": (26, 26), "depthwise_wgmma_wgrad": (25, 26),
+    "planes": (26, 26), "planes_gradient": (26, 26), "planes_sequence": (26, 26),
     "wgmma_coop": (26, 26), "wgmma_pingpong": (26, 26), "wgmma_halo": (26, 26), "wgmma_pair": (26, 26), "wgmma_defers": (24, 26),
     "wgmma_streams": (25, 26), "wgmma_scales": (26, 26), "wgmma_groups": (23, 26), "wgmma_group_terms": (25, 26), "skinny_parts": (25, 26),
     "tiled_mma_groups": (24, 26), "tiled_mma_gate": (24, 26),
