@@ -26,7 +26,7 @@ COLUMNS = (256, 128, 64)  # of the output that 16 rows of registers hold, at mos
 @dataclass(frozen=True, slots=True)
 class TileConsts:
     """A tile in shared memory, lines of `columns` elements, of which memory has `dim`; `threads` copy it in pieces of 16 bytes.
-    vec: elements that memory moves at once: 8, or fewer, or one by one. swizzled: see the template, of multiples of 64 columns.
+    vec: elements that memory moves at once: 8, or fewer, or one by one. swizzled: see the template.
     split: whether the CTA has only some of the columns of memory."""
 
     name: str
@@ -41,7 +41,7 @@ class TileConsts:
     @property
     def pitch(self) -> int:
         """Bytes from line to line."""
-        return 2 * self.columns if self.swizzled else 16 * (self.columns // 8 | 1)
+        return -(-self.columns // 64) * 128 if self.swizzled else 16 * (self.columns // 8 | 1)
 
     @property
     def across(self) -> int:
@@ -52,6 +52,14 @@ class TileConsts:
     @property
     def columns_of_thread(self) -> int:
         return self.columns // 8 // self.across
+
+    def flip(self, column: int) -> int:
+        """Which bits of a thread's first chunk are others in its chunk `column`, which may not be added, as lines are swizzled."""
+        return self.across * column % 8 if self.swizzled else 0
+
+    @property
+    def flips(self) -> list[int]:
+        return sorted({self.flip(i) for i in range(self.columns_of_thread)} - {0})
 
     @property
     def down(self) -> int:
@@ -230,9 +238,9 @@ def _consts(p: AttentionProblem, config: EngineConfig) -> AttentionMmaConsts:
     part = _padded(-(-p.dim_v // splits))
     out_vec = next(v for v in (8, 4, 2, 1) if v <= _vec(out) and p.dim_v % v == 0)
     columns = _padded(p.dim_qk)
-    q, k = (TileConsts(n, rows, columns, p.dim_qk, _vec(p.heads_of(n)), threads, config["swizzle"] > 0 and columns % 64 == 0)
+    q, k = (TileConsts(n, rows, columns, p.dim_qk, _vec(p.heads_of(n)), threads, config["swizzle"] > 0)
             for n, rows in (("q", tile_m), ("k", tile_n)))
-    v = TileConsts("v", tile_n, part, p.dim_v, _vec(p.heads_of("v")), threads, config["swizzle"] > 0 and part % 64 == 0, splits > 1)
+    v = TileConsts("v", tile_n, part, p.dim_v, _vec(p.heads_of("v")), threads, config["swizzle"] > 0, splits > 1)
     keeps_q = tiles_m * (tile_n + part + q.columns // 2) // 2 <= (183 if _limit(config) > 200 else 128)
     return AttentionMmaConsts(p.desc("q").dtype.name, scores, warps, tiles_m, tile_n, config["slots"],
                               config["mix"] > 0 and not p.dropout, keeps_q, q, k, v,
@@ -273,14 +281,14 @@ def _candidates(p: AttentionProblem, device: DeviceInfo) -> tuple[EngineConfig, 
     else:
         shapes = SHAPES
     found, fallback = [], []
-    can_swizzle = _padded(p.dim_qk) % 64 == 0
+    can_swizzle = max(p.dim_qk, p.dim_v) > 32
     for (warps, rows, tile_n, slots, ctas), columns, swizzle in product(shapes, COLUMNS, (0, 1) if can_swizzle else (0,)):
         if columns != COLUMNS[0] and _padded(p.dim_v) * rows <= columns * 16:
             continue
         if swizzle and warps == 1:  # too few to copy eight lines of 128 bytes at a time
             continue
         config = EngineConfig.of(warps=warps, rows=rows, tile_n=tile_n, slots=slots, ctas=ctas, columns=columns, swizzle=swizzle,
-                                 mix=int(slots == 4 and tile_n >= 32))
+                                 mix=int(slots == 4 and tile_n >= 64 and p.dim_qk <= 64))
         c = _consts(p, config)
         if c.smem_bytes > min(device.smem_per_cta, device.smem_per_sm // ctas - 1024):
             continue
@@ -312,7 +320,7 @@ class AttentionMma(Engine):
             return SUPPORTED
         if not _candidates(problem, device):
             return refuse(f"{problem.dim_qk} and {problem.dim_v} columns do not fit into {device.smem_per_cta} bytes of shared memory")
-        if _tiles(problem, 16) * _pairs(problem) * 4 >= 2**31:
+        if _tiles(problem, 16) * _pairs(problem) * 16 >= 2**31:
             return refuse("more tiles of queries than a grid has CTAs")
         return SUPPORTED
 
@@ -330,12 +338,11 @@ class AttentionMma(Engine):
         steps, groups = c.q.columns // 16, c.v.columns // 16
         products = MMA_CLOCKS.get(device.capability, 32) * c.tiles_m * (steps + groups) * c.tile_n // 8
         fragments = (steps + groups) * c.tile_n // 16 + (0 if c.keeps_q else steps * c.tiles_m)
-        shared = 16 * fragments + c.tile_n * (c.k.pitch + c.v.pitch) / 32 / c.warps
+        # Copies to lines that do not begin at multiples of 128 bytes take twice the time.
+        shared = 16 * fragments + c.tile_n * (c.k.columns + c.v.columns) / (16 if c.k.swizzled else 8) / c.warps
         each = 6 + (12 + 8 * len(c.scores.moving) if c.scores.expression is not None else 0) + 45 * c.scores.has_dropout
         body = 1.12 * max(products, shared) + each * c.score_count + 70 + 40 * (c.slots == 2)
-        if c.joint:  # worse where next to nothing is left of 228 KB
-            body += 60 if config["ctas"] * c.smem_bytes > 200 << 10 else -1.4 * c.tile_n if c.tile_n < 128 else 0
-        body += 8 * c.q.swizzled
+        body -= 1.4 * c.tile_n if c.mixes else 15 * c.joint
         body *= 1.06 if c.warps == 2 else 1.0  # keys are copied for fewer queries
         body += 30 * c.tile_n / 32 * sum(x.vec < 8 for x in (c.k, c.v))
         # Tiles of keys of a CTA, on average and of the longest.
