@@ -33,7 +33,8 @@ class DecodeConsts:
     """kind, kind_kv: types of q and of keys and values. keys: of a team's step. team: warps, of 16 rows each. q_words: q is loaded by twos.
     piecewise: of "k", "v" what is copied by 16 bytes. page: keys of a page, 0 without pages. k_scale, v_scale: "", "head" or "key": what
     they change along. tile_queries: of a tile, of sequences side by side, 0 without. vec: neighbouring columns of the result a thread has,
-    out_packed: and stores at once. streams: there are more keys than L2 can hold. shared_params: how many parameters are the scores'."""
+    out_packed: and stores at once. streams: there are more keys than L2 can hold. parks_q: queries wait in shared memory, for want of
+    registers. shared_params: how many parameters are the scores'."""
 
     score: ScoreConsts
     kind: str
@@ -55,6 +56,7 @@ class DecodeConsts:
     out_packed: bool
     has_lse: bool
     streams: bool
+    parks_q: bool
     shared_params: int
 
     @property
@@ -137,11 +139,6 @@ class DecodeConsts:
     @property
     def sum_pitch(self) -> int:
         return 8 * self.tiles_v + 8
-
-    @property
-    def parks_q(self) -> bool:
-        """Queries wait in shared memory, for want of registers."""
-        return max(self.dim_qk, self.dim_v) > 192
 
     @property
     def query_offset(self) -> int:
@@ -252,7 +249,7 @@ def _consts(p: AttentionProblem, config: EngineConfig, device: DeviceInfo) -> De
     return DecodeConsts(
         score, q.dtype.name, k.dtype.name, p.dim_qk, p.dim_v, config["keys"], config["team"], config["warps"], config["stages"],
         config["splits"] > 1, _packs(q, 2), tuple(n for n, d in (("k", k), ("v", v)) if _in_pieces(d)), page, *scales, tile_queries, vec,
-        _packs(out, vec), p.has("lse"), streams, len(arguments(p)))
+        _packs(out, vec), p.has("lse"), streams, max(p.dim_qk, p.dim_v) > (192 if device.at_least(9) else 96), len(arguments(p)))
 
 
 def _scale_of(p: PagedAttentionProblem, name: str) -> str:
@@ -289,7 +286,7 @@ def _configs(p: AttentionProblem, device: DeviceInfo) -> tuple[EngineConfig, ...
     for keys, warps, per_sm in ((32, 4, 1), (16, 4, 2), (16, 8, 1), (32, 4, 2), (16, 4, 1), (16, 2, 1)):
         if (warps == 2 or per_sm == 1 and (keys, warps) == (16, 4)) and found:  # these for want of shared memory alone
             continue
-        if warps < team or keys > 16 and max(p.dim_qk, p.dim_v) > (96 if isinstance(p, PagedAttentionProblem) else 128):  # registers
+        if warps < team or keys > 16 and max(p.dim_qk, p.dim_v) > (128 if device.at_least(9) and p.op == "attention" else 96):  # registers
             continue
         shape = {"keys": keys, "team": team, "warps": warps}
         depths = (3,) if device.is_emulated and _fits(p, EngineConfig.of(**shape, stages=3, splits=1), device, 1) else (6, 5, 4, 3, 2)
@@ -342,6 +339,8 @@ class DecodeAttention(Engine):
         rows = problem.len_q * (problem.heads // max(1, problem.heads_kv))
         if problem.op == "attention" and problem.is_varlen:
             return refuse("no sequences side by side")
+        if problem.op == "attention" and max(problem.dim_qk, problem.dim_v) > 160 and not device.at_least(9):
+            return refuse(f"dimensions of at most 160 before compute capability 9.0, not {max(problem.dim_qk, problem.dim_v)}")
         if problem.op == "attention" and rows > MAX_ROWS:
             return refuse(f"at most {MAX_ROWS} rows of queries and heads of a group, not {rows}")
         return _support(problem, device)
