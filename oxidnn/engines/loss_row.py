@@ -111,7 +111,8 @@ class SoftmaxEngine(RowEngine):
         assert isinstance(problem, SoftmaxProblem)
         rows = self.rows(problem)
         stays = _logits(problem) is None and not problem.is_masked and [o.name for o in rows.operands] == ["x", "y"]
-        return (*super().configs(problem, device), *(self.behind_configs(rows, 4, device) if stays and not problem.is_hard else ()))
+        rings = self.behind_configs(rows, 4, device) if stays and not problem.is_hard else []
+        return self.with_rings(super().configs(problem, device), rings, rows, device, 65536, 32, 2)
 
     def check_support(self, problem: Problem, device: DeviceInfo) -> Support:
         assert isinstance(problem, SoftmaxProblem)
@@ -168,25 +169,14 @@ class SoftmaxBackwardEngine(RowEngine):
         assert isinstance(problem, SoftmaxProblem)
         return Rows.of(problem.desc("dy").shape, (problem.axis,), {n: problem.desc(n) for n in ("dy", "y", "dx")})
 
-    def configs(self, problem: Problem, device: DeviceInfo) -> tuple[EngineConfig, ...]:
-        assert isinstance(problem, SoftmaxProblem)
-        stays = not problem.is_log
-        return (*super().configs(problem, device), *(self.behind_configs(self.rows(problem), 4, device) if stays else ()))
-
     def build_steps(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> Build:
         assert isinstance(problem, SoftmaxProblem)
         if problem.is_empty:
             return Build(())
         rows = self.rows(problem)
-        is_ring = config["home"] == "ring"
-        consts = SoftmaxConsts((self.ring_consts if is_ring else self.row_consts)(rows, config, 1), problem.is_log,
-                               is_masked=problem.masked and problem.is_log, is_scaled=problem.scale != 1)
+        consts = SoftmaxConsts(self.row_consts(rows, config, 1), problem.is_log, is_masked=problem.masked and problem.is_log,
+                               is_scaled=problem.scale != 1)
         extra = [Arg("scale", consts.rows.compute, problem.scale)] if consts.is_scaled else []
-        if is_ring:
-            r = consts.rows
-            stages = behind_stages(r.shared, config, 2 * r.pack_bytes, device)
-            consts = replace(consts, stages=stages, behind=config["behind"], lead=config["lead"])
-            return Build((self.ring_step("rowwise/softmax_backward_ring", consts, problem.op, rows, config, device, extra),))
         return Build((self.row_step("rowwise/softmax_backward", consts, problem.op, rows, config, device, extra),))
 
 

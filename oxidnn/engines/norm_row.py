@@ -72,7 +72,9 @@ class NormEngine(RowEngine):
         first = found[0]
         pairs = [c for c in found if (first["home"], first["lanes"]) == (c["home"], 32) == ("registers", 32)
                  and c["lanes"] == c["threads"] == 64 and c["vec"] == first["vec"] and problem.columns == 128 * c["vec"]]
-        return (*pairs, *(c for c in found if c not in pairs), *self._ring_configs(problem, device))
+        found = (*pairs, *(c for c in found if c not in pairs))
+        rings, least = self._ring_configs(problem, device), LIMIT if problem.is_rms else 32768
+        return self.with_rings(found, rings, self.rows(problem), device, least, 32, 2)
 
     def _ring_configs(self, problem: NormProblem, device: DeviceInfo) -> list[EngineConfig]:
         rows = self.rows(problem)
@@ -207,8 +209,9 @@ class NormBackwardEngine(RowEngine):
 
     def configs(self, problem: Problem, device: DeviceInfo) -> tuple[EngineConfig, ...]:
         assert isinstance(problem, NormProblem)
-        return (*self._ring_configs(problem, device, True), *self._ring_configs(problem, device), *super().configs(problem, device),
-                *self._behind_configs(problem, device))
+        found = (*self._ring_configs(problem, device, True), *self._ring_configs(problem, device), *super().configs(problem, device))
+        least = LIMIT if problem.is_rms else 131072
+        return self.with_rings(found, self._behind_configs(problem, device), self.rows(problem), device, least, 0)
 
     def _behind_configs(self, problem: NormProblem, device: DeviceInfo) -> list[EngineConfig]:
         """As rings, of rows a CTA or cluster has one of at a time."""
@@ -217,8 +220,8 @@ class NormBackwardEngine(RowEngine):
             return []
         rows = self.rows(problem)
         most = max(-(-rows.column_digits.size // (c["vec"] * c["lanes"] * c["cluster"])) for c in rings)
-        fewer = min(most, 2)  # by the registers of a CTA of one warp more
-        return self.behind_configs(rows, fewer, device, fewer // 4, most)
+        # by the registers of a CTA of one warp more
+        return [c for c in self.behind_configs(rows, min(most, 2), device, most) if c["behind"] == 1]
 
     def _ring_configs(self, problem: NormProblem, device: DeviceInfo, is_skewed: bool = False) -> list[EngineConfig]:
         """dx and the sums in one pass over the rows: each thread has at most _RING_PACKS packs of a row. is_skewed: of rows that begin
@@ -304,8 +307,7 @@ class NormBackwardEngine(RowEngine):
                             self._shares_gamma(problem, config), _slope(problem), behind=knobs.get("behind", 0), lead=knobs.get("lead", 0))
         r, digits, columns = consts.rows, rows.row_digits, rows.column_digits
         together = max(1, threads // config["lanes"])  # rows a CTA has in hand
-        resident = knobs.get("resident", 512)
-        groups = resident_groups(device, threads, cluster, resident)
+        groups = resident_groups(device, threads, cluster)
         groups = max(1, min(groups, -(-digits.size // (4 * together))))  # few rows each would make the sums dear
         ctas, segments, row_step, segmented = groups, groups, groups * together, False
         if is_skewed:  # the rows in the order of their classes, in segments of rows that are skewed alike
@@ -329,7 +331,7 @@ class NormBackwardEngine(RowEngine):
         args += [*digits.args(r.digits.wide), *columns.args(r.digits.wide)]
         shares = self._shares_gamma(problem, config)
         smem = (2 * stages + shares) * r.shared * threads * r.pack_bytes  # the ring, and gamma
-        resident = resident if device.at_least(9, 0) or not is_skewed else 256
+        resident = 512 if device.at_least(9, 0) or not is_skewed else 256
         target = ring_target(consts, device)
         first = Step.of("rowwise/norm_backward_ring", problem.op, target, threads + consts.lead, args, consts, ctas * cluster,
                         min_ctas_per_sm=max(1, resident // threads), dynamic_smem=smem, cluster=cluster,

@@ -321,7 +321,7 @@ def resident_groups(device: DeviceInfo, threads: int, cluster: int, resident: in
 
 def behind_stages(packs: int, config: EngineConfig, pack_bytes: int, device: DeviceInfo) -> int:
     """Of a ring of a config of behind_configs. packs: of a row a thread; pack_bytes: of all operands held."""
-    return min(8, (device.smem_per_cta - 8192) // (packs * config["resident"] * pack_bytes))
+    return min(8, (device.smem_per_cta - 8192) // (packs * config["threads"] * pack_bytes))
 
 
 def ring_target(consts: RingTemplateConsts, device: DeviceInfo) -> Target:
@@ -391,7 +391,7 @@ class RowEngine(Engine):
                 found = [memory[-1], *(c for c in found if c != memory[-1])]  # many small loads under way count for more than a second read
             if self.held == 2 and 512 * 8 < packs <= 512 * 16 and clusters:
                 found.insert(0, memory[0])  # L1 holds two operands of 32 KB a CTA
-        elif packs > 1024 and self.reads_once(problem):  # on an H200 81 us where 512 threads that hold the row take 96
+        elif packs > 1536 and self.reads_once(problem):  # on an H200 81 us where 512 threads that hold the row take 96
             found.insert(0, EngineConfig.of(home="memory", lanes=256, vec=vector, threads=256, cluster=1))
         skewed = self._skewed_configs(rows, device) if self.takes_skew(problem) else []
         if skewed and self.reads_once(problem) and rows.column_digits.size > 512 * rows.skewed_vector() * 2:
@@ -449,10 +449,9 @@ class RowEngine(Engine):
         found.sort(key=lambda c: packs > 4096 and (c["threads"], c["cluster"]) != (256, 8))
         return found
 
-    def behind_configs(self, rows: Rows, packs: int, device: DeviceInfo, dense: int = 2, alone: int = 4) -> list[EngineConfig]:
-        """CTAs or clusters that stay and write each row once the sums of the `behind` rows after it have gone out; resident: threads on an
-        SM, lead: those of a CTA that have no columns. packs: of a row that one of 512 threads has at most, dense: one of 1024, alone:
-        without a lead."""
+    def behind_configs(self, rows: Rows, packs: int, device: DeviceInfo, alone: int = 0) -> list[EngineConfig]:
+        """CTAs, one an SM, or clusters that stay and write each row once the sums of the `behind` rows after it are out; lead: threads
+        of a CTA that have no columns. packs: of a row that a thread has at most, alone: without a lead."""
         vector, columns, held = rows.vector(), rows.column_digits, [o for o in rows.operands if o.name in self.held_operands]
         pack, wanted = rows.dtype.num_bytes * vector, -(-columns.size // vector)
         if not device.at_least(9, 0) or pack not in (4, 8, 16) or len(columns.extents) > 1 or rows.row_digits.size * 8 >= LIMIT:
@@ -460,23 +459,21 @@ class RowEngine(Engine):
         if any(o.dtype is not rows.dtype or not rows.moves_packs(o, vector) for o in held):
             return []
         found = []
-        for resident, threads, lead in ((512, 512, 0), (512, 256, 0), (512, 512, 32), (512, 256, 32), (1024, 512, 32)):
-            most = alone if not lead else packs if resident == 512 else dense
-            for cluster, behind in product((1, 2, 4, 8), (1, 2)):
-                each = -(-wanted // (threads * cluster))
-                if each > most or wanted <= threads * cluster // 2:
-                    continue
-                knobs: dict[str, Any] = {"home": "ring", "lanes": threads, "vec": vector, "threads": threads, "cluster": cluster}
-                config = EngineConfig.of(**knobs, resident=resident, behind=behind, lead=lead)
-                if behind_stages(each, config, pack * len(held), device) >= behind + 2:
-                    found.append(config)
+        for lead, cluster, behind in product((32, 0), (1, 2, 4, 8), (1, 2)):
+            each = -(-wanted // (512 * cluster))
+            if each > (packs if lead else alone) or wanted <= 256 * cluster:
+                continue
+            knobs: dict[str, Any] = {"home": "ring", "lanes": 512, "vec": vector, "threads": 512, "cluster": cluster}
+            config = EngineConfig.of(**knobs, behind=behind, lead=lead)
+            if behind_stages(each, config, pack * len(held), device) >= behind + 2:
+                found.append(config)
         return found
 
     def with_rings(self, found: Sequence[EngineConfig], rings: Sequence[EngineConfig], rows: Rows, device: DeviceInfo, least: int,
                    lead: int, behind: int = 1) -> tuple[EngineConfig, ...]:
-        """Configs of rows that leave, and those of rings, whose fewest CTAs of 512 threads with that lead and so many rows behind come
-        first for rows of halves of `least` columns and more, where each CTA or cluster has some rows."""
-        first = [c for c in rings if (c["threads"], c["resident"], c["lead"], c["behind"]) == (512, 512, lead, behind)][:1]
+        """Configs of rows that leave, and those of rings, whose fewest CTAs with that lead and so many rows behind come first for rows of
+        halves of `least` columns and more, where each CTA or cluster has some rows: as measured on an H200."""
+        first = [c for c in rings if (c["lead"], c["behind"]) == (lead, behind)][:1]
         few = any(rows.row_digits.size < 4 * resident_groups(device, 512, c["cluster"]) for c in first)
         if few or rows.dtype.num_bytes != 2 or rows.column_digits.size < least:
             first = []
@@ -534,11 +531,11 @@ class RowEngine(Engine):
         """As row_step, of CTAs or clusters that stay."""
         r, threads, cluster = consts.rows, config["threads"], config["cluster"]
         digits, columns = rows.row_digits, rows.column_digits
-        groups = min(resident_groups(device, threads, cluster, config["resident"]), digits.size)
+        groups = min(resident_groups(device, threads, cluster, threads), digits.size)
         args = [Arg(f"ptr_{o.name}", "u64", o.value) for o in rows.operands]
         args += [Arg("num_rows", "u32", digits.size), Arg("num_columns", "u32", columns.size), Arg("row_step", "u32", groups)]
         args += [*digits.args(r.digits.wide), *columns.args(r.digits.wide)]
         smem = consts.stages * r.shared * threads * r.pack_bytes * len(r.held)
         return Step.of(template, op, ring_target(consts, device), threads + consts.lead, [*args, *extra], consts, groups * cluster,
-                       min_ctas_per_sm=config["resident"] // threads, dynamic_smem=smem, cluster=cluster,
+                       dynamic_smem=smem, cluster=cluster,
                        suffix=f"{rows.dtype.name}_l{r.lanes}_v{r.vector}_s{r.shared}")

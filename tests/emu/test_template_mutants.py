@@ -218,16 +218,16 @@ KERNELS = {
     "attention_backward": Kernel("attention/backward_sm90", "attention_backward.wgmma_sm90", (
         "attention_backward d_out=bf16[1,2,130,64]nchw q=bf16[1,2,130,64]nchw k=bf16[1,1,70,64]nchw v=bf16[1,1,70,64]nchw "
         "out=bf16[1,2,130,64]nchw lse=f32[1,2,130] causal=bottom_right",
-        "attention_backward d_out=bf16[1,1,330,64]nchw q=bf16[1,1,330,64]nchw k=bf16[1,1,40,64]nchw v=bf16[1,1,40,64]nchw "
-        "out=bf16[1,1,330,64]nchw lse=f32[1,1,330]")),
+        "attention_backward d_out=bf16[1,1,260,64]nchw q=bf16[1,1,260,64]nchw k=bf16[1,1,300,64]nchw v=bf16[1,1,300,64]nchw "
+        "out=bf16[1,1,260,64]nchw lse=f32[1,1,260] causal=bottom_right")),
     "attention_backward_queries": Kernel("attention/backward_queries_sm90", "attention_backward.wgmma_apart_sm90", (
         "attention_backward d_out=bf16[1,1,70,64]nchw q=bf16[1,1,70,64]nchw k=bf16[1,1,330,64]nchw v=bf16[1,1,330,64]nchw "
         "out=bf16[1,1,70,64]nchw lse=f32[1,1,70] causal=bottom_right",)),
     "attention_backward_wide": Kernel("attention/backward_wide_sm90", "attention_backward.wgmma_wide_sm90", (
         "attention_backward d_out=bf16[1,2,130,136]nchw q=bf16[1,2,130,136]nchw k=bf16[1,1,40,136]nchw v=bf16[1,1,40,136]nchw "
         "out=bf16[1,2,130,136]nchw lse=f32[1,2,130] causal=bottom_right",
-        "attention_backward d_out=bf16[1,1,330,136]nchw q=bf16[1,1,330,136]nchw k=bf16[1,1,40,136]nchw v=bf16[1,1,40,136]nchw "
-        "out=bf16[1,1,330,136]nchw lse=f32[1,1,330]")),
+        "attention_backward d_out=bf16[1,1,260,136]nchw q=bf16[1,1,260,136]nchw k=bf16[1,1,300,136]nchw v=bf16[1,1,300,136]nchw "
+        "out=bf16[1,1,260,136]nchw lse=f32[1,1,260] causal=bottom_right")),
     "attention_backward_queries_wide": Kernel("attention/backward_queries_wide_sm90", "attention_backward.wgmma_wide_sm90", (
         "attention_backward d_out=bf16[1,1,40,136]nchw q=bf16[1,1,40,136]nchw k=bf16[1,1,330,136]nchw v=bf16[1,1,330,136]nchw "
         "out=bf16[1,1,40,136]nchw lse=f32[1,1,40] causal=bottom_right",)),
@@ -310,16 +310,16 @@ KERNELS = {
         ("no choice", "%p_row", "a cluster has one row"), ("no guard", r"cp\.async.*slot\+0\]", "the first pack lies inside"))),
     "norm_stays": Kernel("rowwise/norm_ring", "norm.row", (
         "layer_norm x=bf16[23,1480] gamma=bf16[1480] beta=bf16[1480] return_stats=True",),
-                         {"home": "ring", "lanes": 64, "vec": 8, "threads": 64, "cluster": 2, "resident": 64, "behind": 1, "lead": 32}, (
+                         {"home": "ring", "lanes": 64, "vec": 8, "threads": 64, "cluster": 2, "behind": 1, "lead": 32}, (
         ("no choice", "%p_row", "a cluster has one row"), ("no guard", r"cp\.async.*slot\+0\]", "the first pack lies inside"),
         ("accumulators swapped|fragments swapped", "%part0", "all are added"),
         ("difference|other lane|guard inverted", "%mean", "the second pass adds what the mean of the first is off by"))),
     "softmax_stays": Kernel("rowwise/softmax_ring", "softmax.row", ("softmax x=bf16[23,520]",),
-                            {"home": "ring", "lanes": 64, "vec": 8, "threads": 64, "cluster": 1, "resident": 64, "behind": 1, "lead": 32}, (
+                            {"home": "ring", "lanes": 64, "vec": 8, "threads": 64, "cluster": 1, "behind": 1, "lead": 32}, (
         ("no choice", "%p_row", "a CTA has one row"), ("no choice", "%shift", "the result does not depend on the shift"))),
     "cross_entropy_stays": Kernel("rowwise/cross_entropy_backward_ring", "cross_entropy_backward.row", (
         "cross_entropy_backward logits=bf16[23,520] target=s64[23] d_loss=bf16[] ignore_index=3",),
-        {"home": "ring", "lanes": 64, "vec": 8, "threads": 64, "cluster": 2, "resident": 64, "behind": 1, "lead": 32}, (
+        {"home": "ring", "lanes": 64, "vec": 8, "threads": 64, "cluster": 2, "behind": 1, "lead": 32}, (
             ("no choice", "%p_row", "a cluster has one row"), ("no choice", "%shift", "the result does not depend on the shift"))),
     "cross_entropy_weights": Kernel("rowwise/target_weight", "cross_entropy_backward.row", (
         "cross_entropy_backward logits=f32[20000,3] target=s64[20000] weight=f32[3]",),
