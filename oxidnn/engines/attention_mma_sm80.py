@@ -262,15 +262,15 @@ def _limit(config: EngineConfig) -> int:
     return min(255, 65536 // (32 * config["warps"] * config["ctas"]) // 8 * 8)
 
 
-def _registers(c: AttentionMmaConsts, device: DeviceInfo) -> int:
+def _registers(c: AttentionMmaConsts, device: DeviceInfo, limit: int) -> int:
     """With fewer than these a thread was seen to spill, or might: what scores take is not foreseen exactly. Before sm_90 a division calls a
     function, across which much is saved."""
     scores, is_hopper = c.scores, device.at_least(9)
-    others = (32 if is_hopper else 44) + 16 * (min(c.q.vec, c.k.vec, c.v.vec) < 8)
+    others = (32 if is_hopper else 44) + 24 * (min(c.q.vec, c.k.vec, c.v.vec) < 8) + 8 * (c.splits > 1)
     if scores.expression is not None:
-        others += 22 * len(scores.moving) + (46 if is_hopper else 110 if "/" in str(scores.expression) else 100)
+        others += 8 * scores.has_left + 4 * len(scores.tensors) + 30 * len(scores.moving) + (38 if is_hopper else 110 if "/" in str(scores.expression) else 100)
     others += 84 * scores.has_dropout
-    others += 12 * (c.q.swizzled or c.v.swizzled)
+    others += (12 if limit < 200 else 4) * c.q.swizzled
     return c.acc_count + c.score_count + (c.q_registers if c.keeps_q else 16) + others
 
 
@@ -294,7 +294,7 @@ def _candidates(p: AttentionProblem, device: DeviceInfo) -> tuple[EngineConfig, 
             continue
         if (p.expression is not None or p.dropout) and c.score_count > 32:
             continue
-        if _registers(c, device) <= _limit(config):
+        if _registers(c, device, _limit(config)) <= _limit(config):
             found.append(config)
         elif ctas <= 2 and c.score_count <= 8:
             fallback.append(config)
