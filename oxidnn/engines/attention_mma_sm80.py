@@ -268,7 +268,8 @@ def _registers(c: AttentionMmaConsts, device: DeviceInfo, limit: int) -> int:
     scores, is_hopper = c.scores, device.at_least(9)
     others = (32 if is_hopper else 44) + 24 * (min(c.q.vec, c.k.vec, c.v.vec) < 8) + 8 * (c.splits > 1)
     if scores.expression is not None:
-        others += 8 * scores.has_left + 4 * len(scores.tensors) + 30 * len(scores.moving) + (38 if is_hopper else 110 if "/" in str(scores.expression) else 100)
+        others += 38 if is_hopper else 110 if "/" in str(scores.expression) else 100
+        others += 8 * scores.has_left + 4 * len(scores.tensors) + 30 * len(scores.moving)
     others += 84 * scores.has_dropout
     others += (12 if limit < 200 else 4) * c.q.swizzled
     return c.acc_count + c.score_count + (c.q_registers if c.keeps_q else 16) + others
