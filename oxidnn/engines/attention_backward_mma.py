@@ -86,7 +86,8 @@ class BackwardConsts:
     rows, columns: of a held and of a passing tile. tiles_m: 16 rows each of a warp. by_tiles: CTAs are counted heads first.
     bias: the kernel of its gradient, whose CTAs have a tile each of its extent. split: warps that share their rows. Where in shared memory
     numbers wait (parked_at), P and dS lie (weights_at, gradients_at), if other warps read them, and dS of every other tile (second_at).
-    loads_first: the next tiles are asked for before dQ of those before is added, or after: as the assembler finds registers."""
+    defers: a tile's part of dQ is made in the next round; loads_first: after loads are asked for, or before; finds_again: the thread's
+    places in tiles are found anew for every tile: as the assembler finds registers."""
 
     score: ScoreConsts
     kind: str
@@ -110,6 +111,8 @@ class BackwardConsts:
     gradients_at: int = 0
     second_at: int = 0
     loads_first: bool = True
+    defers: bool = False
+    finds_again: bool = False
 
     log2_e: ClassVar[float] = log2(e)
     parked: ClassVar[tuple[str, ...]] = ("%tile_row", "%memory_row", "%own_head", "%memory_batch", "%rows_there")
@@ -209,6 +212,7 @@ class _Shape:
     tiles_m: int
     columns: int
     split: int = 1
+    defers: int = 0
 
     @property
     def rows(self) -> int:
@@ -221,7 +225,7 @@ class _Shape:
 
     @property
     def name(self) -> str:
-        return f"{self.rows}x{self.columns}w{self.warps}" + (f"s{self.split}" if self.split > 1 else "")
+        return f"{self.rows}x{self.columns}w{self.warps}" + (f"s{self.split}" if self.split > 1 else "") + "d" * self.defers
 
 
 def _layout(p: AttentionProblem, names: tuple[tuple[str, ...], tuple[str, ...]], is_keys: bool,
@@ -241,7 +245,7 @@ def _layout(p: AttentionProblem, names: tuple[tuple[str, ...], tuple[str, ...]],
 def _smem(p: AttentionProblem, device: DeviceInfo, outputs: tuple[str, ...], shape: _Shape, adds: bool = False) -> int:
     is_keys = "dq" not in outputs
     _, _, at, stage, _ = _layout(p, _operands(is_keys, outputs), is_keys, shape)
-    words = shape.words * ((2 if adds else shape.split > 1) + (shape.split > 1))  # dS, of two tiles where dQ is added up; P
+    words = shape.words * ((2 if shape.defers else 1 if adds else shape.split > 1) + (shape.split > 1))  # dS, of two tiles if deferred; P
     return max(at + 2 * stage + words, *(_tile(p, n).pitch * shape.rows for n in outputs)) + _PARKED_BYTES
 
 
@@ -258,8 +262,8 @@ def _groups(p: AttentionProblem) -> int:
     return -(-p.len_q // 16) + (p.batch if p.is_varlen else 0)
 
 
-# (warps, 16 rows each of a warp, columns, warps that share rows) by the longest row, the fastest first: of kernels that hold keys and of
-# those that hold queries; of those that hold keys and add up dQ.
+# (warps, 16 rows each of a warp, columns, warps that share rows, whether dQ is deferred) by the longest row, the fastest first: of kernels
+# that hold keys and of those that hold queries; of those that hold keys and add up dQ.
 _SHAPES: dict[int, tuple[tuple[tuple[int, ...], ...], ...]] = {
     64: (((4, 2, 32), (8, 2, 32), (8, 1, 64)), ((4, 2, 64), (8, 2, 64), (8, 1, 64))),
     128: (((4, 1, 64), (8, 2, 64, 2), (8, 1, 64), (8, 1, 32)), ((4, 2, 32), (8, 2, 32), (8, 1, 64))),
@@ -267,8 +271,8 @@ _SHAPES: dict[int, tuple[tuple[tuple[int, ...], ...], ...]] = {
 }
 
 _ADDING: dict[int, tuple[tuple[int, ...], ...]] = {
-    64: ((4, 2, 32), (4, 1, 64)),
-    128: ((8, 2, 64, 2), (8, 1, 32), (4, 1, 32)),
+    64: ((4, 2, 32), (4, 2, 32, 1, 1), (4, 1, 64)),
+    128: ((8, 2, 64, 2, 1), (8, 2, 64, 2), (8, 1, 32), (4, 1, 32)),
 }
 
 
@@ -279,6 +283,8 @@ def _shapes(p: AttentionProblem, device: DeviceInfo, outputs: tuple[str, ...], a
     is_packed = all(_tile(p, n).is_packed for n in ("q", "k", "v", "d_out"))
     if p.expression is None and not p.dropout and is_packed:
         shapes = [_Shape(*s) for s in (_ADDING[wide] if adds else _SHAPES[wide][0 if is_keys else 1])]
+        if adds and wide == 64 and (p.left is not None if p.heads == p.heads_kv else p.right is None):
+            shapes = [s for s in shapes if s.defers]  # the others spill
         if p.is_varlen and is_keys and (wide > 64 or not device.at_least(9)):  # whose places take registers
             shapes = [_Shape(8, 1, 32), _Shape(4, 1, 32)]
     else:  # registers for expressions and addresses, and their text for every element
@@ -315,7 +321,8 @@ def _kernel(p: AttentionProblem, device: DeviceInfo, outputs: tuple[str, ...], s
                             parked_at=smem - _PARKED_BYTES, gradients_at=at + 2 * stage, weights_at=at + 2 * stage + shape.words,
                             second_at=at + 2 * stage + shape.words * (2 if shape.split > 1 else 1),
                             loads_first=not device.at_least(9) or p.heads > p.heads_kv or p.is_varlen or bool(score_consts(p).lengths)
-                            or p.alignment == "top_left" and p.left is None)
+                            or p.alignment == "top_left" and p.left is None, defers=bool(shape.defers),
+                            finds_again=sums is None or shape.defers > 0 or p.heads > p.heads_kv and p.right is not None)
     tiles = -(-length // shape.rows) + (p.batch + 2 if p.is_varlen else 0)
     owners = heads * (1 if p.is_varlen else p.batch)
     pitch = p.len_q if sums is None else 16 * _groups(p)
@@ -400,6 +407,15 @@ def _sink_step(p: AttentionProblem, device: DeviceInfo, lse2: WorkspaceArg, delt
     return Step.of("attention/sink_gradient", p.op, Target.for_arch(device.arch), 512, args, consts, p.heads, suffix=consts.dtype)
 
 
+def _microseconds(p: AttentionProblem, device: DeviceInfo, short: float, long: float) -> float:
+    """short, long: of what the tensor cores can do, with rows of up to 64 and of up to 128 elements."""
+    wide = max(p.dim_qk, p.dim_v)
+    share = short if wide <= 64 else long if wide <= 128 else long / 2
+    if p.expression is not None or p.dropout:
+        share /= 2
+    return p.flops / (share * device.tensor_tflops * 1e6)
+
+
 class AttentionBackwardMma(Engine):
     """dK and dV of a tile of keys, then dQ of a tile of queries; seven products. Every sum has its order."""
 
@@ -416,8 +432,9 @@ class AttentionBackwardMma(Engine):
             return refuse(f"rows of {max(p.dim_qk, p.dim_v)} elements (at most 256)")
         if max(p.len_q, p.len_kv) >= 2**29:
             return refuse(f"{max(p.len_q, p.len_kv)} queries or keys (less than 2^29)")
-        if p.batch * p.heads * (max(p.len_q, p.len_kv) // 8 + p.batch + 3) >= 2**31:
-            return refuse(f"{p.batch * p.heads} heads of {max(p.len_q, p.len_kv)} queries or keys")
+        tiles = max(p.len_q, p.len_kv) // 8 + 1
+        if p.heads * (tiles + p.batch + 2 if p.is_varlen else tiles * p.batch) >= 2**31:
+            return refuse(f"{p.heads} heads of {p.batch} sequences of up to {max(p.len_q, p.len_kv)} queries or keys")
         return SUPPORTED
 
     def configs(self, problem: Problem, device: DeviceInfo) -> tuple[EngineConfig, ...]:
@@ -430,7 +447,7 @@ class AttentionBackwardMma(Engine):
     def estimate(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> float:
         p = problem
         assert isinstance(p, AttentionProblem)
-        return 12.0 + 1.4 * p.flops / (device.tensor_tflops * 0.5e6)
+        return 20.0 + _microseconds(p, device, 0.36, 0.32)
 
     def build_steps(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> Build:
         p = problem
@@ -480,7 +497,7 @@ class AttentionBackwardMmaAdding(AttentionBackwardMma):
     def estimate(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> float:
         p = problem
         assert isinstance(p, AttentionProblem)
-        return 12.0 + 1.2 * p.flops / (device.tensor_tflops * 0.5e6)
+        return 25.0 + _microseconds(p, device, 0.42, 0.37)
 
     def build_steps(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> Build:
         p = problem
