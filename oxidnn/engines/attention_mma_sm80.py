@@ -341,13 +341,14 @@ class AttentionMma(Engine):
         fragments = (steps + groups) * c.tile_n // 16 + (0 if c.keeps_q else steps * c.tiles_m)
         # Copies to lines that do not begin at multiples of 128 bytes take twice the time.
         shared = 16 * fragments + c.tile_n * (c.k.columns + c.v.columns) / (16 if c.k.swizzled else 8) / c.warps
-        each = 6 + (12 + 8 * len(c.scores.moving) if c.scores.expression is not None else 0) + 45 * c.scores.has_dropout
+        each = 6 + (12 + 8 * len(c.scores.moving) if c.scores.expression is not None else 0) + 28 * c.scores.has_dropout
         body = 1.12 * max(products, shared) + each * c.score_count + 70 + 40 * (c.slots == 2)
         body -= 1.4 * c.tile_n if c.mixes else 15 * c.joint
         body *= 1.06 if c.warps == 2 else 1.0  # keys are copied for fewer queries
         body += 30 * c.tile_n / 32 * sum(x.vec < 8 for x in (c.k, c.v))
         # Tiles of keys of a CTA, on average and of the longest.
-        most = float(max(1, -(-p.len_kv // c.tile_n)))
+        keys = p.len_kv // p.batch if p.is_varlen else p.len_kv
+        most = float(max(1, -(-keys // c.tile_n)))
         if p.left is not None and p.right is not None:
             most = min(most, (p.left + p.right + c.tile_m) / c.tile_n + 1)
         average = (most + 1 + c.tile_m / c.tile_n) / 2 if p.right is not None and p.left is None else most
