@@ -174,10 +174,11 @@ def rope_consts(rotation: Rotation | None, problem: Problem, compute: DType, mov
 
 
 def launch(op: str, consts: RopeConsts, args: list[Arg], count: int, device: DeviceInfo) -> Step:
-    """A launch over `count` tokens."""
+    """A launch over `count` tokens. Many threads hide the memory's latency better than more registers each."""
     smem = consts.tokens * (consts.angle_bytes + 8)
+    ctas = 1 if consts.compute == "f64" or consts.has_halves else 4 if any(m.scale for m in consts.moves) else 6
     return Step.of("attention/rope", op, Target.for_arch(device.arch), THREADS, args, consts, ceil_div(count, consts.tokens),
-                   dynamic_smem=smem, suffix="_".join(dict.fromkeys(m.kind for m in consts.moves)))
+                   dynamic_smem=smem, min_ctas_per_sm=ctas, suffix="_".join(dict.fromkeys(m.kind for m in consts.moves)))
 
 
 def _move(p: RopeProblem) -> Move:
