@@ -27,7 +27,7 @@ ROWS = 64  # of a warpgroup
 PANEL = 64  # columns of a panel: 128 bytes of a 16-bit type, the span of the swizzle
 ROW_BYTES = 128
 BARRIER_BYTES = 8
-REGISTERS = {1: 255, 2: 255, 3: 168, 4: 128}  # of a thread, by warpgroups of an SM
+REGISTERS = {1: 255, 2: 255, 3: 168}  # of a thread, by warpgroups
 OTHER_REGISTERS = 30  # beside scores, weights and results
 SEQUENCE_REGISTERS = 6  # where sequences have lengths of their own
 SEARCH_REGISTERS = 24  # where they lie side by side
@@ -36,6 +36,7 @@ MAX_LINES = 5950  # of the kernel's text, as estimated
 MAX_LONG_KEYS = 64  # of a tile whose scores' text is longer
 MAX_DIM = 256
 MAX_LENGTH = 2**29
+MAX_PARTED_DIM = 64  # results are so narrow that exponentials take as long as products
 TILE_CLOCKS = 2500  # between tiles
 MAX_STRIDE = 2**40
 L2_SHARE = 0.5  # of L2 that keys and values of the heads at work may fill
@@ -45,7 +46,7 @@ TILES = ((3, 128), (2, 176), (2, 160), (2, 128), (3, 96), (3, 80), (2, 96), (2, 
 
 @dataclass(frozen=True, slots=True)
 class ForwardConsts:
-    """Consts of attention/forward_sm90. keys: of a tile. in_turns: warpgroups issue their products one after the other.
+    """Consts of attention/forward_sm90. keys: of a tile.
 
     Shared memory: queries of each warpgroup, `stages` tiles of keys, as many of values, all in panels of 64 columns; barriers.
     """
@@ -57,9 +58,7 @@ class ForwardConsts:
     stages: int
     dim_qk: int
     dim_v: int
-    in_turns: bool
     parts: int  # of a step's exponentials, which follow each other without what needs them; 0: as the assembler likes
-    lazy_bits: int  # results are scaled anew where weights would grow beyond 2 to this
     has_scores: bool
     has_lse: bool
     clears: bool  # values that no query sees may lie in the tiles
@@ -67,6 +66,11 @@ class ForwardConsts:
     inf: ClassVar[float] = inf
     log2e: ClassVar[float] = log2(euler)
     ln2: ClassVar[float] = log(2.0)
+
+    @property
+    def in_turns(self) -> bool:
+        """Warpgroups issue their products one after the other."""
+        return self.warpgroups > 1
 
     @property
     def bare_scores(self) -> ScoreConsts:
@@ -229,11 +233,13 @@ class AttentionWgmmaEngine(Engine):
         for warpgroups, keys in TILES:
             if warpgroups == 3 and p.dropout:
                 continue
-            config = EngineConfig.of(warpgroups=warpgroups, keys=keys, stages=2, ctas=1, turns=int(warpgroups > 1), parts=2, lazy=0)
+            config = EngineConfig.of(warpgroups=warpgroups, keys=keys, stages=2, parts=0)
             c = consts(p, config)
             fits = c.registers <= REGISTERS[warpgroups] and c.smem_bytes <= SMEM_BYTES
             if fits and (c.overlaps or keys <= MAX_LONG_KEYS):
                 yield config
+                if p.dim_v <= MAX_PARTED_DIM:
+                    yield EngineConfig.of(warpgroups=warpgroups, keys=keys, stages=2, parts=2)
 
     def estimate(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> float:
         """Rounds of tiles over the SMs; of a step of all warpgroups what takes longest: products, exponentials, or one warpgroup's own
@@ -247,10 +253,10 @@ class AttentionWgmmaEngine(Engine):
         exponentials = ROWS * c.keys / 16
         work = exponentials * (1.6 + 0.25 * len(c.scores.tensors) + (0.6 if c.has_scores else 0) + (4 if c.scores.has_dropout else 0))
         own = products + work + 500
-        step = max(own, config["ctas"] * c.warpgroups * max(products * 1.1, work * 0.85))
+        step = max(own, c.warpgroups * max(products * 1.1, work * 0.85)) + c.parts
         steps = _steps(p, c.rows, c.keys)
         each = steps * step + TILE_CLOCKS
-        rounds = tiles / (device.num_sms * config["ctas"])
+        rounds = tiles / device.num_sms
         if p.right is None or p.left is not None or rounds < 1:
             rounds = ceil(rounds)  # tiles of one length
         return rounds * each / 1650 + 5
@@ -282,10 +288,10 @@ class AttentionWgmmaEngine(Engine):
             desc = p.heads_of(name)
             args.append(Arg(f"ptr_{name}", "u64", TensorArg(name)))
             args += [Arg(f"{name}_{axis}", "s64", s * desc.dtype.num_bytes) for axis, s in zip("bhl", desc.strides, strict=False)]
-        grid = min(config["ctas"] * device.num_sms, pairs * q_tiles)
+        grid = min(device.num_sms, pairs * q_tiles)
         step = Step.of("attention/forward_sm90", p.op, Target.for_arch(device.arch, (8, 0)), 128 * c.warpgroups, args + arguments(p), c,
                        grid, dynamic_smem=c.smem_bytes, suffix=f"{c.kind}_{c.dim_qk}x{c.dim_v}_{c.rows}x{c.keys}",
-                       min_ctas_per_sm=config["ctas"], max_registers=REGISTERS[c.warpgroups * config["ctas"]])
+                       max_registers=REGISTERS[c.warpgroups])
         return Build((step,))
 
 
@@ -300,7 +306,7 @@ def _clears(p: AttentionProblem) -> bool:
 def consts(p: AttentionProblem, config: EngineConfig) -> ForwardConsts:
     has_scores = p.expression is not None or not p.scale > 0
     return ForwardConsts(score_consts(p), p.desc("q").dtype.name, config["warpgroups"], config["keys"], config["stages"], p.dim_qk, p.dim_v,
-                         bool(config["turns"]), config["parts"], config["lazy"], has_scores, p.has("lse"), _clears(p))
+                         config["parts"], has_scores, p.has("lse"), _clears(p))
 
 
 ENGINES: dict[str, tuple[Engine, ...]] = {"attention": (AttentionWgmmaEngine(),)}

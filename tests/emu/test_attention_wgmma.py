@@ -22,8 +22,8 @@ from oxidnn.testing.reference import REFERENCES
 ENGINE = AttentionWgmmaEngine()
 
 
-def tile(warpgroups: int, keys: int, stages: int = 2, ctas: int = 1, turns: int = 1, parts: int = 2, lazy: int = 0) -> EngineConfig:
-    return EngineConfig.of(warpgroups=warpgroups, keys=keys, stages=stages, ctas=ctas, turns=turns, parts=parts, lazy=lazy)
+def tile(warpgroups: int, keys: int, stages: int = 2, parts: int = 0) -> EngineConfig:
+    return EngineConfig.of(warpgroups=warpgroups, keys=keys, stages=stages, parts=parts)
 
 
 def qkv(dtype: str, batch: int, heads: int, heads_kv: int, length: int, keys: int, dim: int, dim_v: int = 0) -> str:
@@ -32,15 +32,15 @@ def qkv(dtype: str, batch: int, heads: int, heads_kv: int, length: int, keys: in
 
 
 CASES = (
-    (f"{qkv('bf16', 1, 4, 2, 300, 333, 64)} causal=bottom_right return_lse=True", tile(3, 128)),
-    (f"{qkv('bf16', 1, 2, 2, 150, 333, 64)} scale=3.0 return_lse=True", tile(2, 64, lazy=8)),
+    (f"{qkv('bf16', 1, 4, 2, 300, 333, 64)} causal=bottom_right return_lse=True", tile(3, 128, 3, 2)),
+    (f"{qkv('bf16', 1, 2, 2, 150, 333, 64)} scale=3.0 return_lse=True", tile(2, 64, parts=2)),
     (f"{qkv('bf16', 2, 2, 1, 200, 90, 64)} causal=bottom_right return_lse=True", tile(2, 64, 3)),  # rows that see no key
-    (f"{qkv('f16', 1, 2, 2, 260, 200, 128)} window=(50,20) sinks=f32[2] return_lse=True", tile(3, 96, parts=0, lazy=8)),
-    (f"{qkv('f16', 1, 2, 2, 130, 360, 128, 40)}", tile(2, 176, turns=0)),
+    (f"{qkv('f16', 1, 2, 2, 260, 200, 128)} window=(50,20) sinks=f32[2] return_lse=True", tile(3, 96, 3)),
+    (f"{qkv('f16', 1, 2, 2, 130, 360, 128, 40)}", tile(2, 176)),
     (f"{qkv('bf16', 1, 1, 1, 200, 170, 256)} causal=top_left scale=-0.5 return_lse=True", tile(2, 80)),
     (f"{qkv('bf16', 1, 2, 1, 300, 300, 72)} cu_seqlens_q=s32[5] cu_seqlens_kv=s32[5] causal=bottom_right return_lse=True", tile(2, 64)),
     (f"{qkv('f16', 3, 2, 1, 100, 170, 32)} lengths_q=s32[3] lengths_kv=s32[3] alibi=f32[2] softcap=5.0", tile(2, 64)),
-    (f"{qkv('bf16', 1, 2, 2, 80, 150, 64)} mask=bool[80,150] dropout=0.25 return_lse=True", tile(1, 64, turns=0)),
+    (f"{qkv('bf16', 1, 2, 2, 80, 150, 64)} mask=bool[80,150] dropout=0.25 return_lse=True", tile(1, 64)),
 )
 
 
@@ -82,7 +82,8 @@ def test_keys_that_nobody_sees_need_not_be_numbers(more: str) -> None:
     compare(problem, got, want)
 
 
-@pytest.mark.parametrize(("dim", "config"), [(64, tile(3, 128)), (128, tile(2, 176)), (128, tile(3, 96)), (256, tile(2, 80))])
+@pytest.mark.parametrize(("dim", "config"), [(64, tile(3, 128)), (64, tile(3, 128, parts=2)), (128, tile(2, 176)), (128, tile(3, 96)),
+                                             (256, tile(2, 80))])
 @pytest.mark.parametrize("causal", ("", "causal=bottom_right"))
 def test_products_are_not_serialised(dim: int, config: EngineConfig, causal: str) -> None:
     problem, device = parse_case(f"attention {qkv('bf16', 2, 8, 8, 2048, 2048, dim)} {causal} return_lse=True"), known_device("sm_90a")
