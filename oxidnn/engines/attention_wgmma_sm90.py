@@ -73,6 +73,11 @@ class ForwardConsts:
         return self.warpgroups > 1
 
     @property
+    def fillers(self) -> tuple[int, int]:
+        """Warpgroups that refill stages of keys and of values, where these have long been used up when their turn comes."""
+        return max(0, self.warpgroups - 2), self.warpgroups - 1
+
+    @property
     def bare_scores(self) -> ScoreConsts:
         """As far as lengths go."""
         return replace(self.scores, expression=None, tensors=(), scalars=(), has_dropout=False, sinks="")
@@ -233,13 +238,11 @@ class AttentionWgmmaEngine(Engine):
         for warpgroups, keys in TILES:
             if warpgroups == 3 and p.dropout:
                 continue
-            config = EngineConfig.of(warpgroups=warpgroups, keys=keys, stages=2, parts=0)
-            c = consts(p, config)
-            fits = c.registers <= REGISTERS[warpgroups] and c.smem_bytes <= SMEM_BYTES
-            if fits and (c.overlaps or keys <= MAX_LONG_KEYS):
-                yield config
-                if p.dim_v <= MAX_PARTED_DIM:
-                    yield EngineConfig.of(warpgroups=warpgroups, keys=keys, stages=2, parts=2)
+            found = [consts(p, EngineConfig.of(warpgroups=warpgroups, keys=keys, stages=stages, parts=0)) for stages in (3, 2)]
+            c = next((c for c in found[warpgroups < 3:] if c.smem_bytes <= SMEM_BYTES and c.registers <= REGISTERS[warpgroups]), None)
+            if c is not None and (c.overlaps or keys <= MAX_LONG_KEYS):
+                for parts in (0, 2) if p.dim_v <= MAX_PARTED_DIM else (0,):
+                    yield EngineConfig.of(warpgroups=warpgroups, keys=keys, stages=c.stages, parts=parts)
 
     def estimate(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> float:
         """Rounds of tiles over the SMs; of a step of all warpgroups what takes longest: products, exponentials, or one warpgroup's own

@@ -82,7 +82,7 @@ def test_keys_that_nobody_sees_need_not_be_numbers(more: str) -> None:
     compare(problem, got, want)
 
 
-@pytest.mark.parametrize(("dim", "config"), [(64, tile(3, 128)), (64, tile(3, 128, parts=2)), (128, tile(2, 176)), (128, tile(3, 96)),
+@pytest.mark.parametrize(("dim", "config"), [(64, tile(3, 128, 3)), (64, tile(3, 128, 3, 2)), (128, tile(2, 176)), (128, tile(3, 96, 3)),
                                              (256, tile(2, 80))])
 @pytest.mark.parametrize("causal", ("", "causal=bottom_right"))
 def test_products_are_not_serialised(dim: int, config: EngineConfig, causal: str) -> None:
