@@ -37,7 +37,7 @@ MAX_LONG_KEYS = 64  # of a tile whose scores' text is longer
 MAX_DIM = 256
 MAX_LENGTH = 2**29
 MAX_PARTED_DIM = 64  # results are so narrow that exponentials take as long as products
-TILE_CLOCKS = 2500  # between tiles
+TILE_CLOCKS = 3300  # between tiles
 MAX_STRIDE = 2**40
 L2_SHARE = 0.5  # of L2 that keys and values of the heads at work may fill
 # (warpgroups, keys of a tile), the preferred ones first.
@@ -252,17 +252,16 @@ class AttentionWgmmaEngine(Engine):
         tiles = prod(_tiles(p, c.rows))
         if device.is_emulated:
             return 1000.0 * tiles * -(-p.len_kv // c.keys)
+        # Clocks of a warpgroup's step: alone, and of what all of them share, fitted to measured steps (notes: attention-forward).
         products = c.keys * (8 * c.steps_qk + c.dim_v / 2) / 16
-        exponentials = ROWS * c.keys / 16
-        work = exponentials * (1.6 + 0.25 * len(c.scores.tensors) + (0.6 if c.has_scores else 0) + (4 if c.scores.has_dropout else 0))
-        own = products + work + 500
-        step = max(own, c.warpgroups * max(products * 1.1, work * 0.85)) + c.parts
+        work = ROWS * c.keys / 16 * (1.7 + 0.3 * len(c.scores.tensors) + 0.7 * c.has_scores + 5 * c.scores.has_dropout)
+        step = max(products + work + 1100, c.warpgroups * max(1.05 * products, 0.54 * products + 0.85 * work)) + c.parts
         steps = _steps(p, c.rows, c.keys)
         each = steps * step + TILE_CLOCKS
         rounds = tiles / device.num_sms
         if p.right is None or p.left is not None or rounds < 1:
             rounds = ceil(rounds)  # tiles of one length
-        return rounds * each / 1650 + 5
+        return rounds * each / 1700 + 5
 
     def build_steps(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> Build:
         assert isinstance(problem, AttentionProblem)
