@@ -325,8 +325,9 @@ def _estimate(p: AttentionProblem, config: EngineConfig, device: DeviceInfo) -> 
     parts = 0.0
     if config["splits"] > 1:
         parts = 2.0 + 0.03 * config["splits"] + 8 * ctas * c.team * 16 * (p.dim_v + 2) / (device.bandwidth_gbs * 1e3)
-    products = ctas * rounds * config["keys"] * c.warps * 32 * (p.dim_qk + p.dim_v) / (device.tensor_tflops * 0.2e6)
-    return 3.5 + 0.7 * waves + max(busiest, mean, products) + parts
+    # A step of 16 keys takes a warp so long, whatever the memory does; longer where bytes are widened.
+    chain = waves * rounds * (0.72 if c.is_narrow else 0.5) * (config["keys"] / 16) ** 0.9
+    return 6.0 + 0.5 * waves + 0.1 * config["warps"] + 0.01 * config["keys"] + max(busiest, mean, chain) + parts
 
 
 class DecodeAttention(Engine):
