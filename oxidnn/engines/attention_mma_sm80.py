@@ -369,7 +369,8 @@ class AttentionMma(Engine):
         assert isinstance(problem, AttentionProblem)
         if problem.is_empty:
             return 1.0
-        return self.clocks(problem, config, device) / (1650 if device.capability in MMA_CLOCKS else 2300) + 3.0
+        products = self.clocks(problem, config, device) / (1650 if device.capability in MMA_CLOCKS else 2300)
+        return max(products, problem.num_bytes / (device.bandwidth_gbs * 850)) + 3.0
 
     def build_steps(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> Build:
         assert isinstance(problem, AttentionProblem)

@@ -261,7 +261,7 @@ class AttentionWgmmaEngine(Engine):
         rounds = tiles / device.num_sms
         if p.right is None or p.left is not None or rounds < 1:
             rounds = ceil(rounds)  # tiles of one length
-        return rounds * each / 1700 + 5
+        return max(rounds * each / 1700, p.num_bytes / (device.bandwidth_gbs * 850)) + 5
 
     def build_steps(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> Build:
         assert isinstance(problem, AttentionProblem)
