@@ -288,7 +288,7 @@ def _shapes(p: AttentionProblem, device: DeviceInfo, outputs: tuple[str, ...], a
         if p.is_varlen and is_keys and (wide > 64 or not device.at_least(9)):  # whose places take registers
             shapes = [_Shape(8, 1, 32), _Shape(4, 1, 32)]
     else:  # registers for expressions and addresses, and their text for every element
-        shapes = [_Shape(warps, 1, 16 if p.expression is not None and p.dropout else 32) for warps in (8, 4)]
+        shapes = [_Shape(warps, 1, 16 if p.expression is not None and (p.dropout or wide > 128) else 32) for warps in (8, 4)]
     shapes.append(_Shape(2, 1, 16))
     fits = [s for s in shapes if _smem(p, device, outputs, s, adds) <= device.smem_per_cta]
     chunks = [_tile(p, n).chunks for n in ("q", "v")]
