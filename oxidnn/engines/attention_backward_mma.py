@@ -82,7 +82,8 @@ class SumConsts:
 
 @dataclass(frozen=True, slots=True)
 class BackwardConsts:
-    """is_keys: keys are held and queries pass. held, passing: the two tensors of each. results: what is written, and its accumulators.
+    """is_fast: scores are products times a scale above 0, which goes into the exponential's (after the mask) and the result's.
+    is_keys: keys are held and queries pass. held, passing: the two tensors of each. results: what is written, and its accumulators.
     rows, columns: of a held and of a passing tile. tiles_m: 16 rows each of a warp. by_tiles: CTAs are counted heads first.
     bias: the kernel of its gradient, whose CTAs have a tile each of its extent. split: warps that share their rows. Where in shared memory
     numbers wait (parked_at), P and dS lie (weights_at, gradients_at), if other warps read them, and dS of every other tile (second_at).
@@ -90,6 +91,7 @@ class BackwardConsts:
     places in tiles are found anew for every tile: as the assembler finds registers."""
 
     score: ScoreConsts
+    is_fast: bool
     kind: str
     is_keys: bool
     has_group: bool
@@ -116,11 +118,6 @@ class BackwardConsts:
 
     log2_e: ClassVar[float] = log2(e)
     parked: ClassVar[tuple[str, ...]] = ("%tile_row", "%memory_row", "%own_head", "%memory_batch", "%rows_there")
-
-    @property
-    def is_fast(self) -> bool:
-        """Scores are products times the scale, which goes into the exponential's and the result's."""
-        return self.score.expression is None and not self.score.has_dropout
 
     @property
     def own_columns(self) -> int:
@@ -186,6 +183,10 @@ class BackwardConsts:
     @property
     def limits(self) -> list[str]:
         return self.names("limit", 0, 2 * self.tiles_m)
+
+
+def _is_fast(p: AttentionProblem) -> bool:
+    return p.expression is None and not p.dropout and p.scale > 0  # -inf of a mask times another scale is no -inf
 
 
 def _tile(p: AttentionProblem, name: str, offset: int = 0) -> TileConsts:
@@ -315,8 +316,8 @@ def _kernel(p: AttentionProblem, device: DeviceInfo, outputs: tuple[str, ...], s
     results = tuple((_tile(p, n), "acc_b" if n == "dv" else "acc_a") for n in outputs)
     length, heads = (p.len_kv, p.heads_kv) if is_keys else (p.len_q, p.heads)
     by_tiles = p.left is not None or p.right is not None
-    consts = BackwardConsts(score_consts(p), p.desc("q").dtype.name, is_keys, is_keys and p.heads > p.heads_kv, held, passing, results,
-                            shape.rows, shape.columns, shape.tiles_m, at, stage, stats, by_tiles,
+    consts = BackwardConsts(score_consts(p), _is_fast(p), p.desc("q").dtype.name, is_keys, is_keys and p.heads > p.heads_kv, held, passing,
+                            results, shape.rows, shape.columns, shape.tiles_m, at, stage, stats, by_tiles,
                             sums=_sums(p, device, shape) if sums is not None else None, split=shape.split,
                             parked_at=smem - _PARKED_BYTES, gradients_at=at + 2 * stage, weights_at=at + 2 * stage + shape.words,
                             second_at=at + 2 * stage + shape.words * (2 if shape.split > 1 else 1),
@@ -366,8 +367,8 @@ def _bias_steps(p: AttentionProblem, device: DeviceInfo, shape: _Shape, lse2: Wo
     parts = TensorDesc.packed(F32, tuple(places[a] for a in "bhij"))
     is_whole = parts.shape == target.shape
     result, place = (target, TensorArg("dbias")) if is_whole else (parts, scratch.take(parts.num_bytes))
-    consts = BackwardConsts(score_consts(p), p.desc("q").dtype.name, False, False, held, passing, (), shape.rows, shape.columns,
-                            shape.tiles_m, at, stage, stats, False, BiasConsts(varies, own, result.dtype.name))
+    consts = BackwardConsts(score_consts(p), _is_fast(p), p.desc("q").dtype.name, False, False, held, passing, (), shape.rows,
+                            shape.columns, shape.tiles_m, at, stage, stats, False, BiasConsts(varies, own, result.dtype.name))
     args = arguments(p)
     args += [Arg(f"count_{a}", "u32", n) for a, n in counts.items()]
     for tile in (*held, *passing):
@@ -523,8 +524,8 @@ class AttentionBackwardMmaAdding(AttentionBackwardMma):
 def _dq_step(p: AttentionProblem, device: DeviceInfo, sums: WorkspaceArg) -> Step:
     """dQ from its sums."""
     shape, tile = _Shape(4, 1, 16), _tile(p, "dq")
-    consts = BackwardConsts(score_consts(p), p.desc("q").dtype.name, False, False, (), (), ((tile, "acc_a"),), shape.rows, shape.columns, 1,
-                            0, 0, 0, False, sums=_sums(p, device, shape))
+    consts = BackwardConsts(score_consts(p), _is_fast(p), p.desc("q").dtype.name, False, False, (), (), ((tile, "acc_a"),), shape.rows,
+                            shape.columns, 1, 0, 0, 0, False, sums=_sums(p, device, shape))
     tiles = -(-p.len_q // shape.rows)
     args = [*arguments(p), *_tile_args(p.heads_of("dq"), tile, 32 * shape.warps), Arg("tiles", "u32", tiles), Arg("ptr_sums", "u64", sums),
             Arg("groups", "u32", _groups(p))]

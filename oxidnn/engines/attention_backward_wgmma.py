@@ -206,11 +206,19 @@ def _strides(name: str, desc: TensorDesc) -> list[Arg]:
     return [Arg(f"{name}_{axis}", "s64", s * desc.dtype.num_bytes) for axis, s in zip("bhl", desc.strides[:3], strict=True)]
 
 
+def _seen_keys(p: AttentionProblem) -> tuple[int, int]:
+    """(begin, end) of the keys that some query sees by the limits of the window."""
+    shift = 0 if p.alignment == "top_left" else p.len_kv - p.len_q
+    begin = 0 if p.left is None else max(0, shift - p.left)
+    return begin, p.len_kv if p.right is None else max(0, min(p.len_kv, p.len_q + shift + p.right))
+
+
 def _map(p: AttentionProblem, name: str, rows: int) -> TensorMapArg:
-    """Boxes of 64 columns and `rows` rows of one head; outside of the tensor they are zero."""
+    """Boxes of 64 columns and `rows` rows of one head; outside of the tensor, and behind the last key that is seen, they are zero."""
     batch, heads, length, dim = p.heads_of(name).shape
     b, h, row, _ = (s * 2 for s in p.heads_of(name).strides)
     strides = tuple(s if n > 1 else 16 for s, n in ((row, length), (h, heads), (b, batch)))
+    length = max(1, _seen_keys(p)[1]) if name in ("k", "v") else length
     return TensorMapArg(name, TensorMapSpec(p.desc(name).dtype.name, (dim, length, heads, batch), strides, (64, rows, 1, 1), swizzle=128))
 
 
@@ -244,10 +252,14 @@ class WgmmaBackwardEngine(Engine):
             return refuse(f"head dimensions are {p.dim_qk} and {p.dim_v}, not multiples of 8 beyond {least} and up to {most}")
         if p.expression is not None or p.dropout or p.has("sinks") or p.is_varlen or p.has("lengths_q") or p.has("lengths_kv"):
             return refuse("scores are changed, weights dropped, or lengths lie in memory")
+        if not p.scale > 0:
+            return refuse(f"the scale is {p.scale}: a mask's -inf is multiplied by it, which must be above 0")
         if max(p.len_q, p.len_kv) >= _LIMIT or p.batch * p.heads * (p.len_q + 64) >= 2**31:
             return refuse("there are too many rows for 32-bit arithmetic")
         if p.len_q == 0 or p.len_kv == 0 or p.is_empty:
             return refuse("there are no queries or no keys")
+        if _seen_keys(p)[0] > 0:
+            return refuse("nobody sees the first keys, and what lies there must not count")
         if not has_maps(p, "q", "k", "v", "d_out"):
             return refuse("tensor maps need columns side by side and strides that are multiples of 16 bytes")
         for name in ("dq", "dk", "dv"):

@@ -184,7 +184,7 @@ def _expression(given: tuple[str, ...], mask_is_float: bool, softcap: float, sco
 def _like(dtype: DType, shape: tuple[int, ...], like: TensorDesc) -> TensorDesc:
     """A dense tensor whose dimensions but the last, which is innermost, lie in memory as those of `like` do."""
     outer = range(len(shape) - 1)
-    if like.rank < len(shape) or any(like.strides[a] <= 0 and like.shape[a] > 1 for a in outer):
+    if not shape or like.rank < len(shape) or any(like.strides[a] <= 0 and like.shape[a] > 1 for a in outer):
         return TensorDesc.packed(dtype, shape)
     order = sorted(outer, key=lambda a: (-like.strides[a] if like.shape[a] > 1 else -math.inf, a))
     return canonical(TensorDesc(dtype, shape, packed_strides(shape, (*order, len(shape) - 1))))

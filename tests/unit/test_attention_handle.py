@@ -223,6 +223,28 @@ def test_gradients_into_given_arrays(h: oxidnn.DnnHandle) -> None:
         np.testing.assert_array_equal(packed[:, :, n].swapaxes(1, 2), want[n])
 
 
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
+@pytest.mark.parametrize("scale", [-0.3, 0.0])
+def test_scales_that_are_not_positive(arch: str, scale: float) -> None:
+    """Causal halves as in float64: -inf of a mask times such a scale would be no -inf."""
+    h = oxidnn.DnnHandle(f"emu:{arch}")
+    q, k, v, d_out = (normal(1, 1, 70, 64, seed=s, dtype=np.float16) for s in range(4))
+    halves, doubles = (q, k, v, d_out), tuple(a.astype(np.float64) for a in (q, k, v, d_out))
+    found = []
+    for q, k, v, d_out in (halves, doubles):
+        out, lse = h.attention(q, k, v, scale=scale, causal="top_left", return_lse=True)
+        found.append((out, *h.attention_backward(d_out, q, k, v, out, lse, scale=scale, causal="top_left")))
+    for got, want in zip(*found, strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-2, atol=1e-2)
+
+
+def test_the_gradient_of_a_bias_of_one_number(h: oxidnn.DnnHandle) -> None:
+    q, k, v, d_out = (normal(1, 1, 3, 8, seed=s) for s in range(4))
+    out, lse = h.attention(q, k, v, bias=np.array(0.5), return_lse=True)
+    d_bias = h.attention_backward(d_out, q, k, v, out, lse, bias=np.array(0.5))[3]
+    assert d_bias.shape == () and abs(d_bias) < 1e-12
+
+
 def test_dropout_depends_on_its_seed(h: oxidnn.DnnHandle) -> None:
     q, k, v = (normal(1, 1, 3, 8, seed=s, dtype=np.float32) for s in range(3))
     first, again, other = (h.attention(q, k, v, dropout=0.5, seed=seed) for seed in (1, 1, 2))
