@@ -30,13 +30,14 @@ def rand(*shape: int, seed: int = 0) -> np.ndarray:
 
 
 METHOD_OF = {"conv_fprop": "conv"}
+RESULTS_OF = {"attention_backward": "gradients", "kv_cache_append": "k_cache"}  # what holds results, where it is not called out
 
 
 @pytest.mark.parametrize("op", sorted(set(OPS) - {"pointwise", "concat", "meshgrid", "foreach", *STEPS}))
 def test_every_op_has_a_method_with_all_its_tensors(op: str) -> None:
     call = CALLS[op]
     parameters = inspect.signature(getattr(oxidnn.DnnHandle, METHOD_OF.get(op, op))).parameters
-    assert {"out", "stream", *call.tensors, *(n for n, _ in call.attrs)} <= set(parameters)
+    assert {RESULTS_OF.get(op, "out"), "stream", *call.tensors, *(n for n, _ in call.attrs)} <= set(parameters)
 
 
 @pytest.mark.parametrize("op", sorted(STEPS))
@@ -237,11 +238,15 @@ def test_methods_pass_arguments_in_the_order_of_their_call(op: str) -> None:
     given = {name: (name,) for name in inspect.signature(method).parameters if name not in ("operands", "scalars")}
     if "seed" in given:  # numbers drawn from (seed, offset), or from a state in memory
         given |= {"seed": None, "offset": 0} if "state" in given else dict.fromkeys({"seed", "offset"} & given.keys(), 0)
+    given |= {n: {"type": n} for n in {"scaling"} & given.keys()}  # which becomes pairs
     method(**given)
-    assert recorder.call is call and recorder.out[0] == "out" and recorder.stream == ("stream",)
+    results = recorder.out[0] if op == "kv_cache_append" else recorder.out  # the first of several
+    assert recorder.call is call and results[0] == RESULTS_OF.get(op, "out") and recorder.stream == ("stream",)
     assert dict(zip(call.tensors, recorder.arrays, strict=True)) == {n: (n,) for n in call.tensors}
-    assert dict(zip((n for n, _ in call.attrs), recorder.attrs, strict=True)) == {n: (n,) for n, _ in call.attrs}
+    want = {n: (("type", n),) if n == "scaling" else (n,) for n, _ in call.attrs}
+    assert dict(zip((n for n, _ in call.attrs), recorder.attrs, strict=True)) == want
     defaults = {n: p.default for n, p in inspect.signature(method).parameters.items()}
+    defaults |= {"dropout": None} if defaults.get("dropout") == 0 else {}
     assert all(defaults[n] in (inspect.Parameter.empty, default) for n, default in call.attrs)
 
 
