@@ -219,27 +219,39 @@ KERNELS = {
         "attention_backward d_out=bf16[1,2,130,64]nchw q=bf16[1,2,130,64]nchw k=bf16[1,1,70,64]nchw v=bf16[1,1,70,64]nchw "
         "out=bf16[1,2,130,64]nchw lse=f32[1,2,130] causal=bottom_right",
         "attention_backward d_out=bf16[1,1,260,64]nchw q=bf16[1,1,260,64]nchw k=bf16[1,1,300,64]nchw v=bf16[1,1,300,64]nchw "
-        "out=bf16[1,1,260,64]nchw lse=f32[1,1,260] causal=bottom_right")),
+        "out=bf16[1,1,260,64]nchw lse=f32[1,1,260] causal=bottom_right",
+        "attention_backward d_out=bf16[1,2,19,64]nchw q=bf16[1,2,19,64]nchw k=bf16[1,1,25,64]nchw v=bf16[1,1,25,64]nchw "
+        "out=bf16[1,2,19,64]nchw lse=f32[1,2,19] causal=bottom_right")),
     "attention_backward_queries": Kernel("attention/backward_queries_sm90", "attention_backward.wgmma_apart_sm90", (
-        "attention_backward d_out=bf16[1,1,70,64]nchw q=bf16[1,1,70,64]nchw k=bf16[1,1,330,64]nchw v=bf16[1,1,330,64]nchw "
-        "out=bf16[1,1,70,64]nchw lse=f32[1,1,70] causal=bottom_right",)),
+        "attention_backward d_out=bf16[1,1,70,64]nchw q=bf16[1,1,70,64]nchw k=bf16[1,1,331,64]nchw v=bf16[1,1,331,64]nchw "
+        "out=bf16[1,1,70,64]nchw lse=f32[1,1,70] causal=bottom_right",
+        "attention_backward d_out=bf16[1,2,19,64]nchw q=bf16[1,2,19,64]nchw k=bf16[1,1,25,64]nchw v=bf16[1,1,25,64]nchw "
+        "out=bf16[1,2,19,64]nchw lse=f32[1,2,19] causal=bottom_right")),
     "attention_backward_wide": Kernel("attention/backward_wide_sm90", "attention_backward.wgmma_wide_sm90", (
         "attention_backward d_out=bf16[1,2,130,136]nchw q=bf16[1,2,130,136]nchw k=bf16[1,1,40,136]nchw v=bf16[1,1,40,136]nchw "
         "out=bf16[1,2,130,136]nchw lse=f32[1,2,130] causal=bottom_right",
         "attention_backward d_out=bf16[1,1,260,136]nchw q=bf16[1,1,260,136]nchw k=bf16[1,1,300,136]nchw v=bf16[1,1,300,136]nchw "
-        "out=bf16[1,1,260,136]nchw lse=f32[1,1,260] causal=bottom_right")),
+        "out=bf16[1,1,260,136]nchw lse=f32[1,1,260] causal=bottom_right",
+        "attention_backward d_out=bf16[1,2,19,136]nchw q=bf16[1,2,19,136]nchw k=bf16[1,1,25,136]nchw v=bf16[1,1,25,136]nchw "
+        "out=bf16[1,2,19,136]nchw lse=f32[1,2,19] causal=bottom_right")),
     "attention_backward_queries_wide": Kernel("attention/backward_queries_wide_sm90", "attention_backward.wgmma_wide_sm90", (
-        "attention_backward d_out=bf16[1,1,40,136]nchw q=bf16[1,1,40,136]nchw k=bf16[1,1,330,136]nchw v=bf16[1,1,330,136]nchw "
-        "out=bf16[1,1,40,136]nchw lse=f32[1,1,40] causal=bottom_right",)),
+        "attention_backward d_out=bf16[1,1,40,136]nchw q=bf16[1,1,40,136]nchw k=bf16[1,1,331,136]nchw v=bf16[1,1,331,136]nchw "
+        "out=bf16[1,1,40,136]nchw lse=f32[1,1,40] causal=bottom_right",
+        "attention_backward d_out=bf16[1,2,19,136]nchw q=bf16[1,2,19,136]nchw k=bf16[1,1,25,136]nchw v=bf16[1,1,25,136]nchw "
+        "out=bf16[1,2,19,136]nchw lse=f32[1,2,19] causal=bottom_right")),
     "attention_backward_mma": Kernel("attention/backward_mma", "attention_backward.mma_adding", (
-        "attention_backward d_out=bf16[1,2,80,32]nchw q=bf16[1,2,80,32]nchw k=bf16[1,1,70,32]nchw v=bf16[1,1,70,32]nchw "
-        "out=bf16[1,2,80,32]nchw lse=f32[1,2,80] causal=bottom_right",)),
+        "attention_backward d_out=bf16[1,2,80,32]nchw q=bf16[1,2,80,32]nchw k=bf16[1,1,71,32]nchw v=bf16[1,1,71,32]nchw "
+        "out=bf16[1,2,80,32]nchw lse=f32[1,2,80] causal=bottom_right",
+        "attention_backward d_out=bf16[1,2,19,32]nchw q=bf16[1,2,19,32]nchw k=bf16[1,1,25,32]nchw v=bf16[1,1,25,32]nchw "
+        "out=bf16[1,2,19,32]nchw lse=f32[1,2,19] causal=bottom_right")),
     "attention_backward_mma_bias": Kernel("attention/backward_mma_bias", "attention_backward.mma", (
-        "attention_backward d_out=bf16[2,1,70,16]nchw q=bf16[2,1,70,16]nchw k=bf16[2,1,40,16]nchw v=bf16[2,1,40,16]nchw "
-        "out=bf16[2,1,70,16]nchw lse=f32[2,1,70] bias=f32[1,1,1,40] causal=top_left",)),
+        "attention_backward d_out=bf16[2,1,70,16]nchw q=bf16[2,1,70,16]nchw k=bf16[2,1,41,16]nchw v=bf16[2,1,41,16]nchw "
+        "out=bf16[2,1,70,16]nchw lse=f32[2,1,70] bias=f32[1,1,1,41] causal=top_left",
+        "attention_backward d_out=bf16[2,1,19,16]nchw q=bf16[2,1,19,16]nchw k=bf16[2,1,41,16]nchw v=bf16[2,1,41,16]nchw "
+        "out=bf16[2,1,19,16]nchw lse=f32[2,1,19] bias=f32[1,1,1,41] causal=top_left")),
     "attention_backward_mma_dq": Kernel("attention/backward_mma_dq", "attention_backward.mma_adding", (
-        "attention_backward d_out=bf16[2,1,70,24]nchw q=bf16[2,1,70,24]nchw k=bf16[2,1,40,24]nchw v=bf16[2,1,40,24]nchw "
-        "out=bf16[2,1,70,24]nchw lse=f32[2,1,70]",)),
+        "attention_backward d_out=bf16[2,1,70,32]nchw q=bf16[2,1,70,32]nchw k=bf16[2,1,40,32]nchw v=bf16[2,1,40,32]nchw "
+        "out=bf16[2,1,70,32]nchw lse=f32[2,1,70]",)),
     "attention_delta": Kernel("attention/delta", "attention_backward.mma", (
         "attention_backward d_out=bf16[2,2,70,24]nchw q=bf16[2,2,70,24]nchw k=bf16[2,1,40,24]nchw v=bf16[2,1,40,24]nchw "
         "out=bf16[2,2,70,24]nchw lse=f32[2,2,70] lengths_q=s32[2]",)),
@@ -487,6 +499,11 @@ EQUIVALENT: tuple[tuple[str, str, str], ...] = (
     ("no choice", r"selp\.s32 %off, ", "nothing is read there: the copy is of 0 bytes, or the load predicated off"),
     ("other comparison", r"setp\.gt\.s32 %p_more, %tiles_to_compute, 0", "a round more multiplies a stage of zeros"),
     ("no choice|other comparison", r"%[ab]_p_k", "a tile of the other operand is zero there"),
+    ("no clamp", r"min\.s32 %edge, %edge, %len_q", "the keys that more queries would see are masked"),
+    ("no clamp", r"min\.s32 %(last_key|last_query|to_row|end), ", "tiles that more rows would see are masked"),
+    ("no guard", r"%p_piece ld\.shared\.v4\.b32 ", "what lies behind the columns is not stored"),
+    ("no guard|guard inverted", r"%p_lead st\.shared\.f32 ", "all lanes hold the same number"),
+    ("no guard|guard inverted", r"%p_first st\.shared\.f32 \[%smem_value", "all lanes of the warp hold the same sum"),
     ("ring longer|ring shorter|no wrap", r"^\$fill", "the first loads fill all stages but one, and never wrap"),
 )
 
