@@ -238,6 +238,21 @@ def test_scales_that_are_not_positive(arch: str, scale: float) -> None:
         np.testing.assert_allclose(got, want, rtol=1e-2, atol=1e-2)
 
 
+@pytest.mark.parametrize("left", [30, 31])
+def test_dropout_where_a_window_begins_at_an_odd_key(h: oxidnn.DnnHandle, left: int) -> None:
+    """Halves agree with float64: neighbours from an even key on share a draw."""
+    arrays = tuple(normal(1, 2, n, 64, seed=s, dtype=np.float16) for s, n in enumerate((2, 34, 34, 2)))
+    bias = normal(2, 1, seed=4, dtype=np.float16)
+    found = []
+    for dtype in (np.float16, np.float64):
+        q, k, v, d_out = (a.astype(dtype) for a in arrays)
+        given: dict[str, Any] = {"bias": bias.astype(dtype), "window": (left, 15), "dropout": 0.3, "seed": 3}
+        out, lse = h.attention(q, k, v, return_lse=True, **given)
+        found.append((out, *h.attention_backward(d_out, q, k, v, out, lse, **given)))
+    for got, want in zip(*found, strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-2, atol=1e-2)
+
+
 def test_the_gradient_of_a_bias_of_one_number(h: oxidnn.DnnHandle) -> None:
     q, k, v, d_out = (normal(1, 1, 3, 8, seed=s) for s in range(4))
     out, lse = h.attention(q, k, v, bias=np.array(0.5), return_lse=True)
