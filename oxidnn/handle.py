@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache, wraps
 from math import prod
+from numbers import Real
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -1272,10 +1273,10 @@ class DnnHandle(ListOps):
         sequences that lie side by side in q (H, T, D) begin, and the last one ends. All four stay on the device.
         FlashAttention: Dao, 2023; online softmax: Milakov and Gimelshein, 2018.
         """
-        draw = _draw("attention", seed, offset) if dropout else {}
-        attrs = (scale, causal, window, score, softcap, dropout or None, return_lse)
+        draw = {} if isinstance(dropout, Real) and not dropout else _draw("attention", seed, offset)
+        attrs = (scale, causal, window, score, softcap, dropout if draw else None, return_lse)
         arrays = (q, k, v, mask, bias, alibi, sinks, lengths_q, lengths_kv, cu_seqlens_q, cu_seqlens_kv)
-        return self._session.run(CALLS["attention"], arrays, attrs, out, stream, {**(scalars or {}), **draw}, operands)
+        return self._session.run(CALLS["attention"], arrays, attrs, out, stream, _numbers("attention", scalars, draw), operands)
 
     def attention_backward(self, d_out: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, *, scale: float | None = None,
                            causal: str | None = None, window: tuple[int | None, int | None] | None = None, mask: Any = None,
@@ -1288,10 +1289,11 @@ class DnnHandle(ListOps):
         The other arguments as they were. gradients: a tuple of arrays to write instead of new ones. Rows without a visible key, whose lse
         is -inf, have gradients of 0.
         """
-        draw = _draw("attention_backward", seed, offset) if dropout else {}
+        draw = {} if isinstance(dropout, Real) and not dropout else _draw("attention_backward", seed, offset)
         arrays = (d_out, q, k, v, out, lse, mask, bias, alibi, sinks, lengths_q, lengths_kv, cu_seqlens_q, cu_seqlens_kv)
-        attrs = (scale, causal, window, score, softcap, dropout or None)
-        return self._session.run(CALLS["attention_backward"], arrays, attrs, gradients, stream, {**(scalars or {}), **draw}, operands)
+        attrs = (scale, causal, window, score, softcap, dropout if draw else None)
+        numbers = _numbers("attention_backward", scalars, draw)
+        return self._session.run(CALLS["attention_backward"], arrays, attrs, gradients, stream, numbers, operands)
 
     def paged_attention(self, q: Any, k_cache: Any, v_cache: Any, page_table: Any, lengths_kv: Any, *, scale: float | None = None,
                         causal: str | None = None, window: tuple[int | None, int | None] | None = None, softcap: float | None = None,
@@ -1454,6 +1456,12 @@ def _all_but(op: str, v: Any, dim: int | None) -> tuple[int, ...]:
     if rank < 2:
         raise expected(op, "v", f"of {rank} dimensions", "two or more, or dim=None")
     return tuple(i for i in range(rank) if i != dim)
+
+
+def _numbers(op: str, scalars: Any, draw: Mapping[str, int]) -> dict[str, Any]:
+    if scalars is not None and not isinstance(scalars, Mapping):
+        raise expected(op, "scalars", repr(scalars), "a mapping from names to numbers")
+    return {**(scalars or {}), **draw}
 
 
 def _draw(op: str, seed: int | None, offset: int, state: Any = None) -> dict[str, int]:

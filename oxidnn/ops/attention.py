@@ -60,6 +60,7 @@ from .checks import (
 ALIGNMENTS = ("top_left", "bottom_right")
 INDICES = ("b", "h", "i", "j", "p")  # operands of an expression that are no tensors
 MAX_DIM = 512
+MIN_SOFTCAP = 1e-30  # scores are divided by it
 DRAW = (Scalar("seed", "u64"), Scalar("offset", "u64"))
 _ROLES = ("d_out", "q", "k", "v", "out", "lse", "sinks", "lengths_q", "lengths_kv", "cu_seqlens_q", "cu_seqlens_kv")
 _RESULTS = ("out", "lse", "dq", "dk", "dv", "dbias", "dsinks")
@@ -257,8 +258,8 @@ def _make(op: str, tensors: Mapping[str, TensorDesc], attrs: Mapping[str, Any], 
     number = check_number(op, "scale", 1.0 / math.sqrt(dim) if scale is None else scale, F64 if q.dtype is F64 else F32, context)
     normal += [("scale", number)] if scale is not None else []
     softcap = check_number(op, "softcap", attrs.get("softcap", 0.0), F32, context)
-    if softcap < 0:
-        raise expected(op, "softcap", softcap, "a number of at least 0 (0: none)", context)
+    if softcap and softcap < MIN_SOFTCAP:
+        raise expected(op, "softcap", softcap, f"0 (none), or at least {MIN_SOFTCAP}", context)
     normal += [("softcap", softcap)] if softcap else []
     score = attrs.get("score")
     score = None if score is None else check_expression(op, "score", score)

@@ -121,8 +121,8 @@ def _make(tensors: Mapping[str, TensorDesc], attrs: Mapping[str, Any], policy: P
     number = check_number(op, "scale", 1.0 / math.sqrt(dim) if scale is None else scale, F32, context)
     normal += [("scale", number)] if scale is not None else []
     softcap = check_number(op, "softcap", attrs.get("softcap", 0.0), F32, context)
-    if softcap < 0:
-        raise expected(op, "softcap", softcap, "a number of at least 0 (0: none)", context)
+    if softcap and softcap < attention.MIN_SOFTCAP:
+        raise expected(op, "softcap", softcap, f"0 (none), or at least {attention.MIN_SOFTCAP}", context)
     normal += [("softcap", softcap)] if softcap else []
     splits = attrs.get("num_splits")
     if splits is not None:

@@ -29,7 +29,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..dtypes import F32, F64, S32, S64, DType
-from ..errors import expected
+from ..errors import InvalidArgument, expected
 from ..tensor import TensorDesc
 from .base import OpDef, Operand, Policy, Problem
 from .checks import FLOATS, canonical, check_bool, check_integer, check_number, check_output, check_reach, describe, operand
@@ -69,6 +69,18 @@ class RopeProblem(Problem):
 
 def frequencies(op: str, pairs: int, base: float, scaling: Any, context: str = "") -> tuple[tuple[float, ...], float]:
     """(radians per position of each pair, what cos and sin are multiplied by)."""
+    try:
+        found, magnitude = _scaled(op, pairs, base, scaling, context)
+    except InvalidArgument:
+        raise
+    except (OverflowError, ZeroDivisionError, ValueError):  # of infinities, logarithms of 1 and roots of negatives
+        found, magnitude = (), math.nan
+    if not all(map(math.isfinite, (*found, magnitude))):
+        raise expected(op, "scaling", repr(scaling), "numbers of which finite frequencies come", context)
+    return found, magnitude
+
+
+def _scaled(op: str, pairs: int, base: float, scaling: Any, context: str) -> tuple[tuple[float, ...], float]:
     plain = tuple(base ** (-i / pairs) for i in range(pairs))
     if scaling is None:
         return plain, 1.0

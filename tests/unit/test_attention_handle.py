@@ -278,6 +278,12 @@ def test_errors_name_the_argument(h: oxidnn.DnnHandle) -> None:
         ("last dimension of q", lambda: h.attention(*(np.ones((1, 1, 2, 513)),) * 3)),
         ("window", lambda: h.attention(q, k, k, window=(-1, 0))), ("window", lambda: h.attention(q, k, k, window=3)),  # type: ignore[arg-type]
         ("softcap", lambda: h.attention(q, k, k, softcap=-1.0)), ("dropout", lambda: h.attention(q, k, k, dropout=1.5, seed=1)),
+        ("softcap", lambda: h.attention(q, k, k, softcap=1e-40)), ("scalars", lambda: h.attention(q, k, k, scalars=[1.0])),
+        ("dropout", lambda: h.attention(q, k, k, dropout=ints(1, 2), seed=1)),  # type: ignore[arg-type]
+        *(("scaling", lambda given=given: h.rope(q, scaling=given)) for given in (
+            {"type": "longrope", "factors": [1] * 4, "factor": 4, "original_max_position_embeddings": 1},
+            {"type": "yarn", "factor": 4, "original_max_position_embeddings": 1e308, "beta_fast": 1e-300},
+            {"type": "linear", "factor": 1e-320})),
         ("scale", lambda: h.attention(q, k, k, scale=np.nan)), ("shape of mask", lambda: h.attention(q, k, k, mask=np.ones((5, 5), bool))),
         ("type of mask", lambda: h.attention(q, k, k, mask=np.ones((5, 6), np.int32))),
         ("shape of bias", lambda: h.attention(q, k, k, bias=normal(3, 5, 6))),
