@@ -93,7 +93,8 @@ def device_info() -> DeviceInfo:
 
 def prepare(problem: Problem, info: DeviceInfo, count: int) -> Choices:
     """The candidates, assembled into the cubin store."""
-    every = sorted(((e.id, c, e.estimate(problem, c, info)) for e in ENGINES[problem.op] if e.check_support(problem, info)
+    every = sorted(((e.id, c, e.estimate(problem, c, info)) for e in ENGINES[problem.op]
+                    if e.check_support(problem, info) and (e.is_deterministic or not problem.policy.deterministic)
                     for c in e.configs(problem, info)), key=lambda choice: choice[2])
     firsts: dict[str, tuple[str, EngineConfig, float]] = {}
     for choice in every:
