@@ -110,7 +110,8 @@ class OpDef:
     """An op's row: its name, the roles of its inputs in argument order, its outputs, how its problem is built, the inputs that may be
     absent, and its attributes with their defaults (None: left out, or to be given).
 
-    An op that takes an epilogue, a prologue or a score, and one without inputs of its own, take the tensors that its expression names as well.
+    An op that takes an epilogue, a prologue or a score, and one without inputs of its own, take the tensors that its expression names as
+    well.
     """
 
     name: str
