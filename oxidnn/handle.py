@@ -909,7 +909,7 @@ class DnnHandle(ListOps):
         that type. Workspace of the loss: an eighth of the logits, at least 64 and at most 128 MiB. With gradients all of the logits up to
         512 MiB; of more a quarter at a time, and dw while it is summed, if it is not given in the type of sums. Where that is more than
         four fifths of the logits, chunks of columns take about what the loss takes, or dx in the type of sums and a quarter, and four
-        matrix         products for three; a workspace_limit leads to them, too.
+        matrix products for three; a workspace_limit leads to them, too.
         """
         attrs = (reduction, label_smoothing, ignore_index, return_gradients)
         return self._session.run(CALLS["linear_cross_entropy"], (x, w, target, bias, weight), attrs, out, stream)

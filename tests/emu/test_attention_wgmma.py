@@ -40,7 +40,7 @@ CASES = (
     (f"{qkv('bf16', 1, 1, 1, 200, 170, 256)} causal=top_left scale=-0.5 return_lse=True", tile(2, 80)),
     (f"{qkv('bf16', 1, 2, 1, 300, 300, 72)} cu_seqlens_q=s32[5] cu_seqlens_kv=s32[5] causal=bottom_right return_lse=True", tile(2, 64)),
     (f"{qkv('f16', 3, 2, 1, 100, 170, 32)} lengths_q=s32[3] lengths_kv=s32[3] alibi=f32[2] softcap=5.0", tile(2, 64)),
-    (f"{qkv('bf16', 1, 2, 2, 80, 150, 64)} mask=bool[80,150] dropout=0.25 return_lse=True", tile(1, 64)),
+    (f"{qkv('bf16', 1, 2, 2, 80, 150, 64)} bias=bf16[80,150] dropout=0.25 return_lse=True", tile(1, 64)),
 )
 
 
