@@ -1,6 +1,7 @@
 """Every engine of every op on the GPU: random problems of sizes 1 to 40 with all attributes, against the float64 references.
 
-An op of many launches a problem gets fewer problems, as assembling its kernels is what takes time. Some run twice: the same bits.
+An op of many launches a problem gets fewer problems, as assembling its kernels is what takes time. Some run twice: the same bits,
+of engines that say so.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ def test_engine_on_random_problems(op: str, engine, cuda: Backend) -> None:  # t
         configs = engine.configs(problem, cuda.info)
         config = configs[runs % len(configs)]
         first = run_problem(cuda, problem, engine, config, seed=runs, aliases=runs % 4 < 2).outputs
-        if runs % 10 == 3:
+        if runs % 10 == 3 and engine.is_deterministic:
             second = run_problem(cuda, problem, engine, config, seed=runs).outputs
             assert all(first[n].tobytes() == second[n].tobytes() for n in first), f"{config.name}: other bits. {format_case(problem)}"
         launches += len(engine.build_steps(problem, config, cuda.info).steps)
