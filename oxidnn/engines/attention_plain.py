@@ -269,7 +269,8 @@ def _row_choices(p: AttentionProblem, device: DeviceInfo, *dims: int) -> Iterato
     wide = 256 // size
     words = sum(-(-dim // wide) for dim in dims) * (16 // size) * (size // 4)  # of one row
     heavy = (p.expression is not None) + (p.dropout > 0)
-    most = 2 if heavy == 2 and p.is_backward or heavy and sum(dims) > 256 else 4
+    is_long = heavy == 2 or heavy and device.capability < (8, 0)  # before sm_80 the assembler needs more registers for as much
+    most = 2 if is_long and p.is_backward or heavy and sum(dims) > 256 else 4
     if p.len_q <= 32 and not p.is_backward:
         most = 1 if p.len_q <= 16 else 2
     yield max(r for r in (1, 2, 4) if r == 1 or r <= min(most, (128 if size == 4 or r < 4 else 96) // words))

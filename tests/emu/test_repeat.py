@@ -32,9 +32,11 @@ def drawn(op: str, rng: np.random.Generator, policy: Policy) -> Problem:
             return replace(problem, policy=policy)
 
 
-@pytest.mark.parametrize(("op", "engine"), MOVING, ids=[f"{op}-{engine.id}" for op, engine in MOVING])
+STEADY = [(op, engine) for op, engine in MOVING if engine.is_deterministic]
+
+
+@pytest.mark.parametrize(("op", "engine"), STEADY, ids=[f"{op}-{engine.id}" for op, engine in STEADY])
 def test_the_same_bits_under_every_schedule(op: str, engine, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[no-untyped-def]
-    assert engine.is_deterministic
     rng = np.random.default_rng(seed_of(op, engine.id, "repeat"))
     backends = [EmulatedBackend("sm_90a"), EmulatedBackend("sm_90a", schedule=("random", 3))]
     info = backends[0].info
@@ -51,6 +53,11 @@ def test_the_same_bits_under_every_schedule(op: str, engine, monkeypatch: pytest
                 results.append(stage.run(plan))
     for name, first in results[0].items():
         assert all(r[name].tobytes() == first.tobytes() for r in results), name
+
+
+def test_few_engines_are_not_steady() -> None:
+    others = {engine.id for _, engine in MOVING if not engine.is_deterministic}
+    assert others == {"attention_backward.wgmma_sm90", "attention_backward.mma_adding"}
 
 
 @pytest.mark.parametrize("op", OPS)
