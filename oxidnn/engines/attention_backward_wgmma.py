@@ -8,13 +8,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from ..codegen.spec import KernelSpec, Param, Target, TensorMapSpec
+from ..codegen.spec import KernelSpec, Param, Target
 from ..device import DeviceInfo
 from ..dtypes import BF16, F16
 from ..ops.attention import AttentionProblem
 from ..ops.base import Problem
 from ..tensor import TensorDesc
 from .attention_delta import delta_step
+from .attention_maps import head_map, map_fault
 from .attention_scores import ScoreConsts, arguments, score_consts
 from .base import SUPPORTED, Arg, Build, Engine, EngineConfig, Scratch, Step, Support, TensorArg, TensorMapArg, WorkspaceArg, refuse
 from .digits import ceil_div
@@ -214,23 +215,8 @@ def _seen_keys(p: AttentionProblem) -> tuple[int, int]:
 
 
 def _map(p: AttentionProblem, name: str, rows: int) -> TensorMapArg:
-    """Boxes of 64 columns and `rows` rows of one head; outside of the tensor, and behind the last key that is seen, they are zero."""
-    batch, heads, length, dim = p.heads_of(name).shape
-    b, h, row, _ = (s * 2 for s in p.heads_of(name).strides)
-    strides = tuple(s if n > 1 else 16 for s, n in ((row, length), (h, heads), (b, batch)))
-    length = max(1, _seen_keys(p)[1]) if name in ("k", "v") else length
-    return TensorMapArg(name, TensorMapSpec(p.desc(name).dtype.name, (dim, length, heads, batch), strides, (64, rows, 1, 1), swizzle=128))
-
-
-def has_maps(p: AttentionProblem, *names: str) -> bool:
-    """Whether tensor maps can describe the operands: columns side by side, the other strides multiples of 16 bytes above 0, aligned."""
-    for name in names:
-        desc = p.heads_of(name)
-        if desc.strides[3] != 1 and desc.shape[3] > 1 or desc.align < 16:
-            return False
-        if any(n > 1 and (s <= 0 or s * 2 % 16) for n, s in zip(desc.shape[:3], desc.strides[:3], strict=True)):
-            return False
-    return True
+    """Boxes of `rows` rows; of keys and values those behind the last that is seen are zero."""
+    return TensorMapArg(name, head_map(p.heads_of(name), rows, max(1, _seen_keys(p)[1]) if name in ("k", "v") else None))
 
 
 class WgmmaBackwardEngine(Engine):
@@ -260,13 +246,10 @@ class WgmmaBackwardEngine(Engine):
             return refuse("there are no queries or no keys")
         if _seen_keys(p)[0] > 0:
             return refuse("nobody sees the first keys, and what lies there must not count")
-        if not has_maps(p, "q", "k", "v", "d_out"):
-            return refuse("tensor maps need columns side by side and strides that are multiples of 16 bytes")
-        for name in ("dq", "dk", "dv"):
-            desc = p.heads_of(name)
-            steps = [s * 2 for n, s in zip(desc.shape[:3], desc.strides[:3], strict=True) if n > 1]
-            if desc.strides[3] != 1 and desc.shape[3] > 1 or desc.align < 16 or any(s % 16 for s in steps):
-                return refuse(f"rows of {name} are not aligned to 16 bytes")
+        for name in ("q", "k", "v", "d_out", "dq", "dk", "dv"):
+            fault = map_fault(p.heads_of(name))
+            if fault:
+                return refuse(f"{name} {fault}")
         return SUPPORTED
 
     def configs(self, problem: Problem, device: DeviceInfo) -> tuple[EngineConfig, ...]:

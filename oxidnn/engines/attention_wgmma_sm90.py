@@ -13,19 +13,17 @@ from math import ceil, inf, log, log2, prod
 from math import e as euler
 from typing import ClassVar
 
-from ..codegen.spec import Target, TensorMapSpec
+from ..codegen.spec import Target
 from ..device import DeviceInfo
 from ..dtypes import BF16, F16
 from ..ops.attention import AttentionProblem
 from ..ops.base import Problem
-from ..tensor import TensorDesc
 from .affine_wgmma_sm90 import SMEM_BYTES
+from .attention_maps import PANEL, ROW_BYTES, head_map, map_fault
 from .attention_scores import ScoreConsts, arguments, score_consts
 from .base import SUPPORTED, Arg, Build, Engine, EngineConfig, Step, Support, TensorArg, TensorMapArg, refuse
 
 ROWS = 64  # of a warpgroup
-PANEL = 64  # columns of a panel: 128 bytes of a 16-bit type, the span of the swizzle
-ROW_BYTES = 128
 BARRIER_BYTES = 8
 REGISTERS = {1: 255, 2: 255, 3: 168}  # of a thread, by warpgroups
 OTHER_REGISTERS = 30  # beside scores, weights and results
@@ -38,7 +36,6 @@ MAX_DIM = 256
 MAX_LENGTH = 2**29
 MAX_PARTED_DIM = 64  # results are so narrow that exponentials take as long as products
 TILE_CLOCKS = 3300  # between tiles
-MAX_STRIDE = 2**40
 L2_SHARE = 0.5  # of L2 that keys and values of the heads at work may fill
 # (warpgroups, keys of a tile), the preferred ones first.
 TILES = ((3, 128), (2, 176), (2, 160), (2, 128), (3, 96), (3, 80), (2, 96), (2, 80), (2, 64), (3, 64), (1, 128), (1, 64), (2, 32), (1, 32))
@@ -165,28 +162,6 @@ class ForwardConsts:
         return [f"%{which}{i}" for i in range(count)]
 
 
-def _map(desc: TensorDesc, rows: int) -> TensorMapSpec:
-    """(column, row, head, batch), in boxes of 64 columns by `rows`."""
-    size = desc.dtype.num_bytes
-    dims = tuple(reversed(desc.shape))
-    # A dimension of one element is never stepped over: any legal stride will do.
-    strides = tuple(s * size if n > 1 else 16 for n, s in zip(dims[1:], tuple(reversed(desc.strides))[1:], strict=True))
-    return TensorMapSpec(desc.dtype.name, dims, strides, (PANEL, rows, 1, 1), swizzle=ROW_BYTES)
-
-
-def _fault(desc: TensorDesc) -> str:
-    """Why a tensor (batch, heads, rows, columns) cannot be moved 16 bytes at a time; empty if it can."""
-    size = desc.dtype.num_bytes
-    if desc.align % 16:
-        return f"is aligned to {desc.align} bytes, not to 16"
-    if desc.strides[-1] != 1 and desc.shape[-1] > 1:
-        return "has columns that are not contiguous"
-    for extent, stride in zip(desc.shape[:-1], desc.strides[:-1], strict=True):
-        if extent > 1 and (stride * size % 16 or not 0 < stride * size < MAX_STRIDE):
-            return f"has a stride of {stride * size} bytes, no positive multiple of 16"
-    return ""
-
-
 def _tiles(p: AttentionProblem, rows: int) -> tuple[int, int]:
     """(heads, of all batches; tiles of each)."""
     if p.is_varlen:
@@ -225,7 +200,7 @@ class AttentionWgmmaEngine(Engine):
         if max(p.len_q, p.len_kv) >= MAX_LENGTH or (p.len_kv == 0 and not p.is_empty):
             return refuse(f"lengths {p.len_q} and {p.len_kv}: 1 to 2^29 - 1")
         for name in ("q", "k", "v", "out"):
-            fault = _fault(p.heads_of(name))
+            fault = map_fault(p.heads_of(name))
             if fault:
                 return refuse(f"{name} {fault}")
         if prod(_tiles(p, ROWS)) >= 2**31:
@@ -281,7 +256,7 @@ class AttentionWgmmaEngine(Engine):
         most = pairs if is_triangle else max(group, int(device.l2_bytes * L2_SHARE / held))
         run = next(n for n in range(min(most, pairs), 0, -1) if pairs % n == 0 and (n % group == 0 or n <= group))
         maps = (("q", q, ROWS), ("k", k, c.keys), ("v", v, c.keys))
-        args = [Arg(f"map_{n}", "tensor_map", TensorMapArg(n, _map(desc, rows))) for n, desc, rows in maps]
+        args = [Arg(f"map_{n}", "tensor_map", TensorMapArg(n, head_map(desc, rows))) for n, desc, rows in maps]
         divisors = {"run": run, "run_tiles": run * q_tiles, "num_heads": p.heads, "group": group}
         for name, divisor in divisors.items():
             shift = (divisor - 1).bit_length()
