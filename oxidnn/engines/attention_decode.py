@@ -1,4 +1,5 @@
-"""Attention of few queries (decoding): keys and values stream once, of one tensor or of pages of a cache; mma.sync, sm_80 up.
+"""Attention of few queries (decoding): keys and values stream once, of one tensor or of pages of a cache; mma.sync, sm_80 up. They come by
+cp.async, or on sm_90 by tensor copies, which one lane of a team issues.
 
 The heads of a group and their queries are the 16 rows of mma.sync. Teams of warps, and CTAs (splits), deal out the keys of a tile; where
 there are several splits, a second launch adds up what they leave in the workspace.
@@ -9,17 +10,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import ClassVar
 
 from ..codegen.fastdiv import magic
-from ..codegen.spec import Target
+from ..codegen.spec import Target, TensorMapSpec
 from ..device import DeviceInfo
 from ..dtypes import BF16, F16
 from ..ops.attention import AttentionProblem
 from ..ops.base import Problem
 from ..ops.paged_attention import MAX_SPLITS, PagedAttentionProblem
 from ..tensor import TensorDesc
+from .attention_maps import ROW_BYTES, map_fault
 from .attention_scores import ScoreConsts, arguments, score_consts
-from .base import SUPPORTED, Arg, Build, Engine, EngineConfig, Scratch, Step, Support, TensorArg, refuse
+from .base import SUPPORTED, Arg, Build, Engine, EngineConfig, Scratch, Step, Support, TensorArg, TensorMapArg, refuse
 from .digits import ceil_div, power_of_two
 
 MAX_DIM = 256
@@ -34,7 +37,8 @@ class DecodeConsts:
     piecewise: of "k", "v" what is copied by 16 bytes. page: keys of a page, 0 without pages. k_scale, v_scale: "", "head" or "key": what
     they change along. tile_queries: of a tile, of sequences side by side, 0 without. vec: neighbouring columns of the result a thread has,
     out_packed: and stores at once. streams: there are more keys than L2 can hold. parks_q: queries wait in shared memory, for want of
-    registers. shared_params: how many parameters are the scores'."""
+    registers. shared_params: how many parameters are the scores'. boxes: a step is brought by tensor copies, as panels of 128 bytes of each
+    key, which the hardware swizzles."""
 
     score: ScoreConsts
     kind: str
@@ -58,6 +62,7 @@ class DecodeConsts:
     streams: bool
     parks_q: bool
     shared_params: int
+    boxes: bool
 
     @property
     def teams(self) -> int:
@@ -92,8 +97,18 @@ class DecodeConsts:
         return self.padded_dim(name) * self.size_kv // 16
 
     def pitch(self, name: str) -> int:
-        """Bytes of a row in shared memory: an odd number of pieces, so that eight rows lie in different banks."""
-        return (self.padded_pieces(name) + 1) * 16
+        """Bytes of a row in shared memory: an odd number of pieces, so that eight rows lie in different banks; of a panel's row."""
+        return ROW_BYTES if self.boxes else (self.padded_pieces(name) + 1) * 16
+
+    def panels(self, name: str) -> int:
+        return ceil_div(self.dim(name) * self.size_kv, ROW_BYTES)
+
+    def is_whole(self, name: str) -> bool:
+        """One box has all panels."""
+        return self.dim(name) * self.size_kv % ROW_BYTES == 0
+
+    def step_bytes(self, name: str) -> int:
+        return self.keys * self.pitch(name) * (self.panels(name) if self.boxes else 1)
 
     def row_lanes(self, name: str) -> int:
         """Lanes that copy a row; a pass of the team has no more rows than a step."""
@@ -117,19 +132,19 @@ class DecodeConsts:
 
     def offset(self, name: str) -> int:
         """Of a stage."""
-        return 0 if name == "k" else self.keys * self.pitch("k")
+        return 0 if name == "k" else self.step_bytes("k")
 
     def scale_of(self, name: str) -> str:
         return self.k_scale if name == "k" else self.v_scale
 
     def scale_offset(self, name: str) -> int:
-        first = self.keys * (self.pitch("k") + self.pitch("v"))
+        first = self.step_bytes("k") + self.step_bytes("v")
         return first if name == "k" else first + 4 * self.keys
 
     @property
     def stage_bytes(self) -> int:
         scales = 8 * self.keys if "key" in (self.k_scale, self.v_scale) else 0
-        return self.keys * (self.pitch("k") + self.pitch("v")) + scales
+        return self.step_bytes("k") + self.step_bytes("v") + scales
 
     @property
     def ring_bytes(self) -> int:
@@ -145,8 +160,13 @@ class DecodeConsts:
         return ceil_div(max(self.teams * self.ring_bytes, self.warps * 16 * (4 * self.sum_pitch + 8)), 16) * 16
 
     @property
-    def smem_bytes(self) -> int:
+    def barrier_offset(self) -> int:
+        """[team][stage]: the stage's bytes are there."""
         return self.query_offset + (self.team * self.steps_qk * 512 if self.parks_q else 0)
+
+    @property
+    def smem_bytes(self) -> int:
+        return self.barrier_offset + (8 * self.teams * self.stages if self.boxes else 0)
 
     @property
     def steps_qk(self) -> int:
@@ -236,7 +256,7 @@ def _named(prefix: str, names: Sequence[str], strides: Sequence[int]) -> list[Ar
     return [Arg(f"{prefix}_{name}_bytes", "s64", stride) for name, stride in zip(names, strides, strict=True)]
 
 
-def _consts(p: AttentionProblem, config: EngineConfig, device: DeviceInfo) -> DecodeConsts:
+def _consts(p: AttentionProblem, config: EngineConfig, device: DeviceInfo, boxes: bool) -> DecodeConsts:
     q, k, v, out = (p.heads_of(n) for n in ("q", "k", "v", "out"))
     rows = p.len_q * (p.heads // p.heads_kv)
     vec = next(n for n in (4, 2, 1) if p.dim_v % n == 0)
@@ -249,7 +269,7 @@ def _consts(p: AttentionProblem, config: EngineConfig, device: DeviceInfo) -> De
     return DecodeConsts(
         score, q.dtype.name, k.dtype.name, p.dim_qk, p.dim_v, config["keys"], config["team"], config["warps"], config["stages"],
         config["splits"] > 1, _packs(q, 2), tuple(n for n, d in (("k", k), ("v", v)) if _in_pieces(d)), page, *scales, tile_queries, vec,
-        _packs(out, vec), p.has("lse"), streams, max(p.dim_qk, p.dim_v) > (192 if device.at_least(9) else 96), len(arguments(p)))
+        _packs(out, vec), p.has("lse"), streams, max(p.dim_qk, p.dim_v) > (192 if device.at_least(9) else 96), len(arguments(p)), boxes)
 
 
 def _scale_of(p: PagedAttentionProblem, name: str) -> str:
@@ -272,13 +292,13 @@ def _tiles(p: AttentionProblem, team: int) -> int:
     return ceil_div(max(1, p.len_q * group), 16 * team)
 
 
-def _fits(p: AttentionProblem, config: EngineConfig, device: DeviceInfo, per_sm: int) -> bool:
-    c = _consts(p, config, device)
+def _fits(p: AttentionProblem, config: EngineConfig, device: DeviceInfo, per_sm: int, boxes: bool) -> bool:
+    c = _consts(p, config, device, boxes)
     return c.smem_bytes <= min(device.smem_per_cta, device.smem_per_sm // per_sm - 1024)
 
 
 @lru_cache(maxsize=512)
-def _configs(p: AttentionProblem, device: DeviceInfo) -> tuple[EngineConfig, ...]:
+def _configs(p: AttentionProblem, device: DeviceInfo, boxes: bool) -> tuple[EngineConfig, ...]:
     group = p.heads // p.heads_kv
     team = max(_team(ceil_div(p.len_q, p.batch) * group), _team(group)) if p.is_varlen else _team(p.len_q * group)
     units = _sequences(p) * p.heads_kv * _tiles(p, team)
@@ -289,9 +309,9 @@ def _configs(p: AttentionProblem, device: DeviceInfo) -> tuple[EngineConfig, ...
         if warps < team or keys > 16 and max(p.dim_qk, p.dim_v) > (128 if device.at_least(9) and p.op == "attention" else 96):  # registers
             continue
         shape = {"keys": keys, "team": team, "warps": warps}
-        depths = (3,) if device.is_emulated and _fits(p, EngineConfig.of(**shape, stages=3, splits=1), device, 1) else (6, 5, 4, 3, 2)
-        stages = next((s for s in depths if _fits(p, EngineConfig.of(**shape, stages=s, splits=1), device, per_sm)), 0)
-        if not stages:
+        depths = (3,) if device.is_emulated and _fits(p, EngineConfig.of(**shape, stages=3, splits=1), device, 1, boxes) else (6, 5, 4, 3, 2)
+        stages = next((s for s in depths if _fits(p, EngineConfig.of(**shape, stages=s, splits=1), device, per_sm, boxes)), 0)
+        if not stages or boxes and isinstance(p, PagedAttentionProblem) and p.page_size % keys:
             continue
         rounds = ceil_div(max(1, p.len_kv), keys * (warps // team))
         slots = device.num_sms * per_sm
@@ -304,10 +324,10 @@ def _configs(p: AttentionProblem, device: DeviceInfo) -> tuple[EngineConfig, ...
             continue
         for splits in sorted(w for w in wanted if w == 1 or device.is_emulated or w <= min(MAX_SPLITS, ceil_div(rounds, 2))):
             found.append(EngineConfig.of(**shape, stages=stages, splits=splits))
-    return tuple(sorted(dict.fromkeys(found), key=lambda config: _estimate(p, config, device)))
+    return tuple(sorted(dict.fromkeys(found), key=lambda config: _estimate(p, config, device, boxes)))
 
 
-def _estimate(p: AttentionProblem, config: EngineConfig, device: DeviceInfo) -> float:
+def _estimate(p: AttentionProblem, config: EngineConfig, device: DeviceInfo, boxes: bool) -> float:
     units = _sequences(p) * p.heads_kv * _tiles(p, config["team"])
     ctas = units * config["splits"]
     rounds = ceil_div(ceil_div(max(1, p.len_kv), config["keys"]), config["splits"] * (config["warps"] // config["team"]))
@@ -315,7 +335,7 @@ def _estimate(p: AttentionProblem, config: EngineConfig, device: DeviceInfo) -> 
         return ctas * config["warps"] * (300 + 400 * rounds) * 1e-2
     key_bytes = p.dim_qk * p.heads_of("k").dtype.num_bytes + p.dim_v * p.heads_of("v").dtype.num_bytes
     each = rounds * config["keys"] * (config["warps"] // config["team"]) * key_bytes
-    c = _consts(p, config, device)
+    c = _consts(p, config, device, boxes)
     per_sm = max(1, min(device.smem_per_sm // (c.smem_bytes + 1024), 2048 // (32 * c.warps)))
     # An SM takes in 1.7 times its share of the memory's bandwidth; CTAs beyond those that find room begin when others have ended.
     share = device.bandwidth_gbs * 1e3 / device.num_sms
@@ -334,6 +354,7 @@ class DecodeAttention(Engine):
     """One launch, or two where the keys of a tile are dealt out to several CTAs."""
 
     id = "attention.decode"
+    boxes: ClassVar[bool] = False
 
     def check_support(self, problem: Problem, device: DeviceInfo) -> Support:
         assert isinstance(problem, AttentionProblem)
@@ -348,15 +369,41 @@ class DecodeAttention(Engine):
 
     def configs(self, problem: Problem, device: DeviceInfo) -> tuple[EngineConfig, ...]:
         assert isinstance(problem, AttentionProblem)
-        return (EngineConfig.of(keys=16, team=1, warps=4, stages=2, splits=1),) if problem.is_empty else _configs(problem, device)
+        if problem.is_empty:
+            return (EngineConfig.of(keys=16, team=1, warps=4, stages=2, splits=1),)
+        return _configs(problem, device, self.boxes)
 
     def estimate(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> float:
         assert isinstance(problem, AttentionProblem)
-        return 1.0 if problem.is_empty else _estimate(problem, config, device)
+        return 1.0 if problem.is_empty else _estimate(problem, config, device, self.boxes)
 
     def build_steps(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> Build:
         assert isinstance(problem, AttentionProblem)
-        return Build(()) if problem.is_empty else _build(problem, config, device)
+        return Build(()) if problem.is_empty else _build(problem, config, device, self.boxes)
+
+
+class DecodeAttentionBoxes(DecodeAttention):
+    """The same by tensor copies."""
+
+    id = "attention.decode_sm90"
+    boxes = True
+
+    def check_support(self, problem: Problem, device: DeviceInfo) -> Support:
+        assert isinstance(problem, AttentionProblem)
+        if not device.at_least(9):
+            return refuse(f"needs compute capability 9.0, the device has {device.capability[0]}.{device.capability[1]}")
+        if not (support := super().check_support(problem, device)):
+            return support
+        for name in ("k", "v"):
+            desc = problem.heads_of(name)
+            if fault := f"is empty: {desc}" if not desc.numel else map_fault(desc):
+                return refuse(f"{name} {fault}")
+        if isinstance(problem, PagedAttentionProblem):
+            if problem.page_size % 16:
+                return refuse(f"pages of a multiple of 16 keys, not {problem.page_size}")
+            if "key" in (_scale_of(problem, "k_scale"), _scale_of(problem, "v_scale")):
+                return refuse("no scales that change from key to key")
+        return SUPPORTED
 
 
 def _support(p: AttentionProblem, device: DeviceInfo) -> Support:
@@ -381,8 +428,8 @@ def _support(p: AttentionProblem, device: DeviceInfo) -> Support:
     return SUPPORTED
 
 
-def _build(p: AttentionProblem, config: EngineConfig, device: DeviceInfo) -> Build:
-    c, scratch = _consts(p, config, device), Scratch()
+def _build(p: AttentionProblem, config: EngineConfig, device: DeviceInfo, boxes: bool) -> Build:
+    c, scratch = _consts(p, config, device, boxes), Scratch()
     rows, group = 16 * c.team, p.heads // p.heads_kv
     num_rows, splits = p.len_q * group, config["splits"]
     row_tiles = _tiles(p, c.team)
@@ -398,15 +445,19 @@ def _build(p: AttentionProblem, config: EngineConfig, device: DeviceInfo) -> Bui
     args = arguments(p)
     args += [Arg("ptr_q", "u64", TensorArg("q")), *_named("q", ("batch", "head", "row", "dim"), lying("q"))]
     for name in ("k", "v"):
+        operand = f"{name}_cache" if c.page else name
+        if boxes:
+            args.append(Arg(f"map_{name}", "tensor_map", TensorMapArg(operand, _map(p.heads_of(name), c.keys, c.is_whole(name)))))
+            continue
         first, head, key, dim = _bytes(p.heads_of(name))
-        args += [Arg(f"ptr_{name}", "u64", TensorArg(f"{name}_cache" if c.page else name)),
+        args += [Arg(f"ptr_{name}", "u64", TensorArg(operand)),
                  Arg(f"{name}_page_bytes", "s32", first) if c.page else Arg(f"{name}_batch_bytes", "s64", first),
                  Arg(f"{name}_head_bytes", "s64", head), Arg(f"{name}_key_bytes", "s32", key), Arg(f"{name}_dim_bytes", "s32", dim)]
     scales = _paged_arguments(p, c, args) if isinstance(p, PagedAttentionProblem) else []
     counts = {"splits": splits, "row_tiles": row_tiles, "heads_kv": p.heads_kv}
     grid = [a for name, n in counts.items() for a in (Arg(name, "u32", n), *_divisor(name, n))] + _divisor("group", group)
     args += [*grid, Arg("num_rows", "u32", num_rows), Arg("sharers", "u32", splits * c.teams), *_divisor("sharers", splits * c.teams)]
-    target = Target.for_arch(device.arch, (7, 8) if c.is_split and device.at_least(9) else (7, 4))
+    target = Target.for_arch(device.arch, (8, 0) if boxes else (7, 8) if c.is_split and device.at_least(9) else (7, 4))
     suffix = f"{c.kind}_{c.kind_kv}_{c.dim_qk}x{c.dim_v}"
     parts: list[Arg] = []
     if c.is_split:
@@ -427,6 +478,21 @@ def _build(p: AttentionProblem, config: EngineConfig, device: DeviceInfo) -> Bui
     return Build((main, add), scratch.num_bytes)
 
 
+def _map(desc: TensorDesc, keys: int, is_whole: bool) -> TensorMapSpec:
+    """(column, key, panel, head, batch or page) in boxes of all panels of `keys` keys, or (column, key, head, batch or page) in boxes of a panel."""
+    size = desc.dtype.num_bytes
+    columns = ROW_BYTES // size
+    # A dimension of one element is never stepped over: any legal stride will do.
+    batch, head, key = (s * size if n > 1 else ROW_BYTES for n, s in zip(desc.shape[:-1], desc.strides[:-1], strict=True))
+    dims, strides, box = (desc.shape[2], desc.shape[1], desc.shape[0]), (key, head, batch), (columns, keys, 1, 1)
+    kind = desc.dtype.name if size == 2 else "u8"
+    if not is_whole:
+        return TensorMapSpec(kind, (desc.shape[3], *dims), strides, box, swizzle=ROW_BYTES)
+    panels = desc.shape[3] // columns
+    return TensorMapSpec(kind, (columns, dims[0], panels, *dims[1:]), (strides[0], ROW_BYTES, *strides[1:]), (columns, keys, panels, 1, 1),
+                         swizzle=ROW_BYTES, l2_promotion=256)
+
+
 def _paged_arguments(p: PagedAttentionProblem, c: DecodeConsts, args: list[Arg]) -> list[Arg]:
     """Adds those of pages and scales; returns what rows are finished with."""
     batch, step = _bytes(p.desc("page_table"))
@@ -441,4 +507,4 @@ def _paged_arguments(p: PagedAttentionProblem, c: DecodeConsts, args: list[Arg])
     return scale["v"] if c.v_scale == "head" else []
 
 
-ENGINES: dict[str, tuple[Engine, ...]] = {op: (DecodeAttention(),) for op in ("attention", "paged_attention")}
+ENGINES: dict[str, tuple[Engine, ...]] = {op: (DecodeAttention(), DecodeAttentionBoxes()) for op in ("attention", "paged_attention")}
