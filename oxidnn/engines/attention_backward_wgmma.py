@@ -51,14 +51,17 @@ class Panels:
 
 @dataclass(frozen=True, slots=True)
 class BackwardConsts(Panels):
-    """Shared memory: keys, values, stages of the ring, dS twice, barriers."""
+    """Shared memory: keys, values, stages of the ring, dS twice, dq; barriers behind the rows of the first stage.
+
+    adds: how dq gets into the workspace, "red" or "bulk"; "": not at all.
+    """
 
     scores: ScoreConsts
     kind: str
     dim_qk: int
     dim_v: int
     stages: int
-    has_dq: bool
+    adds: str
 
     @property
     def stages_at(self) -> int:
@@ -78,12 +81,16 @@ class BackwardConsts(Panels):
         return self.stages_at + self.stages * self.stage_bytes
 
     @property
+    def dq_at(self) -> int:
+        return self.ds_at + 2 * KEYS * 128 * bool(self.adds)
+
+    @property
     def barriers_at(self) -> int:
-        return self.ds_at + 2 * KEYS * 128 * self.has_dq
+        return self.stages_at + self.stage_bytes - 512
 
     @property
     def smem_bytes(self) -> int:
-        return self.barriers_at + 8 * len(self.barrier_counts)
+        return self.dq_at + QUERIES * self.panels_qk * 256 * (self.adds == "bulk")
 
     @property
     def barrier_counts(self) -> list[int]:
@@ -254,7 +261,7 @@ class WgmmaBackwardEngine(Engine):
 
     def configs(self, problem: Problem, device: DeviceInfo) -> tuple[EngineConfig, ...]:
         assert isinstance(problem, AttentionProblem)
-        return tuple(EngineConfig.of(stages=stages) for stages in ((3, 5) if max(problem.dim_qk, problem.dim_v) <= 64 else (3,)))
+        return tuple(EngineConfig.of(stages=3, adds=adds) for adds in ("bulk", "red"))
 
     def estimate(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> float:
         p = problem
@@ -267,7 +274,7 @@ class WgmmaBackwardEngine(Engine):
         p = problem
         assert isinstance(p, AttentionProblem)
         scratch = Scratch()
-        consts = BackwardConsts(score_consts(p), p.desc("q").dtype.name, p.dim_qk, p.dim_v, config["stages"], True)
+        consts = BackwardConsts(score_consts(p), p.desc("q").dtype.name, p.dim_qk, p.dim_v, config["stages"], config["adds"])
         pitch = _pitch(p)
         rows = p.batch * p.heads * pitch
         lse2, delta = scratch.take(4 * rows), scratch.take(4 * rows)
@@ -292,7 +299,7 @@ class ApartBackwardEngine(WgmmaBackwardEngine):
         found = []
         warpgroups = 2 if p.dim_qk > 64 else 3  # of three, threads have 168 registers
         for stages, key_stages in ((5, 4), (4, 4), (4, 3)):
-            keys = BackwardConsts(score_consts(p), p.desc("q").dtype.name, p.dim_qk, p.dim_v, key_stages, False)
+            keys = BackwardConsts(score_consts(p), p.desc("q").dtype.name, p.dim_qk, p.dim_v, key_stages, "")
             if max(_queries_consts(p, warpgroups, stages).smem_bytes, keys.smem_bytes) <= device.smem_per_cta:
                 found.append(EngineConfig.of(warpgroups=warpgroups, stages=stages, key_stages=key_stages))
         return tuple(found)
@@ -306,7 +313,7 @@ class ApartBackwardEngine(WgmmaBackwardEngine):
         p = problem
         assert isinstance(p, AttentionProblem)
         scratch = Scratch()
-        consts = BackwardConsts(score_consts(p), p.desc("q").dtype.name, p.dim_qk, p.dim_v, config["key_stages"], False)
+        consts = BackwardConsts(score_consts(p), p.desc("q").dtype.name, p.dim_qk, p.dim_v, config["key_stages"], "")
         pitch = _pitch(p)
         rows = p.batch * p.heads * pitch
         lse2, delta = scratch.take(4 * rows), scratch.take(4 * rows)
