@@ -13,6 +13,8 @@ from math import ceil, inf, log, log2, prod
 from math import e as euler
 from typing import ClassVar
 
+import numpy as np
+
 from ..codegen.spec import Target
 from ..device import DeviceInfo
 from ..dtypes import BF16, F16
@@ -25,7 +27,7 @@ from .base import SUPPORTED, Arg, Build, Engine, EngineConfig, Step, Support, Te
 
 ROWS = 64  # of a warpgroup
 BARRIER_BYTES = 8
-REGISTERS = {1: 255, 2: 255, 3: 168}  # of a thread, by warpgroups
+REGISTERS = {1: 255, 2: 255, 3: 168, 4: 128}  # of a thread, by warpgroups
 OTHER_REGISTERS = 30  # beside scores, weights and results
 SEQUENCE_REGISTERS = 6  # where sequences have lengths of their own
 SEARCH_REGISTERS = 24  # where they lie side by side
@@ -36,9 +38,12 @@ MAX_DIM = 256
 MAX_LENGTH = 2**29
 MAX_PARTED_DIM = 64  # results are so narrow that exponentials take as long as products
 TILE_CLOCKS = 3300  # between tiles
+CLOCKS = 1700  # in a microsecond
+MEMORY_SHARE = 0.3  # of the time that memory takes and products do not hide
+MAX_PICKED, MAX_WALKED = 4096, 1 << 18  # tiles, of a head and in all, that are looked at one by one
 L2_SHARE = 0.5  # of L2 that keys and values of the heads at work may fill
 # (warpgroups, keys of a tile), the preferred ones first.
-TILES = ((3, 128), (2, 176), (2, 160), (2, 128), (3, 96), (3, 80), (2, 96), (2, 80), (2, 64), (3, 64), (1, 128), (1, 64), (2, 32), (1, 32))
+TILES = ((3, 128), (2, 176), (2, 160), (2, 128), (3, 96), (3, 80), (2, 96), (2, 80), (2, 64), (3, 64), (4, 80), (4, 64), (1, 128), (1, 64), (2, 32), (1, 32))
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,16 +174,55 @@ def _tiles(p: AttentionProblem, rows: int) -> tuple[int, int]:
     return p.batch * p.heads, -(-p.len_q // rows)
 
 
-def _steps(p: AttentionProblem, rows: int, keys: int) -> float:
-    """Tiles of keys of a tile of queries, on average."""
-    total, tiles = 0, -(-p.len_q // rows)
-    picked = range(0, tiles, max(1, tiles // 64))
+def _steps(p: AttentionProblem, rows: int, keys: int) -> np.ndarray:
+    """Tiles of keys of the tiles of queries, from the first on; of at most MAX_PICKED of them, where there are more."""
+    tiles = -(-p.len_q // rows)
+    at = np.arange(0, tiles, max(1, tiles // MAX_PICKED)) * rows
     shift = 0 if p.alignment == "top_left" else p.len_kv - p.len_q
-    for i in picked:
-        end = p.len_kv if p.right is None else min(p.len_kv, min(p.len_q, (i + 1) * rows) + shift + p.right)
-        begin = 0 if p.left is None else max(0, i * rows + shift - p.left)
-        total += max(0, -(-end // keys) - begin // keys)
-    return total / max(1, len(picked))
+    end = np.full_like(at, p.len_kv) if p.right is None else np.minimum(p.len_kv, np.minimum(p.len_q, at + rows) + shift + p.right)
+    begin = np.zeros_like(at) if p.left is None else np.maximum(0, at + shift - p.left)
+    return np.maximum(0, -(-end // keys) - begin // keys)
+
+
+def _step_clocks(c: ForwardConsts) -> float:
+    """Of all warpgroups together, by what takes longest: products, exponentials, or one warpgroup's own way through both; fitted to
+    measured steps (notes: attention-forward)."""
+    products = c.keys * (8 * c.steps_qk + c.dim_v / 2) / 16
+    work = ROWS * c.keys / 16 * (1.7 + 0.3 * len(c.scores.tensors) + 0.7 * c.has_scores + 5 * c.scores.has_dropout)
+    return max(products + work + 1100, c.warpgroups * max(1.05 * products, 0.54 * products + 0.85 * work)) + c.parts
+
+
+def walk(p: AttentionProblem, c: ForwardConsts, device: DeviceInfo) -> tuple[int, float]:
+    """(how many heads' tiles are walked together, the longest of all of them first; microseconds). The fewer heads, the sooner L2 gives
+    their keys and values again; but the CTAs should get equal shares."""
+    pairs, q_tiles = _tiles(p, c.rows)
+    group, ctas = p.heads // p.heads_kv, min(device.num_sms, pairs * q_tiles)
+    steps = _steps(p, c.rows, c.keys)[::-1]
+    tiles = steps * _step_clocks(c) + TILE_CLOCKS
+    held = p.len_kv * (p.dim_qk + p.dim_v) * 2 / group  # bytes, for each head of q
+    passes = len(tiles) and q_tiles * steps.mean() * c.keys / p.len_kv
+    is_known = len(tiles) == q_tiles and pairs * q_tiles <= MAX_WALKED
+    found = []
+    # From the longest to the shortest of all heads the shares are never far from equal.
+    for n in range(1 if is_known or p.right is None or p.left is not None else pairs, pairs + 1):
+        if pairs % n == 0 and (n % group == 0 or n <= group):
+            # Heads that L2 does not hold are read by each of their tiles that are not walked at the same time.
+            is_held = max(n, group) * held <= device.l2_bytes * L2_SHARE
+            reads = held * (1 if is_held else max(1.0, passes * n / max(n, ctas)))
+            memory = (pairs * reads + p.num_bytes) / (device.bandwidth_gbs * 1e3)
+            order = np.tile(np.repeat(tiles, n), pairs // n) if is_known else None
+            share = pairs * q_tiles * float(tiles.mean()) / ctas if order is None else _largest_share(order, ctas)
+            found.append((share / CLOCKS + MEMORY_SHARE * memory, -n))
+    time, n = min(found)
+    return -n, time
+
+
+def _largest_share(tiles: np.ndarray, ctas: int) -> float:
+    """Of the CTAs' shares of the tiles, which are walked in rounds, every other one backwards: the largest."""
+    rounds = np.zeros((-(-len(tiles) // ctas), ctas))
+    rounds.reshape(-1)[:len(tiles)] = tiles
+    rounds[1::2] = rounds[1::2, ::-1]
+    return float(rounds.sum(0).max())
 
 
 class AttentionWgmmaEngine(Engine):
@@ -213,7 +257,7 @@ class AttentionWgmmaEngine(Engine):
 
     def _candidates(self, p: AttentionProblem) -> Iterator[EngineConfig]:
         for warpgroups, keys in TILES:
-            if warpgroups == 3 and p.dropout:
+            if warpgroups > 2 and p.dropout:
                 continue
             found = [consts(p, EngineConfig.of(warpgroups=warpgroups, keys=keys, stages=stages, parts=0)) for stages in (3, 2)]
             c = next((c for c in found[warpgroups < 3:] if c.smem_bytes <= SMEM_BYTES and c.registers <= REGISTERS[warpgroups]), None)
@@ -222,23 +266,14 @@ class AttentionWgmmaEngine(Engine):
                     yield EngineConfig.of(warpgroups=warpgroups, keys=keys, stages=c.stages, parts=parts)
 
     def estimate(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> float:
-        """Rounds of tiles over the SMs; of a step of all warpgroups what takes longest: products, exponentials, or one warpgroup's own
-        way through both."""
+        """The largest share of tiles that a CTA gets, and what memory adds."""
         assert isinstance(problem, AttentionProblem)
         p, c = problem, consts(problem, config)
         tiles = prod(_tiles(p, c.rows))
         if device.is_emulated:
             return 1000.0 * tiles * -(-p.len_kv // c.keys)
-        # Clocks of a warpgroup's step: alone, and of what all of them share, fitted to measured steps (notes: attention-forward).
-        products = c.keys * (8 * c.steps_qk + c.dim_v / 2) / 16
-        work = ROWS * c.keys / 16 * (1.7 + 0.3 * len(c.scores.tensors) + 0.7 * c.has_scores + 5 * c.scores.has_dropout)
-        step = max(products + work + 1100, c.warpgroups * max(1.05 * products, 0.54 * products + 0.85 * work)) + c.parts
-        steps = _steps(p, c.rows, c.keys)
-        each = steps * step + TILE_CLOCKS
-        rounds = tiles / device.num_sms
-        if p.right is None or p.left is not None or rounds < 1:
-            rounds = ceil(rounds)  # tiles of one length
-        return max(rounds * each / 1700, p.num_bytes / (device.bandwidth_gbs * 850)) + 5
+        _, time = walk(p, c, device)
+        return max(time, p.num_bytes / (device.bandwidth_gbs * 850)) + 5
 
     def build_steps(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> Build:
         assert isinstance(problem, AttentionProblem)
@@ -249,12 +284,7 @@ class AttentionWgmmaEngine(Engine):
         q, k, v, out = (p.heads_of(n) for n in ("q", "k", "v", "out"))
         pairs, q_tiles = _tiles(p, c.rows)
         group = p.heads // p.heads_kv
-        # Heads whose keys and values L2 holds follow each other; but under a causal limit tiles of all heads go from the longest to the
-        # shortest: of any other order the CTAs' shares differ by up to the half (those at work read the same keys at about the same time).
-        held = p.len_kv * (p.dim_qk + p.dim_v) * 2 / group  # bytes, for each head of q
-        is_triangle = p.right is not None and p.left is None
-        most = pairs if is_triangle else max(group, int(device.l2_bytes * L2_SHARE / held))
-        run = next(n for n in range(min(most, pairs), 0, -1) if pairs % n == 0 and (n % group == 0 or n <= group))
+        run, _ = walk(p, c, device)
         maps = (("q", q, ROWS), ("k", k, c.keys), ("v", v, c.keys))
         args = [Arg(f"map_{n}", "tensor_map", TensorMapArg(n, head_map(desc, rows))) for n, desc, rows in maps]
         divisors = {"run": run, "run_tiles": run * q_tiles, "num_heads": p.heads, "group": group}
