@@ -47,11 +47,19 @@ _T = TypeVar("_T")
 
 # The signatures of the methods are the ops' rows; pointwise's are its expressions', steps over lists have their own.
 CALLS: dict[str, Call] = {op: Call(op, row.inputs, row.attrs) for op, row in OPS.items() if row.outputs and op != "pointwise"}
+for _op, _given_as in {"attention_backward": ("gradients",), "kv_cache_append": ("k_cache", "v_cache", "q_out")}.items():
+    CALLS[_op] = replace(CALLS[_op], given_as=_given_as)
 
 
 # What PyTorch calls these arguments.
 _NAMES_ELSEWHERE = {"dim": ("axis", "axes"), "kernel_size": ("window", "kernel"), "scale_factor": ("scales",), "weight": ("w", "gamma"),
                     "input": ("x",), "keepdim": ("keepdims",), "groups": ("groups",), "size": ("sizes", "output_size")}
+
+
+def _check_window(op: str, window: Any) -> None:
+    """Refuses True and False, which a key would take for 1 and 0."""
+    if isinstance(window, (tuple, list)) and any(isinstance(w, bool) for w in window):
+        raise expected(op, "window", repr(window), "(left, right): keys on either side, each None or an integer in 0 to 2^30")
 
 
 def _refuses(method: Callable[..., Any]) -> Callable[..., Any]:
@@ -1273,6 +1281,7 @@ class DnnHandle(ListOps):
         sequences that lie side by side in q (H, T, D) begin, and the last one ends. All four stay on the device.
         FlashAttention: Dao, 2023; online softmax: Milakov and Gimelshein, 2018.
         """
+        _check_window("attention", window)
         draw = {} if isinstance(dropout, Real) and not dropout else _draw("attention", seed, offset)
         attrs = (scale, causal, window, score, softcap, dropout if draw else None, return_lse)
         arrays = (q, k, v, mask, bias, alibi, sinks, lengths_q, lengths_kv, cu_seqlens_q, cu_seqlens_kv)
@@ -1289,6 +1298,7 @@ class DnnHandle(ListOps):
         The other arguments as they were. gradients: a tuple of arrays to write instead of new ones. Rows without a visible key, whose lse
         is -inf, have gradients of 0.
         """
+        _check_window("attention_backward", window)
         draw = {} if isinstance(dropout, Real) and not dropout else _draw("attention_backward", seed, offset)
         arrays = (d_out, q, k, v, out, lse, mask, bias, alibi, sinks, lengths_q, lengths_kv, cu_seqlens_q, cu_seqlens_kv)
         attrs = (scale, causal, window, score, softcap, dropout if draw else None)
@@ -1310,6 +1320,7 @@ class DnnHandle(ListOps):
         The rest as `attention`.
         vLLM's paged attention: Kwon et al., 2023; Flash-Decoding: Dao et al., 2023.
         """
+        _check_window("paged_attention", window)
         arrays = (q, k_cache, v_cache, page_table, lengths_kv, alibi, sinks, lengths_q, cu_seqlens_q, k_scale, v_scale)
         return self._session.run(CALLS["paged_attention"], arrays, (scale, causal, window, softcap, num_splits, return_lse), out, stream)
 

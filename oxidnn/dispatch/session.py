@@ -39,8 +39,9 @@ MAX_WAYS = 8  # kept for one op, attributes and sizes: they differ in shape, lay
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Call:
-    """The signature of a public method: op, the roles of its array arguments, its attributes with their defaults, and the roles
-    of its outputs where they are not those of the op's row.
+    """The signature of a public method: op, the roles of its array arguments, its attributes with their defaults, the roles of its
+    outputs where they are not those of the op's row, and the arguments that arrays for them are given by (the last stands for all
+    further ones).
 
     Made once and compared by identity, so that it costs a key little.
     """
@@ -49,16 +50,22 @@ class Call:
     tensors: tuple[str, ...]
     attrs: tuple[tuple[str, Any], ...] = ()
     outputs: tuple[str, ...] | None = None
+    given_as: tuple[str, ...] = ("out",)
+
+    def arguments(self, count: int) -> tuple[str, ...]:
+        """Of `count` arrays for results."""
+        return (*self.given_as, *self.given_as[-1:] * count)[:count]
 
 
 class Prepared:
     """A plan joined to the way its arguments arrive: what a cache hit needs."""
 
-    __slots__ = ("disjoint", "frame", "make_outputs", "num_outputs", "order", "overlap_pairs", "plan", "problem", "scalar_names")
+    __slots__ = ("disjoint", "frame", "given_as", "make_outputs", "num_outputs", "order", "overlap_pairs", "plan", "problem", "scalar_names")
 
     def __init__(self, problem: Problem, plan: Plan | None, order: tuple[int, ...] | None, frame: Frame,
-                 make_outputs: tuple[Callable[[], Any], ...]) -> None:
+                 make_outputs: tuple[Callable[[], Any], ...], given_as: str) -> None:
         self.problem = problem
+        self.given_as = given_as  # the argument that arrays for results are given by
         self.plan = plan
         self.order = order  # operand i takes argument order[i]; None: as they come
         self.frame = frame
@@ -169,7 +176,7 @@ class BoundPlan:
         self._main = self._prepared(arrays, outs)
 
     def _prepared(self, arrays: tuple[Any, ...], outs: tuple[Any, ...]) -> Prepared:
-        out_key = self._session.raw(self._call, ("out",) * len(outs), outs)[1] if outs else None
+        out_key = self._session.raw(self._call, self._call.arguments(len(outs)), outs)[1] if outs else None
         found = self._by_out.get(out_key)
         if found is None:
             found = self._session.prepared(self._call, self._names, self._keys, arrays, self._attrs, outs, out_key)
@@ -275,7 +282,7 @@ class Session:
         out_key = None
         if out is not None:
             outs = out if isinstance(out, tuple) else (out,)
-            out_key = self.raw(call, ("out",) * len(outs), outs)[1]
+            out_key = self.raw(call, call.arguments(len(outs)), outs)[1]
         prepared = self.prepared(call, names, keys, arrays, attrs, outs, out_key, stream)
         result = self.execute(prepared, arrays, pointers, out, stream, scalars)
         if ways is not None and len(ways) < MAX_WAYS:
@@ -332,7 +339,7 @@ class Session:
         else:
             outs = out if isinstance(out, tuple) else (out,)
             if len(outs) != prepared.num_outputs:
-                raise expected(prepared.problem.op, "out", f"{len(outs)} arrays", f"{prepared.num_outputs}")
+                raise expected(prepared.problem.op, prepared.given_as, f"{len(outs)} arrays", f"{prepared.num_outputs}")
             finish = None
         if plan is None:
             return _result(finish, outs)
@@ -389,11 +396,11 @@ class Session:
             if len(outs) > 1 and call.outputs is None:  # which of the row's outputs there are, inputs and attributes say
                 out_names = tuple(o.name for o in self.problem(call, inputs, attrs).outputs)
                 if len(outs) != len(out_names):
-                    raise expected(call.op, "out", f"{len(outs)} arrays", f"{len(out_names)}: {', '.join(out_names)}")
-            out_views = [self.checked_view(call.op, "out", a) for a in outs]
-            for view in out_views:
+                    raise expected(call.op, call.given_as[0], f"{len(outs)} arrays", f"{len(out_names)}: {', '.join(out_names)}")
+            out_views = [self.checked_view(call.op, n, a) for n, a in zip(call.arguments(len(outs)), outs, strict=True)]
+            for name, view in zip(call.arguments(len(outs)), out_views, strict=True):
                 if view.is_readonly:
-                    raise expected(call.op, "out", f"a read-only {view.framework} array", "writable memory")
+                    raise expected(call.op, name, f"a read-only {view.framework} array", "writable memory")
             given_outputs = {n: v.desc for n, v in zip(out_names, out_views, strict=False)}
             problem = self.problem(call, inputs | given_outputs, attrs)
             frame = frame_of(next(a for a in (*arrays, *outs) if a is not None), self.backend, self.stream)
@@ -404,7 +411,7 @@ class Session:
             given = [n for n, a in zip(names, arrays, strict=True) if a is not None] + [o.name for o in problem.outputs]
             order = tuple(given.index(o.name) for o in problem.operands)
             prepared = Prepared(problem, plan, None if order == tuple(range(len(order))) else order, frame,
-                                tuple(frame.allocator(o.desc) for o in problem.outputs))
+                                tuple(frame.allocator(o.desc) for o in problem.outputs), call.given_as[0])
             self._plans[key] = prepared
             if len(self._plans) > MAX_PLANS:
                 self._plans.popitem(last=False)
