@@ -108,14 +108,14 @@ def test_a_shared_prefix_and_own_keys(h: DnnHandle) -> None:
 
 
 def test_errors_name_what_results_are_given_by() -> None:
-    h = oxidnn.DnnHandle("emu:sm_80")
+    h = DnnHandle("emu:sm_80")
     q, at = np.zeros((1, 1, 4, 8), np.float32), np.zeros((1, 4), np.int32)
     out, lse = h.attention(q, q, q, window=(1, 2), return_lse=True)
     for gradients in (q.copy(), (q.copy(), q.copy()), (q.copy(), q.copy(), 3)):
-        with pytest.raises(oxidnn.InvalidArgument, match="attention_backward: gradients"):
+        with pytest.raises(InvalidArgument, match="attention_backward: gradients"):
             h.attention_backward(q, q, q, q, out, lse, gradients=gradients)
     for name, caches in (("k_cache", (None, q.copy())), ("v_cache", (q.copy(), None))):
-        with pytest.raises(oxidnn.InvalidArgument, match=f"kv_cache_append: {name}"):
+        with pytest.raises(InvalidArgument, match=f"kv_cache_append: {name}"):
             h.kv_cache_append(q, q, *caches, positions=at)
-    with pytest.raises(oxidnn.InvalidArgument, match="window"):
+    with pytest.raises(InvalidArgument, match="window"):
         h.attention(q, q, q, window=(True, 2), return_lse=True)  # after a plan for (1, 2), which is equal
