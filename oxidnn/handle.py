@@ -405,6 +405,37 @@ class DnnHandle(ListOps):
         grouped_gemm's b from (a, dy) as (G, K, N), from (dy, a) as (G, N, K)."""
         return self._session.run(CALLS["grouped_gemm_wgrad"], (a, b, group_sizes), (cumulative, out_dtype), out, stream)
 
+    def quantized_linear(self, x: Any, w: Any, scale: Any, zero_point: Any = None, bias: Any = None, *, kind: str,
+                         group_size: int | None = None, permutation: Any = None, epilogue: Any = None, out_dtype: Any = None,
+                         operands: Mapping[str, Any] | None = None, scalars: Mapping[str, float] | None = None, out: Any = None,
+                         stream: Any = None) -> Any:
+        """x @ W.T + bias of quantised weights, W[n, k] = (w[n, k] - zero_point) * scale: x (..., K), f16, bf16 or f32 -> (..., N).
+
+        kind: "s4", "u4", "nf4": w is u8 (N, K/2 rounded up), two numbers a byte, the first in the low half; "s8", "e4m3": w (N, K) of that
+        type. scale (f32, f16, bf16): one element, (N,), or (N, groups) of group_size neighbours along K (default: K / groups, of nf4 64).
+        zero_point: integers of scale's shape, u8 or s8 (s8 of kind "s8"; none of nf4 and e4m3), of 4-bit kinds from -64 to 64. permutation
+        (s32, K): column j of W meets x[..., permutation[j]] (GPTQ's act-order). bias (N,); epilogue over "acc" as of `gemm`.
+        """
+        attrs = (kind, group_size, epilogue, out_dtype)
+        return self._session.run(CALLS["quantized_linear"], (x, w, scale, zero_point, bias, permutation), attrs, out, stream, scalars,
+                                 operands)
+
+    def repack_gptq(self, qweight: Any, qzeros: Any, scales: Any, permutation: Any = None, *, zero_offset: int | None = None,
+                    out: Any = None, stream: Any = None) -> Any:
+        """(w, scale, zero_point) for `quantized_linear` of kind "u4": GPTQ's 4-bit weights.
+
+        qweight s32 (K/8, N), qzeros s32 (groups, N/8 rounded up), scales (groups, N). zero_offset: what is added to the zero points: 1
+        (default; the format of AutoGPTQ) or 0 (its second version). permutation (s32, K), with act-order: g_idx's stable argsort, which
+        `quantized_linear` then takes as well.
+        """
+        return self._session.run(CALLS["repack_gptq"], (qweight, qzeros, scales, permutation), (zero_offset,), out, stream)
+
+    def repack_awq(self, qweight: Any, qzeros: Any, scales: Any, *, zero_offset: int | None = None, out: Any = None,
+                   stream: Any = None) -> Any:
+        """(w, scale, zero_point) for `quantized_linear` of kind "u4": AWQ's 4-bit weights, qweight s32 (K, N/8), qzeros s32 (groups, N/8),
+        scales (groups, N). zero_offset: what is added to the zero points (default 0)."""
+        return self._session.run(CALLS["repack_awq"], (qweight, qzeros, scales), (zero_offset,), out, stream)
+
     # ---- pooling -----------------------------------------------------------------------------------------------------------------
 
     def max_pool(self, x: Any, window: Any, *, stride: Any = None, padding: Any = 0, dilation: Any = 1, ceil_mode: bool = False,
