@@ -436,6 +436,54 @@ class DnnHandle(ListOps):
         scales (groups, N). zero_offset: what is added to the zero points (default 0)."""
         return self._session.run(CALLS["repack_awq"], (qweight, qzeros, scales), (zero_offset,), out, stream)
 
+    # ---- mixture of experts ------------------------------------------------------------------------------------------------------
+
+    def moe_permute(self, x: Any, ids: Any, *, experts: int, first_expert: int = 0, out: Any = None, stream: Any = None) -> Any:
+        """(xs, order, inverse, counts): the rows of x (T, H), of any type, copied to the order of the experts `ids` (T, K) that they go to.
+
+        Assignment t * K + k is row inverse[t, k] of xs (T * K, H), order[row] that assignment, counts[e] the rows of expert e; all int32.
+        Rows of an expert keep their order. ids outside of [first_expert, first_expert + experts) are of no expert here: their rows come
+        last, inverse and order hold the complements (~row, ~assignment). One device does it all: counts never visit the host. ids int32
+        or int64, K at most 32, at most 4096 experts. The gradient of x is moe_unpermute(dxs, inverse), of all types of floats.
+        """
+        return self._session.run(CALLS["moe_permute"], (x, ids), (experts, first_expert), out, stream)
+
+    def moe_unpermute(self, ys: Any, inverse: Any, weights: Any = None, *, out: Any = None, stream: Any = None) -> Any:
+        """y (T, H): the sum over k, in turn and in f32 (f64), of weights[t, k] * ys[inverse[t, k]]; without weights plain sums. Rows of no
+        expert (inverse below 0) are left out. weights: float32, float64 beside float64."""
+        return self._session.run(CALLS["moe_unpermute"], (ys, inverse, weights), (), out, stream)
+
+    def moe_unpermute_backward(self, dy: Any, ys: Any, inverse: Any, weights: Any, *, out: Any = None, stream: Any = None) -> Any:
+        """(dys, dweights) of `moe_unpermute`; 0 of no expert."""
+        return self._session.run(CALLS["moe_unpermute_backward"], (dy, ys, inverse, weights), (), out, stream)
+
+    def moe(self, x: Any, ids: Any, weights: Any, w_gate_up: Any, w_down: Any, *, activation: str = "silu", first_expert: int = 0,
+            out: Any = None, stream: Any = None) -> Any:
+        """y[t] = sum over k of weights[t, k] * (activation(x[t] Wg^T) * (x[t] Wu^T)) Wd^T with the matrices of expert ids[t, k].
+
+        x (T, H); ids (T, K), int32 or int64; weights (T, K), float32 (float64 beside float64); w_gate_up (E, 2 * I, H), Wg above Wu; w_down
+        (E, H, I), both of x's type. Any counts, an expert without rows or with all of them; always the same bits. What lies between the
+        products is rounded to x's type. ids of no expert here (as of moe_permute) add nothing: with first_expert and a part of the
+        experts on each device, results are added up over devices. activation: as the gates of gemm.
+        """
+        return self._session.run(CALLS["moe"], (x, ids, weights, w_gate_up, w_down), (activation, first_expert), out, stream)
+
+    def moe_backward(self, dy: Any, x: Any, ids: Any, weights: Any, w_gate_up: Any, w_down: Any, *, activation: str = "silu",
+                     first_expert: int = 0, out: Any = None, stream: Any = None) -> Any:
+        """(dx, dweights, dw_gate_up, dw_down) of `moe`, which computes its middle again. 0 of experts without rows, and dweights of no
+        expert."""
+        return self._session.run(CALLS["moe_backward"], (dy, x, ids, weights, w_gate_up, w_down), (activation, first_expert), out, stream)
+
+    def moe_exchanged(self, x: Any, counts: Any, w_gate_up: Any, w_down: Any, *, activation: str = "silu", out: Any = None,
+                      stream: Any = None) -> Any:
+        """The experts of one device of several (expert-parallel), on rows that an all-to-all brought: those of each source in turn, sorted
+        by expert, counts[source, expert] of each (on the device, int32 or int64; below 0 is 0).
+
+        y[r] = (activation(x[r] Wg^T) * (x[r] Wu^T)) Wd^T in the rows' places, to be sent back; zeros in rows beyond the last, so x may be
+        a buffer for the most that can come. Sources make x with moe_permute and end with moe_unpermute, where routing weights enter.
+        """
+        return self._session.run(CALLS["moe_exchanged"], (x, counts, w_gate_up, w_down), (activation,), out, stream)
+
     # ---- pooling -----------------------------------------------------------------------------------------------------------------
 
     def max_pool(self, x: Any, window: Any, *, stride: Any = None, padding: Any = 0, dilation: Any = 1, ceil_mode: bool = False,
@@ -1294,7 +1342,9 @@ class DnnHandle(ListOps):
                   window: tuple[int | None, int | None] | None = None, mask: Any = None, bias: Any = None, alibi: Any = None,
                   score: Any = None, softcap: float | None = None, sinks: Any = None, dropout: float = 0, seed: int | None = None,
                   offset: int = 0, lengths_q: Any = None, lengths_kv: Any = None, cu_seqlens_q: Any = None, cu_seqlens_kv: Any = None,
-                  return_lse: bool = False, operands: Mapping[str, Any] | None = None, scalars: Mapping[str, float] | None = None,
+                  block_mask: Any = None, block_size: int | tuple[int, int] | None = None, scale_q: Any = None, scale_k: Any = None,
+                  scale_v: Any = None, scale_out: Any = None, out_dtype: Any = None, return_lse: bool = False,
+                  operands: Mapping[str, Any] | None = None, scalars: Mapping[str, float] | None = None,
                   out: Any = None, stream: Any = None) -> Any:
         """softmax(E(scale * q k^T)) v over the keys that each query sees: (B, H, L, E); with return_lse also the logarithm of the sum.
 
@@ -1310,29 +1360,37 @@ class DnnHandle(ListOps):
         masks. dropout: chance that a weight is left out; seed, offset: see `dropout`.
         lengths_q, lengths_kv (B,) int32: how many queries and keys each batch has. cu_seqlens_q, cu_seqlens_kv (N + 1,) int32: where the
         sequences that lie side by side in q (H, T, D) begin, and the last one ends. All four stay on the device.
+        block_mask: bool or uint8, broadcasts to (B, H, ceil(L / m), ceil(M / n)) along batch and heads; block_size = (m, n), multiples of
+        64, or one number for both: where it is False no query of the block sees any key of it, and tiles of it are skipped.
+        q, k, v in float8_e4m3fn or float8_e5m2: scale_q, scale_k, scale_v (one f32, (H,) or (B, H) of the tensor's heads, above 0) multiply
+        them. out_dtype: bfloat16 by default, float16, float32 or the 8-bit floats, which scale_out divides.
         FlashAttention: Dao, 2023; online softmax: Milakov and Gimelshein, 2018.
         """
         _check_window("attention", window)
         draw = {} if isinstance(dropout, Real) and not dropout else _draw("attention", seed, offset)
-        attrs = (scale, causal, window, score, softcap, dropout if draw else None, return_lse)
-        arrays = (q, k, v, mask, bias, alibi, sinks, lengths_q, lengths_kv, cu_seqlens_q, cu_seqlens_kv)
+        attrs = (scale, causal, window, score, softcap, dropout if draw else None, block_size, return_lse, out_dtype)
+        arrays = (q, k, v, mask, bias, alibi, sinks, lengths_q, lengths_kv, cu_seqlens_q, cu_seqlens_kv, block_mask,
+                  scale_q, scale_k, scale_v, scale_out)
         return self._session.run(CALLS["attention"], arrays, attrs, out, stream, _numbers("attention", scalars, draw), operands)
 
     def attention_backward(self, d_out: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, *, scale: float | None = None,
                            causal: str | None = None, window: tuple[int | None, int | None] | None = None, mask: Any = None,
                            bias: Any = None, alibi: Any = None, score: Any = None, softcap: float | None = None, sinks: Any = None,
                            dropout: float = 0, seed: int | None = None, offset: int = 0, lengths_q: Any = None, lengths_kv: Any = None,
-                           cu_seqlens_q: Any = None, cu_seqlens_kv: Any = None, operands: Mapping[str, Any] | None = None,
+                           cu_seqlens_q: Any = None, cu_seqlens_kv: Any = None, block_mask: Any = None,
+                           block_size: int | tuple[int, int] | None = None, score_gradients: Sequence[str] | str | None = None,
+                           operands: Mapping[str, Any] | None = None,
                            scalars: Mapping[str, float] | None = None, gradients: Any = None, stream: Any = None) -> Any:
-        """(dq, dk, dv), then dbias with a bias, then dsinks with sinks: the gradients of `attention` from its result and lse.
+        """(dq, dk, dv), then dbias with a bias, then dsinks with sinks, then those of the tensors of the scores' expression that
+        score_gradients names ("alibi" too): the gradients of `attention` from its result and lse.
 
         The other arguments as they were. gradients: a tuple of arrays to write instead of new ones. Rows without a visible key, whose lse
         is -inf, have gradients of 0.
         """
         _check_window("attention_backward", window)
         draw = {} if isinstance(dropout, Real) and not dropout else _draw("attention_backward", seed, offset)
-        arrays = (d_out, q, k, v, out, lse, mask, bias, alibi, sinks, lengths_q, lengths_kv, cu_seqlens_q, cu_seqlens_kv)
-        attrs = (scale, causal, window, score, softcap, dropout if draw else None)
+        arrays = (d_out, q, k, v, out, lse, mask, bias, alibi, sinks, lengths_q, lengths_kv, cu_seqlens_q, cu_seqlens_kv, block_mask)
+        attrs = (scale, causal, window, score, softcap, dropout if draw else None, block_size, score_gradients)
         numbers = _numbers("attention_backward", scalars, draw)
         return self._session.run(CALLS["attention_backward"], arrays, attrs, gradients, stream, numbers, operands)
 

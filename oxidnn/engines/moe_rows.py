@@ -1,0 +1,249 @@
+"""Assignments sorted by expert, and rows moved between their tokens' order and that of the experts. Nothing goes through the host."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from ..codegen import pointwise as expr
+from ..codegen.pointwise import Expression
+from ..codegen.spec import Target
+from ..device import DeviceInfo
+from ..dtypes import S32
+from ..ops.base import Problem
+from ..ops.moe import MoeProblem
+from ..tensor import TensorDesc
+from .base import SUPPORTED, Arg, Build, Engine, EngineConfig, Scratch, Step, Support, TensorArg
+from .composition import Place
+from .digits import ceil_div, power_of_two
+from .rope import strides, vector
+
+_SMEM = 48 * 1024
+_WHOLE = 8192  # assignments that one CTA sorts
+_CHUNK = 2048  # of a CTA of several
+_MOST_CTAS = 64
+_VALUES = 64  # registers of a thread for what it adds up
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A tensor of a kernel: its description, and where it is."""
+
+    desc: TensorDesc
+    place: Place
+
+    def args(self, name: str, vec: int = 0) -> list[Arg]:
+        """Its address, bytes from row to row, and from column to column, or from piece to piece of `vec` columns."""
+        row, column = strides(name, ("row", "column"), self.desc)
+        if vec:
+            column = replace(column, name=f"{name}_piece_bytes", value=vec * self.desc.strides[1] * self.desc.dtype.num_bytes)
+        return [Arg(f"ptr_{name}", "u64", self.place), row, column]
+
+
+@dataclass(frozen=True, slots=True)
+class SortConsts:
+    """ids: their type; mode: "whole", or of several CTAs "count", then "place"."""
+
+    ids: str
+    topk: int
+    experts: int
+    warps: int
+    mode: str
+
+
+@dataclass(frozen=True, slots=True)
+class RowConsts:
+    """quads: pieces of a row, of vec elements (`bytes` together); parts: CTAs of a token; packs: pieces of a thread."""
+
+    dtype: str
+    compute: str
+    vec: int
+    quads: int
+    parts: int
+    topk: int
+    packs: int = 1
+    bytes: int = 0
+    is_weighted: bool = False
+
+    def names(self, stem: str, first: int) -> list[str]:
+        """The registers of a piece's elements."""
+        return [f"%{stem}{first + i}" for i in range(self.vec)]
+
+
+@dataclass(frozen=True, slots=True)
+class GateConsts:
+    """gate: an expert's middle over "g" and "u"."""
+
+    dtype: str
+    compute: str
+    vec: int
+    quads: int
+    topk: int
+    element_bytes: int
+    gate: Expression
+
+    def names(self, stem: str, first: int) -> list[str]:
+        return [f"%{stem}{first + i}" for i in range(self.vec)]
+
+    def _lower(self, expression: Expression, element: int, results: Sequence[str]) -> str:
+        names = {"g": f"%g{element}", "u": f"%u{element}", "dy": f"%dh{element}"}
+        return expression.lower(names, [f"%{r}{element}" for r in results], self.compute)
+
+    def lower_forward(self, element: int) -> str:
+        return self._lower(self.gate, element, ("h",))
+
+    def lower_gradients(self, element: int) -> str:
+        return self._lower(expr.outputs(self.gate.differentiate("g"), self.gate.differentiate("u")), element, ("dg", "du"))
+
+
+@dataclass(frozen=True, slots=True)
+class ExpandConsts:
+    ids: str
+    experts: int
+
+
+def packed(desc: TensorDesc, rows: int, columns: int) -> TensorDesc:
+    """Rows of the type of `desc` in the workspace, each from a multiple of 16 bytes on."""
+    unit = 16 // desc.dtype.num_bytes
+    return TensorDesc(desc.dtype, (rows, columns), (ceil_div(max(columns, 1), unit) * unit, 1))
+
+
+def sort_steps(p: MoeProblem, ids: Held, order: Place, inverse: Held, counts: Held, device: DeviceInfo, scratch: Scratch) -> list[Step]:
+    """order, inverse and counts of the assignments."""
+    buckets, rows = p.experts + 1, p.rows
+    num_ctas = 1 if rows <= _WHOLE else min(_MOST_CTAS, ceil_div(rows, _CHUNK))
+    room = power_of_two((_SMEM // (4 * buckets) - 1) // 2 + 1)  # the most warps whose counts fit beside the sums of all
+    warps = max(1, min(32, room, power_of_two(ceil_div(ceil_div(rows, num_ctas), 32))))
+    part = ceil_div(ceil_div(rows, num_ctas * warps), 32) * 32
+    shared = [Arg("num_items", "u32", rows), Arg("chunk", "u32", part * warps), Arg("part", "u32", part), *ids.args("ids"),
+              Arg("first_expert", "s64", p.first)]
+    placed = [Arg("ptr_order", "u64", order), *inverse.args("inverse"), Arg("ptr_counts", "u64", counts.place),
+              Arg("counts_bytes", "s64", 4 * counts.desc.strides[0])]
+    kept = Arg("ptr_counts_of", "u64", scratch.take(4 * num_ctas * buckets)) if num_ctas > 1 else None
+    steps = []
+    for mode, args in ((("count", [kept]), ("place", [*placed, kept, Arg("num_ctas", "u32", num_ctas)])) if kept else (("whole", placed),)):
+        consts = SortConsts(ids.desc.dtype.name, p.topk, p.experts, warps, mode)
+        steps.append(Step.of("moe/sort", p.op, Target.for_arch(device.arch), 32 * warps, [*shared, *(a for a in args if a)], consts,
+                             num_ctas, suffix=mode))
+    return steps
+
+
+def scatter_step(p: MoeProblem, x: Held, inverse: Held, xs: Held, device: DeviceInfo) -> Step:
+    """Rows of x copied to where their assignments lie."""
+    vec = vector(0, x.desc, xs.desc)
+    quads = x.desc.shape[1] // vec
+    packs = min(4, ceil_div(quads, 32))
+    threads = max(32, min(256, power_of_two(ceil_div(quads, packs))))
+    parts = ceil_div(quads, threads * packs)
+    consts = RowConsts("", "", vec, quads, parts, p.topk, packs, vec * x.desc.dtype.num_bytes)
+    args = [*x.args("x", vec), *xs.args("xs", vec), *inverse.args("inverse")]
+    return Step.of("moe/scatter", p.op, Target.for_arch(device.arch), threads, args, consts, p.tokens * parts, suffix=str(consts.bytes))
+
+
+def combine_step(p: MoeProblem, ys: Held, inverse: Held, weights: Held | None, y: Held, device: DeviceInfo) -> Step:
+    """Weighted (or plain) sums of the rows of each token's assignments."""
+    most = max(1, _VALUES // p.topk) // (1 if p.accumulator.num_bytes == 4 else 2)
+    vec = min(vector(0, ys.desc, y.desc), 1 << max(0, most.bit_length() - 1))
+    quads = ys.desc.shape[1] // vec
+    threads = max(32, min(256, power_of_two(quads)))
+    parts = ceil_div(quads, threads)
+    consts = RowConsts(ys.desc.dtype.name, p.accumulator.name, vec, quads, parts, p.topk, is_weighted=weights is not None)
+    args = [*ys.args("ys", vec), *y.args("y", vec), *inverse.args("inverse"), *(weights.args("weights") if weights else ())]
+    return Step.of("moe/combine", p.op, Target.for_arch(device.arch), threads, args, consts, p.tokens * parts,
+                   suffix=consts.dtype + ("_weighted" if weights else ""))
+
+
+def expand_step(p: MoeProblem, counts: Held, ids: Place, device: DeviceInfo) -> Step:
+    """ids of rows that were exchanged."""
+    pairs, threads = counts.desc.numel, 128
+    args = [*counts.args("counts"), Arg("ptr_ids", "u64", ids), Arg("num_pairs", "u32", pairs), Arg("num_rows", "u32", p.tokens)]
+    return Step.of("moe/expand", p.op, Target.for_arch(device.arch), threads, args, ExpandConsts(counts.desc.dtype.name, p.experts),
+                   max(1, ceil_div(pairs, threads // 32)))
+
+
+def _row_threads(quads: int) -> int:
+    return max(32, min(256, power_of_two(ceil_div(quads, 2))))
+
+
+def combine_gradient_step(p: MoeProblem, dy: Held, ys: Held, inverse: Held, weights: Held, dys: Held, dweights: Held,
+                          device: DeviceInfo) -> Step:
+    vec = vector(0, dy.desc, ys.desc, dys.desc)
+    quads = dy.desc.shape[1] // vec
+    consts = RowConsts(ys.desc.dtype.name, p.accumulator.name, vec, quads, 1, p.topk)
+    args = [*dy.args("dy", vec), *ys.args("ys", vec), *dys.args("dys", vec), *inverse.args("inverse"), *weights.args("weights"),
+            *dweights.args("dweights")]
+    return Step.of("moe/combine_gradient", p.op, Target.for_arch(device.arch), _row_threads(quads), args, consts, p.tokens,
+                   suffix=consts.dtype)
+
+
+def gate_gradient_step(p: MoeProblem, z: Held, dh: Held, scaled: Place, dz: Place, order: Place, weights: Held, dweights: Held,
+                       device: DeviceInfo) -> Step:
+    """`scaled` as dh lies, dz as z."""
+    vec = vector(0, dh.desc) if p.kind.num_bytes < 8 else 1
+    while p.inter * p.kind.num_bytes % (vec * p.kind.num_bytes) or p.inter % vec:
+        vec //= 2
+    consts = GateConsts(p.kind.name, p.accumulator.name, min(vec, 4), p.inter // min(vec, 4), p.topk, p.kind.num_bytes, p.gate)
+    args = [Arg("ptr_z", "u64", z.place), Arg("z_row_bytes", "s64", z.desc.strides[0] * p.kind.num_bytes),
+            Arg("ptr_dh", "u64", dh.place), Arg("h_row_bytes", "s64", dh.desc.strides[0] * p.kind.num_bytes),
+            Arg("ptr_scaled", "u64", scaled), Arg("ptr_dz", "u64", dz), Arg("up_bytes", "u64", p.inter * p.kind.num_bytes), Arg("ptr_order", "u64", order),
+            *weights.args("weights"), *dweights.args("dweights")]
+    return Step.of("moe/gate_gradient", p.op, Target.for_arch(device.arch), _row_threads(consts.quads), args, consts, p.rows,
+                   suffix=f"{p.activation}_{consts.dtype}")
+
+
+def held(p: Problem, name: str) -> Held:
+    """An operand where the caller has it."""
+    return Held(p.desc(name), TensorArg(name))
+
+
+def index(rows: int, columns: int = 1) -> TensorDesc:
+    """Numbers in the workspace."""
+    return TensorDesc.packed(S32, (rows, columns))
+
+
+class _Rows(Engine):
+    def check_support(self, problem: Problem, device: DeviceInfo) -> Support:
+        return SUPPORTED
+
+    def estimate(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> float:
+        return 5.0 + problem.num_bytes / (device.bandwidth_gbs * 800)
+
+
+class MoePermute(_Rows):
+    id = "moe_permute.sort"
+
+    def build_steps(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> Build:
+        p, scratch = problem, Scratch()
+        assert isinstance(p, MoeProblem)
+        steps = sort_steps(p, held(p, "ids"), TensorArg("order"), held(p, "inverse"), held(p, "counts"), device, scratch)
+        if p.rows * p.hidden:
+            steps.append(scatter_step(p, held(p, "x"), held(p, "inverse"), held(p, "xs"), device))
+        return Build(tuple(steps), scratch.num_bytes)
+
+
+class MoeUnpermute(_Rows):
+    id = "moe_unpermute.rows"
+
+    def build_steps(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> Build:
+        p = problem
+        assert isinstance(p, MoeProblem)
+        if p.is_empty:
+            return Build(())
+        weights = held(p, "weights") if p.has("weights") else None
+        return Build((combine_step(p, held(p, "ys"), held(p, "inverse"), weights, held(p, "y"), device),))
+
+
+class MoeUnpermuteBackward(_Rows):
+    id = "moe_unpermute_backward.rows"
+
+    def build_steps(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> Build:
+        p = problem
+        assert isinstance(p, MoeProblem)
+        if p.is_empty:
+            return Build(())
+        names = ("dy", "ys", "inverse", "weights", "dys", "dweights")
+        return Build((combine_gradient_step(p, *(held(p, n) for n in names), device),))
+
+
+ENGINES: dict[str, tuple[Engine, ...]] = {"moe_permute": (MoePermute(),), "moe_unpermute": (MoeUnpermute(),),
+                                          "moe_unpermute_backward": (MoeUnpermuteBackward(),)}
