@@ -425,6 +425,10 @@ class AttentionBackwardMma(Engine):
     def check_support(self, problem: Problem, device: DeviceInfo) -> Support:
         p = problem
         assert isinstance(p, AttentionProblem)
+        if p.has("block_mask"):
+            return refuse("a block_mask")
+        if set(p.differentiated) - {"bias"}:
+            return refuse(f"gradients of {', '.join(p.differentiated)}; that of the bias alone is taken")
         if p.desc("q").dtype not in HALVES:
             return refuse(f"operands of type {p.desc('q').dtype.name} (f16 and bf16)")
         if not device.at_least(8):

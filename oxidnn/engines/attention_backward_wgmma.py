@@ -238,6 +238,8 @@ class WgmmaBackwardEngine(Engine):
         assert isinstance(p, AttentionProblem)
         if device.arch != "sm_90a":
             return refuse(f"wgmma needs sm_90a, the device is {device.arch}")
+        if p.has("block_mask"):
+            return refuse("a block_mask, whose tiles are not passed over here")
         if p.desc("q").dtype not in (F16, BF16):
             return refuse(f"wgmma takes f16 and bf16, q is {p.desc('q').dtype}")
         least, most = self.dims

@@ -410,6 +410,8 @@ def _support(p: AttentionProblem, device: DeviceInfo) -> Support:
     q, k, v = (p.heads_of(n) for n in ("q", "k", "v"))
     if not device.at_least(8):
         return refuse(f"needs compute capability 8.0, the device has {device.capability[0]}.{device.capability[1]}")
+    if p.has("block_mask"):
+        return refuse("a block_mask, whose tiles are not passed over here")
     if q.dtype not in (F16, BF16):
         return refuse(f"multiplies f16 or bf16, not {q.dtype}")
     if max(p.dim_qk, p.dim_v) > MAX_DIM:

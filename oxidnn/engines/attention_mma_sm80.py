@@ -313,6 +313,8 @@ class AttentionMma(Engine):
         assert isinstance(problem, AttentionProblem)
         if problem.desc("q").dtype not in (F16, BF16):
             return refuse(f"q is {problem.desc('q').dtype} (f16 and bf16)")
+        if problem.has("block_mask"):
+            return refuse("a block_mask")
         if not device.at_least(8):
             return refuse(f"{device.arch} (sm_80 and later)")
         if max(problem.len_q, problem.len_kv) >= MAX_LENGTH:

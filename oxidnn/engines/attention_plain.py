@@ -43,7 +43,7 @@ class TileOperand:
 class PlainConsts:
     """reg_rows, reg_columns: scores of a thread. residents: operands whose rows stay in shared memory.
     is_flipped: rows are keys. is_async: what is multiplied next is copied meanwhile, into a second slot. sums: along which of "bhij" the
-    gradient of a bias of the type `bias` is added up."""
+    gradient (of the type `gradient`) of the tensor `wrt` of the expression is added up."""
 
     scores: ScoreConsts
     operands: tuple[TileOperand, ...]
@@ -55,7 +55,8 @@ class PlainConsts:
     is_flipped: bool = False
     is_async: bool = False
     sums: str = ""
-    bias: str = ""
+    gradient: str = ""
+    wrt: str = ""
 
     @property
     def size(self) -> int:
@@ -235,7 +236,10 @@ class PlainAttention(Engine):
         assert isinstance(problem, AttentionProblem)
         p, columns = problem, _columns(problem)
         shapes = [(r, columns) for r in _row_choices(p, device, p.dim_v)]
-        if (8, columns) in shapes and device.smem_per_cta >= _LARGE_BYTES and p.len_q > 64 < p.len_kv and p.dim_v <= 128:
+        # A tile lies within a block of a mask.
+        shapes = [(r, n) for r, n in shapes if not p.blocks[0] % (16 * r)] if p.blocks[0] else shapes
+        is_large = p.len_q > 64 < p.len_kv and p.dim_v <= 128 and not p.blocks[0]
+        if (8, columns) in shapes and device.smem_per_cta >= _LARGE_BYTES and is_large:
             shapes.append((8, 8))
         found = [EngineConfig.of(reg_rows=r, reg_columns=n) for r, n in shapes]
         return tuple(sorted(found, key=lambda c: self.estimate(p, c, device)))
@@ -312,15 +316,16 @@ class PlainAttentionGradient(Engine):
 
     def configs(self, problem: Problem, device: DeviceInfo) -> tuple[EngineConfig, ...]:
         assert isinstance(problem, AttentionProblem)
-        queries = list(_row_choices(problem, device, problem.dim_qk))
-        keys = list(_row_choices(problem, device, problem.dim_qk, problem.dim_v))
+        blocks = problem.blocks
+        queries = [r for r in _row_choices(problem, device, problem.dim_qk) if not blocks[0] % (16 * r)]
+        keys = [r for r in _row_choices(problem, device, problem.dim_qk, problem.dim_v) if not blocks[1] % (16 * r)]
         found = [EngineConfig.of(query_rows=queries[min(n, len(queries) - 1)], key_rows=keys[min(n, len(keys) - 1)])
                  for n in range(max(len(queries), len(keys)))]
         return tuple(sorted(found, key=lambda c: self.estimate(problem, c, device)))
 
     def estimate(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> float:
         assert isinstance(problem, AttentionProblem)
-        return 15.0 + (2.0 if problem.has("bias") else 1.4) * _estimate(problem, config["query_rows"], _columns(problem), device)
+        return 15.0 + (1.4 + 0.6 * len(problem.differentiated)) * _estimate(problem, config["query_rows"], _columns(problem), device)
 
     def build_steps(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> Build:
         assert isinstance(problem, AttentionProblem)
@@ -339,8 +344,9 @@ class PlainAttentionGradient(Engine):
         if p.desc("dk").numel:
             names = ("q", "k", "v", "d_out", "lse", "dk", "dv")
             steps.append(_gradient_step(p, "kv", names, shared, device, config["key_rows"]))
-        if p.has("bias") and p.desc("dbias").numel:
-            steps += _bias_steps(p, shared, device, scratch)
+        for name in p.differentiated:
+            if p.desc(f"d{name}").numel:
+                steps += _tensor_steps(p, name, shared, device, scratch)
         if p.has("sinks") and p.desc("dsinks").numel:
             steps += reduction_steps(p.op, (rows, terms), (p.desc("dsinks"), TensorArg("dsinks")), (0, 2), "sum", device, scratch)
         return Build(tuple(steps), scratch.num_bytes)
@@ -373,28 +379,31 @@ def _gradient_step(p: AttentionProblem, which: str, names: tuple[str, ...], args
     return _step("attention/plain_gradient", p, device, [*args, *_operand_args(p, names), *more], c, grid, f"_{which}")
 
 
-def _bias_steps(p: AttentionProblem, args: list[Arg], device: DeviceInfo, scratch: Scratch) -> list[Step]:
-    """A bias that broadcasts along queries gets few CTAs: each takes some tiles of queries, and their sums are added up afterwards."""
-    names, desc = ("q", "k", "v", "d_out", "lse"), p.desc("dbias")
-    b, h, rows, keys = shape = p.score_shape("dbias")
+def _tensor_steps(p: AttentionProblem, wrt: str, args: list[Arg], device: DeviceInfo, scratch: Scratch) -> list[Step]:
+    """The gradient of a tensor of the scores. One that broadcasts along queries gets few CTAs: each takes some tiles of queries, and their
+    sums are added up afterwards."""
+    result = f"d{wrt}"
+    names, desc = ("q", "k", "v", "d_out", "lse"), p.desc(result)
+    b, h, rows, keys = shape = p.score_shape(result)
     sums = "".join(axis for axis, n in zip("bhij", shape, strict=True) if n == 1)
-    c = _consts(p, device, names, 4, _columns(p), sums=sums, bias=desc.dtype.name)
+    c = _consts(p, device, names, 4, _columns(p), sums=sums, gradient=desc.dtype.name, wrt=wrt)
     row_tiles, key_tiles = -(-rows // c.rows), -(-keys // c.columns)
     if "i" in sums:
         row_tiles = min(-(-p.len_q // c.rows), -(-2 * device.num_sms // (b * h * key_tiles))) or 1
     is_split = "i" in sums and row_tiles > 1
-    target, strides = (desc, TensorArg("dbias")), p.score_strides("dbias")
+    target, strides = (desc, TensorArg(result)), p.score_strides(result)
     parts = TensorDesc.packed(p.accumulator, (row_tiles, *desc.shape))
     place: ArgValue = target[1]
     if is_split:
         place, desc = scratch.take(parts.num_bytes), TensorDesc.packed(p.accumulator, desc.shape)
         strides = (h * rows * keys, rows * keys, keys, 1)  # those of extents of 1 meet no index but 0
-        c = replace(c, bias=desc.dtype.name)
-    more = [Arg("ptr_dbias", "u64", place), Arg("num_batches", "u32", p.batch), Arg("bias_heads", "u32", h),
-            Arg("row_tiles", "u32", row_tiles), Arg("key_tiles", "u32", key_tiles), Arg("bias_rows", "u32", rows),
-            Arg("bias_keys", "u32", keys), Arg("part_bytes", "s64", desc.num_bytes if is_split else 0)]
-    more += [Arg(f"dbias_{axis}", "s64", s * desc.dtype.num_bytes) for axis, s in zip("bhij", strides, strict=True)]
-    step = _step("attention/plain_bias", p, device, [*args, *_operand_args(p, names), *more], c, b * h * row_tiles * key_tiles, f"_{sums}")
+        c = replace(c, gradient=desc.dtype.name)
+    more = [Arg("ptr_gradient", "u64", place), Arg("num_batches", "u32", p.batch), Arg("gradient_heads", "u32", h),
+            Arg("row_tiles", "u32", row_tiles), Arg("key_tiles", "u32", key_tiles), Arg("gradient_rows", "u32", rows),
+            Arg("gradient_keys", "u32", keys), Arg("part_bytes", "s64", desc.num_bytes if is_split else 0)]
+    more += [Arg(f"gradient_{axis}", "s64", s * desc.dtype.num_bytes) for axis, s in zip("bhij", strides, strict=True)]
+    grid = b * h * row_tiles * key_tiles
+    step = _step("attention/plain_bias", p, device, [*args, *_operand_args(p, names), *more], c, grid, f"_{wrt}_{sums}")
     return [step, *(reduction_steps(p.op, (parts, place), target, (0,), "sum", device, scratch) if is_split else ())]
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from ..codegen.environment import f32_literal, f64_literal
 from ..codegen.pointwise import Expression
-from ..ops.attention import INDICES, AttentionProblem
+from ..ops.attention import INDICES, SCALES, AttentionProblem
 from ..tensor import TensorDesc
 from .base import Arg, ScalarArg, TensorArg
 
@@ -34,7 +34,8 @@ class ScoreConsts:
     """expression: over "score", INDICES, tensors and scalars, or None: scores are products times the scale. compute: "f32" or "f64".
     has_left, has_right: limits of the window. is_top_left: keys and queries are counted from the first (else %shift = M - L).
     lengths: of "q", "kv" that lie in memory. is_varlen: sequences side by side. sinks: their type, or "". counts_exactly: numbers of
-    queries and keys, and sums of them, have no rounding errors in `compute`."""
+    queries and keys, and sums of them, have no rounding errors in `compute`. scales: of 8-bit operands, that there are. blocks: (queries,
+    keys) of a block of the block mask, block_axes: along which of "bhij" it changes."""
 
     expression: Expression | None
     tensors: tuple[ScoreTensor, ...]
@@ -49,6 +50,9 @@ class ScoreConsts:
     has_dropout: bool
     sinks: str
     counts_exactly: bool
+    scales: tuple[str, ...] = ()
+    blocks: tuple[int, int] = (0, 0)
+    block_axes: str = ""
 
     @property
     def moving(self) -> tuple[ScoreTensor, ...]:
@@ -100,9 +104,10 @@ def score_consts(p: AttentionProblem) -> ScoreConsts:
                                    strides[3] == 1, _has_pairs(p.desc(name), strides)))
     lengths = tuple(n for n in ("q", "kv") if p.has(f"lengths_{n}"))
     return ScoreConsts(p.expression, tuple(tensors), p.expression.scalars if p.expression is not None else (), p.accumulator.name,
-                       p.desc("q").dtype.num_bytes == 2, p.left is not None, p.right is not None, p.alignment == "top_left", lengths,
+                       p.desc("q").dtype.num_bytes <= 2, p.left is not None, p.right is not None, p.alignment == "top_left", lengths,
                        p.is_varlen, p.dropout > 0, p.desc("sinks").dtype.name if p.has("sinks") else "",
-                       p.len_q + p.len_kv + 1024 < 2**24)
+                       p.len_q + p.len_kv + 1024 < 2**24, tuple(n for n in SCALES if p.has(n)), p.blocks,
+                       "".join(a for a, s in zip("bhij", p.block_strides(), strict=True) if s) if p.has("block_mask") else "")
 
 
 def arguments(p: AttentionProblem) -> list[Arg]:
@@ -119,6 +124,13 @@ def arguments(p: AttentionProblem) -> list[Arg]:
     if p.has("sinks"):
         sinks = p.desc("sinks")
         args += [Arg("ptr_sinks", "u64", TensorArg("sinks")), Arg("step_sinks", "s64", sinks.strides[0] * sinks.dtype.num_bytes)]
+    for name in SCALES:
+        if p.has(name):
+            args += [Arg(f"ptr_{name}", "u64", TensorArg(name)),
+                     *(Arg(f"{name}_{axis}", "s64", 4 * s) for axis, s in zip("bh", p.head_strides(name), strict=True))]
+    if p.has("block_mask"):
+        args.append(Arg("ptr_block_mask", "u64", TensorArg("block_mask")))
+        args += [Arg(f"block_mask_{axis}", "s64", s) for axis, s in zip("bhij", p.block_strides(), strict=True) if s]
     for t in score_consts(p).tensors:
         args.append(Arg(f"ptr_{t.name}", "u64", TensorArg(t.name)))
         args += [Arg(f"{t.name}_{axis}", "s64", s * t.size) for axis, s in zip("bhij", p.score_strides(t.name), strict=True) if s]

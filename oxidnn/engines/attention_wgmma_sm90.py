@@ -239,6 +239,8 @@ class AttentionWgmmaEngine(Engine):
             return refuse(f"q is of {p.desc('q').dtype}; f16 and bf16 are taken")
         if max(p.dim_qk, p.dim_v) > MAX_DIM or p.dim_v % 8:
             return refuse(f"dimensions {p.dim_qk} and {p.dim_v}: at most {MAX_DIM}, that of v a multiple of 8")
+        if p.has("block_mask"):
+            return refuse("a block_mask, whose tiles are not passed over here")
         if p.has("mask"):
             return refuse("a mask may hide keys that hold NaN, which products with weights of 0 would keep")
         if max(p.len_q, p.len_kv) >= MAX_LENGTH or (p.len_kv == 0 and not p.is_empty):

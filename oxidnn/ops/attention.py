@@ -1,7 +1,8 @@
 """Scaled dot-product attention and its gradients.
 
     attention q=bf16[B,H,L,D] k=bf16[B,G,M,D] v=bf16[B,G,M,E]         out (B, H, L, E), and lse (B, H, L) under return_lse
-    attention_backward d_out q k v out lse                            dq, dk, dv, then dbias with a bias, dsinks with sinks
+    attention_backward d_out q k v out lse                            dq, dk, dv, then dbias with a bias, dsinks with sinks, and d<name>
+                                                                      of each tensor of the expression that score_gradients names
 
 For each batch b, head h of H and query i of L, over the keys j of M of the head h // (H / G) of G:
 
@@ -25,6 +26,15 @@ E, in this order: softcap: c * tanh(s / c). bias: added; (B, H, L, M) or what br
 subtracted. score: an expression over the operands score, b, h, i, j, p (all as numbers) and further tensors that broadcast to
 (B, H, L, M). mask: added if it is of a float type, and where it is False (of bool or u8: 0) a key is not visible.
 
+block_mask (B, H, ceil(L / m), ceil(M / n)) or what broadcasts to it along b and h, bool or u8, on the device: where it is False (0) no
+query of a block of m queries sees any key of the block of n keys; block_size = (m, n), multiples of 64. Tiles of such blocks are not
+computed.
+
+q, k and v of 8-bit floats, forward only: each counts times its scale, scale_q, scale_k and scale_v (f32, above 0, on the device): one
+number, (H,) or (B, H) of the tensor's own heads; 1 if it is not given. out_dtype: of the result, bf16 by default; a result of 8-bit
+floats is divided by scale_out, as scale_q is shaped, and saturates. Weights may be rounded to e4m3, as multiples of 2^-8 of the row's largest, before
+they meet v; sums of them are not.
+
 dropout: chance that a weight is 0 where the others are divided by 1 - dropout; weight (b, h, i, j) is that which `dropout` of seed and
 offset leaves of a tensor (B, H, L, M'), M' being M rounded up to a multiple of 4 (of several lengths: (N, H, T, T') of both totals).
 """
@@ -39,7 +49,8 @@ from typing import Any
 
 from ..codegen import pointwise as expr
 from ..codegen.pointwise import Expression
-from ..dtypes import BF16, BOOL, F16, F32, F64, S32, U8, DType
+from ..dtypes import BF16, BOOL, E4M3, E5M2, F16, F32, F64, S32, U8, DType
+from ..dtypes import dtype as dtype_of
 from ..errors import expected
 from ..tensor import TensorDesc, packed_strides
 from .base import OpDef, Operand, Policy, Problem, Scalar
@@ -63,14 +74,18 @@ INDICES = ("b", "h", "i", "j", "p")  # operands of an expression that are no ten
 MAX_DIM = 512
 MIN_SOFTCAP = 1e-30  # scores are divided by it
 DRAW = (Scalar("seed", "u64"), Scalar("offset", "u64"))
-_ROLES = ("d_out", "q", "k", "v", "out", "lse", "sinks", "lengths_q", "lengths_kv", "cu_seqlens_q", "cu_seqlens_kv")
+HALVES = (F16, BF16)
+FP8 = (E4M3, E5M2)
+SCALES = ("scale_q", "scale_k", "scale_v", "scale_out")
+BLOCK = 64  # extents of blocks of a mask are multiples of it
+_ROLES = ("d_out", "q", "k", "v", "out", "lse", "sinks", "block_mask", *SCALES, "lengths_q", "lengths_kv", "cu_seqlens_q", "cu_seqlens_kv")
 _RESULTS = ("out", "lse", "dq", "dk", "dv", "dbias", "dsinks")
 
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionProblem(Problem):
     """expression: E over "score", INDICES and tensors, None if it is the score itself. left, right: of the window, None if open.
-    dropout: as a float32, 0 if none."""
+    dropout: as a float32, 0 if none. blocks: (queries, keys) of a block of the block mask."""
 
     scale: float = 1.0
     expression: Expression | None = None
@@ -78,6 +93,11 @@ class AttentionProblem(Problem):
     left: int | None = None
     right: int | None = None
     dropout: float = 0.0
+    blocks: tuple[int, int] = (0, 0)
+
+    @property
+    def is_fp8(self) -> bool:
+        return self.desc("q").dtype in FP8
 
     @property
     def is_backward(self) -> bool:
@@ -145,6 +165,25 @@ class AttentionProblem(Problem):
         return b, h, i, j
 
     @property
+    def differentiated(self) -> tuple[str, ...]:
+        """Tensors of the expression whose gradients are results, the bias among them."""
+        return tuple(n for n in self.score_tensors if self.is_backward and self.has(f"d{n}"))
+
+    def head_strides(self, name: str) -> tuple[int, int]:
+        """Element strides over (batch, head) of a scale: 0 where one number serves all."""
+        desc = self.desc(name)
+        fill = 2 - desc.rank
+        b, h = (0 if n == 1 else s for n, s in zip((1,) * fill + desc.shape, (0,) * fill + desc.strides, strict=True))
+        return b, h
+
+    def block_strides(self) -> tuple[int, int, int, int]:
+        """Strides of the block mask over (batch, head, block of queries, block of keys)."""
+        desc = self.desc("block_mask")
+        fill = 4 - desc.rank
+        b, h, i, j = (0 if n == 1 else s for n, s in zip((1,) * fill + desc.shape, (0,) * fill + desc.strides, strict=True))
+        return b, h, i, j
+
+    @property
     def dropout_pitch(self) -> int:
         return -(-self.len_kv // 4) * 4
 
@@ -158,7 +197,7 @@ class AttentionProblem(Problem):
 
 def _aligned(name: str, desc: TensorDesc, heads: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Shape and strides over (b, h, i, j): a vector of alibi, (H,) or (B, H), lies along heads, others broadcast as in NumPy."""
-    if name == "alibi" and desc.rank <= 2:
+    if name in ("alibi", "dalibi") and desc.rank <= 2:
         return ((1,) * (2 - desc.rank) + desc.shape + (1, 1)), ((0,) * (2 - desc.rank) + desc.strides + (0, 0))
     fill = (4 - desc.rank)
     return (1,) * fill + desc.shape, (0,) * fill + desc.strides
@@ -228,13 +267,63 @@ def _check_lengths(op: str, tensors: Mapping[str, TensorDesc], batch: int, conte
         operand(op, "cu_seqlens_kv", tensors, (S32,), starts.shape)
 
 
+def _check_blocks(op: str, tensors: Mapping[str, TensorDesc], given: Any, shape: tuple[int, ...],
+                  context: str) -> tuple[tuple[int, int], list[Operand], list[tuple[str, Any]]]:
+    """(extents of a block, the operand, the attributes as they are written)."""
+    if "block_mask" not in tensors:
+        if given is not None:
+            raise expected(op, "block_size", repr(given), "a block_mask beside it", context)
+        return (0, 0), [], []
+    if "cu_seqlens_q" in tensors:
+        raise expected(op, "block_mask", "given", "none beside cu_seqlens_q", context)
+    pair = (given, given) if is_integer(given, BLOCK, 2**30) else given
+    if not isinstance(pair, (tuple, list)) or len(pair) != 2 or not all(is_integer(n, BLOCK, 2**30) and n % BLOCK == 0 for n in pair):
+        raise expected(op, "block_size", repr(given), f"(queries, keys) of a block, or one number for both: multiples of {BLOCK}", context)
+    blocks = int(pair[0]), int(pair[1])
+    desc = operand(op, "block_mask", tensors, (BOOL, U8))
+    full = (*shape[:2], -(-shape[2] // blocks[0]), -(-shape[3] // blocks[1]))
+    aligned = (1,) * (4 - desc.rank) + desc.shape
+    if len(aligned) != 4 or aligned[2:] != full[2:] or any(n not in (1, m) for n, m in zip(aligned[:2], full[:2], strict=True)):
+        raise expected(op, "shape of block_mask", list(desc.shape), f"{list(full)}, where the first two may be 1 or missing", context)
+    return blocks, [Operand("block_mask", desc)], [("block_size", blocks)]
+
+
+def _check_scales(op: str, tensors: Mapping[str, TensorDesc], out: DType, batch: int, heads: Mapping[str, int],
+                  context: str) -> list[Operand]:
+    scales = []
+    for name in SCALES:
+        if name not in tensors:
+            continue
+        kind = out if name == "scale_out" else tensors["q"].dtype
+        if kind not in FP8:
+            what = "a result of 8-bit floats" if name == "scale_out" else "q, k and v of 8-bit floats"
+            raise expected(op, name, "given", f"{what} beside it", context)
+        desc = operand(op, name, tensors, (F32,))
+        full = (batch, heads["k" if name in ("scale_k", "scale_v") else "q"])
+        if desc.rank > 2 or any(n not in (1, m) for n, m in zip((1,) * (2 - desc.rank) + desc.shape, full, strict=True)):
+            raise expected(op, f"shape of {name}", list(desc.shape), f"what broadcasts to {list(full)}, batches and heads", context)
+        scales.append(Operand(name, desc))
+    return scales
+
+
+def _check_gradients(op: str, given: Any, named: list[str], context: str) -> tuple[str, ...]:
+    if given is None:
+        return ()
+    wanted = tuple(given.split(",")) if isinstance(given, str) else tuple(given) if isinstance(given, (tuple, list)) else None
+    allowed = [n for n in named if n not in ("bias", "mask") and f"d{n}" not in (*named, *_ROLES, *_RESULTS)]
+    if wanted is None or len(set(wanted)) != len(wanted) or not all(n in allowed for n in wanted):
+        names = ", ".join(allowed) or "there are none"
+        raise expected(op, "score_gradients", repr(given), f"tensors of the scores, in a tuple or with commas between ({names})", context)
+    return wanted
+
+
 def _make(op: str, tensors: Mapping[str, TensorDesc], attrs: Mapping[str, Any], policy: Policy) -> AttentionProblem:
     context = describe(tensors)
     is_backward = op == "attention_backward"
-    q = operand(op, "q", tensors, FLOATS)
+    q = operand(op, "q", tensors, FLOATS if is_backward else (*FLOATS, *FP8))
     if q.rank not in (3, 4):
         raise expected(op, "rank of q", q.rank, "4: (batch, heads, length, dim), or 3 without the batch", context)
-    k, v = (operand(op, name, tensors, (q.dtype,)) for name in ("k", "v"))
+    k, v = (operand(op, name, tensors, FP8 if q.dtype in FP8 else (q.dtype,)) for name in ("k", "v"))
     for name, desc in (("k", k), ("v", v)):
         if desc.rank != q.rank:
             raise expected(op, f"rank of {name}", desc.rank, f"{q.rank} as q has", context)
@@ -276,7 +365,8 @@ def _make(op: str, tensors: Mapping[str, TensorDesc], attrs: Mapping[str, Any], 
     mask_is_float = "mask" in tensors and tensors["mask"].dtype not in (BOOL, U8)
     expression = _expression(added, mask_is_float, softcap, score)
     named = [n for n in expression.args if n != "score" and n not in INDICES] if expression is not None else []
-    others = [n for n in tensors if n not in _ROLES and n not in _RESULTS]
+    wanted = _check_gradients(op, attrs.get("score_gradients"), named, context)
+    others = [n for n in tensors if n not in _ROLES and n not in _RESULTS and n not in [f"d{w}" for w in wanted]]
     for name in named:
         if name not in tensors or name in _ROLES:
             raise expected(op, "score", f"{score}, whose {name} is missing", f"{name} among the operands, and none of {', '.join(_ROLES)}",
@@ -295,7 +385,8 @@ def _make(op: str, tensors: Mapping[str, TensorDesc], attrs: Mapping[str, Any], 
                 ": beside cu_seqlens_q tensors change along sequences and heads only" if is_varlen else ""), context)
     given = dict.fromkeys(named) | ({"sinks": None} if "sinks" in tensors else {})
     if "sinks" in tensors:
-        operand(op, "sinks", tensors, tuple(dict.fromkeys((F32, q.dtype, F64 if q.dtype is F64 else F32))), (heads,))
+        half = (q.dtype,) if q.dtype not in FP8 else HALVES
+        operand(op, "sinks", tensors, tuple(dict.fromkeys((F32, *half, F64 if q.dtype is F64 else F32))), (heads,))
     out_shape, lse_shape = (*lead, heads, length, v.shape[-1]), (*lead, heads, length)
     exact = F64 if q.dtype is F64 else F32
     operands = [Operand("q", q), Operand("k", k), Operand("v", v)]
@@ -303,9 +394,11 @@ def _make(op: str, tensors: Mapping[str, TensorDesc], attrs: Mapping[str, Any], 
         saved = [operand(op, n, tensors, (q.dtype,), out_shape) for n in ("d_out", "out")]
         lse = operand(op, "lse", tensors, (exact,), lse_shape)
         operands = [Operand("d_out", saved[0]), *operands, Operand("out", saved[1]), Operand("lse", lse)]
+    blocks, masks, written = _check_blocks(op, tensors, attrs.get("block_size"), shape, context)
+    normal += written
     order = ("mask", "bias", "alibi", "sinks", "lengths_q", "lengths_kv", "cu_seqlens_q", "cu_seqlens_kv")
     operands += [Operand(n, tensors[n]) for n in order if n in tensors]
-    operands += [Operand(n, tensors[n]) for n in given if n not in order]
+    operands += [*masks, *(Operand(n, tensors[n]) for n in given if n not in order)]
 
     def result(name: str, allowed: tuple[DType, ...], want: tuple[int, ...], like: TensorDesc) -> Operand:
         if name in tensors:
@@ -317,8 +410,24 @@ def _make(op: str, tensors: Mapping[str, TensorDesc], attrs: Mapping[str, Any], 
         operands += [result(f"d{n}", (q.dtype,), tensors[n].shape, tensors[n]) for n in ("q", "k", "v")]
         operands += [result(f"d{n}", tuple(dict.fromkeys((tensors[n].dtype, exact))), tensors[n].shape, tensors[n])
                      for n in ("bias", "sinks") if n in tensors]
+        operands += [result(f"d{n}", tuple(dict.fromkeys((tensors[n].dtype, exact))), tensors[n].shape, tensors[n]) for n in wanted]
+        normal += [("score_gradients", ",".join(wanted))] if wanted else []
     else:
-        operands.append(result("out", (q.dtype,), out_shape, q))
+        allowed: tuple[DType, ...] = (q.dtype,)
+        if q.dtype in FP8:
+            allowed = (BF16, F16, F32, *FP8)
+            kind = attrs.get("out_dtype")
+            if kind is not None:
+                allowed = (dtype_of(kind),) if dtype_of(kind) in allowed else allowed
+                if dtype_of(kind) not in allowed:
+                    raise expected(op, "out_dtype", repr(kind), ", ".join(map(str, allowed)), context)
+        elif attrs.get("out_dtype") is not None and dtype_of(attrs["out_dtype"]) is not q.dtype:
+            raise expected(op, "out_dtype", repr(attrs["out_dtype"]), f"{q.dtype} as q has", context)
+        written_out = result("out", allowed, out_shape, q)
+        if written_out.desc.dtype not in (q.dtype, BF16) or q.dtype in FP8 and written_out.desc.dtype is q.dtype:
+            normal.append(("out_dtype", str(written_out.desc.dtype)))
+        operands += _check_scales(op, tensors, written_out.desc.dtype, batch, {"q": heads, "k": heads_kv}, context)
+        operands.append(written_out)
         if check_bool(op, "return_lse", attrs.get("return_lse", False)) or "lse" in tensors:
             operands.append(result("lse", (exact,), lse_shape, TensorDesc.packed(exact, lse_shape)))
             normal.append(("return_lse", True))
@@ -326,16 +435,15 @@ def _make(op: str, tensors: Mapping[str, TensorDesc], attrs: Mapping[str, Any], 
         check_reach(op, o.name, o.desc, context)
     scalars = tuple(Scalar(n, exact.ptx) for n in expression.scalars) if expression is not None else ()
     return AttentionProblem(op, tuple(operands), tuple(normal), scalars + (DRAW if dropout else ()), policy=policy, scale=number,
-                            expression=expression, alignment=alignment, left=left, right=right, dropout=dropout)
+                            expression=expression, alignment=alignment, left=left, right=right, dropout=dropout, blocks=blocks)
 
 
-_OPTIONAL = ("mask", "bias", "alibi", "sinks", "lengths_q", "lengths_kv", "cu_seqlens_q", "cu_seqlens_kv")
+_OPTIONAL = ("mask", "bias", "alibi", "sinks", "lengths_q", "lengths_kv", "cu_seqlens_q", "cu_seqlens_kv", "block_mask")
 _ATTRS: tuple[tuple[str, Any], ...] = (("scale", None), ("causal", None), ("window", None), ("score", None), ("softcap", None),
-                                       ("dropout", None))
-HALVES = (F16, BF16)
+                                       ("dropout", None), ("block_size", None))
 DEFINITIONS: tuple[OpDef, ...] = (
-    OpDef("attention", ("q", "k", "v", *_OPTIONAL), ("out", "lse"), partial(_make, "attention"), _OPTIONAL,
-          (*_ATTRS, ("return_lse", False))),
+    OpDef("attention", ("q", "k", "v", *_OPTIONAL, *SCALES), ("out", "lse"), partial(_make, "attention"), (*_OPTIONAL, *SCALES),
+          (*_ATTRS, ("return_lse", False), ("out_dtype", None))),
     OpDef("attention_backward", ("d_out", "q", "k", "v", "out", "lse", *_OPTIONAL), ("dq", "dk", "dv", "dbias", "dsinks"),
-          partial(_make, "attention_backward"), _OPTIONAL, _ATTRS),
+          partial(_make, "attention_backward"), _OPTIONAL, (*_ATTRS, ("score_gradients", None))),
 )

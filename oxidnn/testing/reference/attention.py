@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ...dtypes import F16, F64
-from ...ops.attention import AttentionProblem
+from ...dtypes import E4M3, F16, F64
+from ...ops.attention import FP8, AttentionProblem
 from ...ops.base import Problem
 from . import Expected, Reference
 from .random import sources
@@ -35,8 +35,11 @@ class _Sequence:
 
 
 def _heads(p: AttentionProblem, name: str, inputs: Mapping[str, np.ndarray]) -> np.ndarray:
-    """(batch, H, L, D): keys and values of each query's head; lse (batch, H, L)."""
+    """(batch, H, L, D), times its scale: keys and values of each query's head; lse (batch, H, L)."""
     array = inputs[name].reshape(p.heads_of(name).shape)
+    if p.has(f"scale_{name}"):
+        scale = inputs[f"scale_{name}"]
+        array = array * scale.reshape((1,) * (2 - scale.ndim) + scale.shape + (1, 1))
     return np.repeat(array, p.heads // max(1, p.heads_kv), axis=1) if name in ("k", "v") else array
 
 
@@ -65,7 +68,7 @@ def _aligned(p: AttentionProblem, name: str, array: np.ndarray) -> np.ndarray:
 def _sequences(p: AttentionProblem, inputs: Mapping[str, np.ndarray], scalars: Mapping[str, float]) -> Iterator[_Sequence]:
     q, k = _heads(p, "q", inputs), _heads(p, "k", inputs)
     eps = p.accumulator.epsilon
-    approximate = 1e-13 if p.accumulator is F64 else 2e-3 if p.desc("q").dtype.num_bytes == 2 else 1e-5
+    approximate = 1e-13 if p.accumulator is F64 else 2e-3 if p.desc("q").dtype.num_bytes <= 2 else 1e-5
     for n, b, rows, keys in _bounds(p, inputs):
         i, j = np.arange(rows.stop - rows.start), np.arange(keys.stop - keys.start)
         shift = 0 if p.alignment == "top_left" else len(j) - len(i)
@@ -73,7 +76,8 @@ def _sequences(p: AttentionProblem, inputs: Mapping[str, np.ndarray], scalars: M
             product = np.einsum("hid,hjd->hij", q[b, :, rows], k[b, :, keys])
             size = np.einsum("hid,hjd->hij", np.abs(q[b, :, rows]), np.abs(k[b, :, keys])) * abs(p.scale)
         score = product * p.scale
-        off = 4 * eps * p.dim_qk**0.5 * size + 4 * eps * np.abs(score)
+        # Tensor cores keep 13 bits behind the largest of 32 products of 8-bit floats.
+        off = (2.0**-10 if p.is_fp8 else 4 * eps * p.dim_qk**0.5) * size + 4 * eps * np.abs(score)
         slope, slope_off = np.ones(score.shape), np.zeros(score.shape)
         values: dict[str, np.ndarray] = {}
         if p.expression is not None:
@@ -100,7 +104,7 @@ def _sequences(p: AttentionProblem, inputs: Mapping[str, np.ndarray], scalars: M
             seen &= j[None] <= i[:, None] + shift + p.right
         if p.left is not None:
             seen &= j[None] >= i[:, None] + shift - p.left
-        score = np.where(seen[None], score, -np.inf)
+        score = np.where(seen[None] & _blocks_seen(p, inputs, n, len(i), len(j)), score, -np.inf)
         kept = np.ones(score.shape)
         if p.dropout:
             pitch = p.dropout_pitch
@@ -111,15 +115,28 @@ def _sequences(p: AttentionProblem, inputs: Mapping[str, np.ndarray], scalars: M
         yield _Sequence(n, rows, keys, score, np.where(dead, 0, off), np.where(dead, 0, slope), np.where(dead, 0, slope_off), kept, values)
 
 
+def _blocks_seen(p: AttentionProblem, inputs: Mapping[str, np.ndarray], at: int, queries: int, keys: int) -> np.ndarray:
+    """(1 or H, queries, keys): where the block mask lets a query see a key."""
+    if not p.has("block_mask"):
+        return np.ones((1, 1, 1), bool)
+    mask = inputs["block_mask"] != 0
+    mask = mask.reshape((1,) * (4 - mask.ndim) + mask.shape)
+    mask = mask[at if mask.shape[0] > 1 else 0]
+    return mask[:, np.arange(queries) // p.blocks[0]][:, :, np.arange(keys) // p.blocks[1]]
+
+
 def _rounding(p: AttentionProblem) -> float:
-    """What weights may err, relatively: they are rounded to q's type before the second product, and exponentials are approximate."""
+    """What weights may err, relatively: they are rounded to q's type (e4m3 of 8-bit floats) before the second product, and exponentials are
+    approximate."""
     kind = p.desc("q").dtype
+    if p.is_fp8:
+        return E4M3.epsilon / 2 + 1e-3  # and sums of 128 keys in tensor cores
     return 1e-14 if kind is F64 else kind.epsilon + 4e-6
 
 
 def _grain(p: AttentionProblem) -> float:
-    """What rounding to q's type errs at most where numbers are too small for it."""
-    return 2.0**-25 if p.desc("q").dtype is F16 else 0.0
+    """What rounding to q's type errs at most where numbers are too small for it; of 8-bit floats weights count in 2^-8 of the largest."""
+    return 2.0**-25 if p.desc("q").dtype is F16 else E4M3.smallest / 2 * 2.0**-8 if p.is_fp8 else 0.0
 
 
 def _forward(p: AttentionProblem, inputs: Mapping[str, np.ndarray], scalars: Mapping[str, float]) -> dict[str, Expected]:
@@ -145,9 +162,17 @@ def _forward(p: AttentionProblem, inputs: Mapping[str, np.ndarray], scalars: Map
             dropped = w * part.kept
             out[b, :, part.rows] = np.einsum("hij,hjd->hid", dropped, clean)
             size[b, :, part.rows] = np.einsum("hij,hjd->hid", dropped, np.abs(clean))
-            slack[b, :, part.rows] = np.einsum("hij,hjd->hid", dropped * (part.off + mean[..., None] + _rounding(p)), np.abs(clean))
+            off = dropped * (part.off + mean[..., None] + _rounding(p))
+            if p.is_fp8:
+                off = off + np.where(e > 0, _grain(p) * part.kept / np.where(total > 0, total, 1)[..., None], 0)
+            slack[b, :, part.rows] = np.einsum("hij,hjd->hid", off, np.abs(clean))
             lse[b, :, part.rows] = np.log(total) + np.where(np.isneginf(top), 0, top)
             lse_slack[b, :, part.rows] = mean + 8 * eps * (1 + np.abs(base)) + _log_slack(p)
+    if p.has("scale_out"):
+        scale = inputs["scale_out"]
+        out, size, slack = (a / scale.reshape((1,) * (2 - scale.ndim) + scale.shape + (1, 1)) for a in (out, size, slack))
+    if p.desc("out").dtype in FP8:  # saturates
+        out = np.clip(out, -p.desc("out").dtype.max, p.desc("out").dtype.max)
     found = {"out": Expected(out.reshape(p.desc("out").shape), size.reshape(p.desc("out").shape), max(1, p.len_kv), p.accumulator,
                              slack=slack.reshape(p.desc("out").shape))}
     if p.has("lse"):
@@ -167,8 +192,8 @@ def _backward(p: AttentionProblem, inputs: Mapping[str, np.ndarray], scalars: Ma
     wide = {"dq": q.shape, "dk": k.shape, "dv": v.shape}
     # value, magnitude, slack
     sums: dict[str, list[np.ndarray]] = {name: [np.zeros(shape) for _ in range(3)] for name, shape in wide.items()}
-    if p.has("bias"):
-        sums["dbias"] = [np.zeros((p.batch, p.heads, 1, 1) if p.is_varlen else (p.batch, p.heads, p.len_q, p.len_kv)) for _ in range(3)]
+    for name in p.differentiated:
+        sums[f"d{name}"] = [np.zeros((p.batch, p.heads, 1, 1) if p.is_varlen else (p.batch, p.heads, p.len_q, p.len_kv)) for _ in range(3)]
     sinks: list[np.ndarray] = [np.zeros((p.batch, p.heads)) for _ in range(3)]
     for part in _sequences(p, inputs, scalars):
         b = 0 if p.is_varlen else part.at
@@ -195,12 +220,14 @@ def _backward(p: AttentionProblem, inputs: Mapping[str, np.ndarray], scalars: Ma
                 sums[name][0][place] += np.einsum(sum_of, weights, other)
                 sums[name][1][place] += np.einsum(sum_of, np.abs(weights), np.abs(other))
                 sums[name][2][place] += np.einsum(sum_of, off, np.abs(other))
-            if p.has("bias"):
+            for tensor in p.differentiated:
                 assert p.expression is not None
-                slope = p.expression.differentiate("bias").evaluate({**part.values, "dy": np.ones((1, 1, 1))}, scalars)[0]
+                slope = p.expression.differentiate(tensor).evaluate({**part.values, "dy": np.ones((1, 1, 1))}, scalars)[0]
                 slope = np.where(np.isneginf(part.s), 0, slope)
                 bias_off = (de_off + np.abs(de) * part.slope_off) * np.abs(slope)
-                for total, term in zip(sums["dbias"], (de * slope, np.abs(de * slope), bias_off), strict=True):
+                if tensor != "bias":
+                    bias_off = bias_off + np.abs(de) * (part.off + part.slope_off)
+                for total, term in zip(sums[f"d{tensor}"], (de * slope, np.abs(de * slope), bias_off), strict=True):
                     if p.is_varlen:
                         total[part.at, :, 0, 0] += term.sum((1, 2))
                     else:
@@ -214,8 +241,8 @@ def _backward(p: AttentionProblem, inputs: Mapping[str, np.ndarray], scalars: Ma
     found = {}
     for name, arrays in sums.items():
         shape, terms = p.desc(name).shape, p.len_kv if name == "dq" else p.len_q * group
-        if name == "dbias":
-            aligned = _aligned(p, "bias", inputs["bias"]).shape
+        if name[1:] in p.differentiated:
+            aligned = _aligned(p, name[1:], inputs[name[1:]]).shape
             arrays = [a.sum(tuple(x for x, n in enumerate(a.shape) if aligned[x] == 1 and n != 1), keepdims=True) for a in arrays]
             terms = max(1, p.batch * p.heads * p.len_q * p.len_kv // max(1, int(np.prod(aligned))))
         elif name != "dq":

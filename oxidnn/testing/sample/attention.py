@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ...dtypes import BF16, BOOL, F16, F32, F64, S32, DType
+from ...dtypes import BF16, BOOL, E4M3, E5M2, F16, F32, F64, S32, U8, DType
 from ...ops import OPS
 from ...ops.attention import AttentionProblem
 from ...ops.base import Policy, Problem
@@ -36,7 +36,8 @@ def _heads_desc(rng: np.random.Generator, kind: DType, shape: tuple[int, ...], i
 
 def _draw(op: str, rng: np.random.Generator, size: str) -> Problem:
     is_tiny, is_backward = size == "tiny", op == "attention_backward"
-    kind = (F16, BF16, BF16, F32, F64)[int(rng.integers(5))]
+    is_fp8 = not is_backward and rng.random() < 0.12
+    kind = E4M3 if is_fp8 else (F16, BF16, BF16, F32, F64)[int(rng.integers(5))]
     most = 20 if is_tiny else 300
     batch = 0 if rng.random() < 0.02 else int(rng.integers(1, 3))
     groups, group = int(rng.integers(1, 3)), int(rng.choice([1, 1, 2, 3]))
@@ -57,8 +58,8 @@ def _draw(op: str, rng: np.random.Generator, size: str) -> Problem:
     shapes = {"q": (batch, heads, length, dim), "k": (batch, groups, keys, dim), "v": (batch, groups, keys, dim_v)}
     if is_backward:
         shapes |= {"d_out": (batch, heads, length, dim_v), "out": (batch, heads, length, dim_v)}
-    tensors = {n: _heads_desc(rng, kind, s) for n, s in shapes.items()}
-    exact = F64 if kind is F64 else F32
+    tensors = {n: _heads_desc(rng, E5M2 if is_fp8 and rng.random() < 0.2 else kind, s) for n, s in shapes.items()}
+    exact, plain = F64 if kind is F64 else F32, BF16 if is_fp8 else kind
     if is_backward:
         tensors["lse"] = TensorDesc.packed(exact, (batch, heads, length))
     attrs: dict[str, Any] = {}
@@ -83,9 +84,9 @@ def _draw(op: str, rng: np.random.Generator, size: str) -> Problem:
         return shape[int(rng.integers(0, 3)):]
 
     if rng.random() < 0.2 * rare:
-        tensors["bias"] = TensorDesc.packed(kind if rng.random() < 0.6 else exact, some())
+        tensors["bias"] = TensorDesc.packed(plain if rng.random() < 0.6 else exact, some())
     if rng.random() < 0.2 * rare and not is_varlen:
-        tensors["mask"] = TensorDesc.packed(BOOL if rng.random() < 0.7 else kind, some())
+        tensors["mask"] = TensorDesc.packed(BOOL if rng.random() < 0.7 else plain, some())
     if rng.random() < 0.12 * rare:
         tensors["alibi"] = TensorDesc.packed(F32, (heads,) if rng.random() < 0.6 else (sequences, heads))
     if rng.random() < 0.15 * rare:
@@ -94,8 +95,24 @@ def _draw(op: str, rng: np.random.Generator, size: str) -> Problem:
         tensors |= {n: TensorDesc.packed(S32, (sequences + 1,)) for n in ("cu_seqlens_q", "cu_seqlens_kv")}
     elif rng.random() < 0.2 * rare:
         tensors |= {n: TensorDesc.packed(S32, (batch,)) for n in ("lengths_q", "lengths_kv") if rng.random() < 0.7}
+    if rng.random() < 0.1 * rare and not is_varlen:
+        blocks = tuple(int(rng.choice([64, 64, 128, 192])) for _ in range(2))
+        attrs["block_size"] = blocks
+        leading = tuple(1 if rng.random() < 0.4 else n for n in full[:2])[int(rng.integers(0, 3)):]
+        shape = (*leading, -(-length // blocks[0]), -(-keys // blocks[1]))
+        tensors["block_mask"] = TensorDesc.packed(BOOL if rng.random() < 0.6 else U8, shape)
     if not is_backward and rng.random() < 0.6:
         attrs["return_lse"] = True
+    if is_fp8:
+        for name, count in (("scale_q", heads), ("scale_k", groups), ("scale_v", groups), ("scale_out", heads)):
+            if rng.random() < (0.3 if name == "scale_out" else 0.7):
+                shape = ((1,), (count,), (batch, count))[int(rng.integers(3))]
+                tensors[name] = TensorDesc.packed(F32, shape)
+        kinds = ("e4m3", "e5m2") if "scale_out" in tensors else ("bf16", "f16", "f32", "e4m3")
+        attrs["out_dtype"] = str(rng.choice(kinds))
+    differentiable = [n for n in ("alibi", "slope") if n in tensors]
+    if is_backward and differentiable and rng.random() < 0.6:
+        attrs["score_gradients"] = tuple(differentiable)
     problem = OPS[op].make(tensors, attrs, Policy())
     if rng.random() < 0.3:
         outs = {o.name: _heads_desc(rng, o.desc.dtype, o.desc.shape, True) for o in problem.outputs if o.name in ("out", "dq", "dk", "dv")}
@@ -131,6 +148,14 @@ def _mask(rng: np.random.Generator, problem: Problem) -> Any:
     return seen if desc.dtype is BOOL else np.where(seen, rng.standard_normal(desc.shape), -np.inf)
 
 
+def _blocks(rng: np.random.Generator, problem: Problem) -> Any:
+    return rng.random(problem.desc("block_mask").shape) < 0.7
+
+
+def _scales(name: str, rng: np.random.Generator, problem: Problem) -> Any:
+    return rng.uniform(0.5, 2.0, problem.desc(name).shape)
+
+
 def _slopes(name: str, rng: np.random.Generator, problem: Problem) -> Any:
     """Such that weights of far keys do not overflow."""
     return 0.3 * rng.random(problem.desc(name).shape)
@@ -140,6 +165,9 @@ SAMPLES: dict[str, Sampler] = {op: partial(_draw, op) for op in ("attention", "a
 FILLS: dict[tuple[str, str], Fill] = {("attention_backward", "lse"): _lse}
 for _op in SAMPLES:
     FILLS[_op, "mask"] = _mask
+    FILLS[_op, "block_mask"] = _blocks
+    for _name in ("scale_q", "scale_k", "scale_v", "scale_out"):
+        FILLS[_op, _name] = partial(_scales, _name)
     for _name in ("alibi", "slope"):
         FILLS[_op, _name] = partial(_slopes, _name)
     for _which in ("q", "kv"):
@@ -157,6 +185,10 @@ CASES: dict[str, tuple[str, ...]] = {
         f"attention {_QKV} dropout=0.25", f"attention {_QKV} score='score - 0.1 * abs(p - j)' lengths_kv=s32[1] lengths_q=s32[1]",
         "attention q=bf16[1,2,5,16]nchw k=bf16[1,2,0,16]nchw v=bf16[1,2,0,16]nchw return_lse=True",
         "attention q=bf16[1,1,70,136]nchw k=bf16[1,1,66,136]nchw v=bf16[1,1,66,200]nchw causal=bottom_right",
+        "attention q=e4m3[1,4,17,32]nchw k=e4m3[1,2,23,32]nchw v=e5m2[1,2,23,32]nchw scale_q=f32[1] scale_k=f32[2] scale_v=f32[1,2] "
+        "causal=bottom_right return_lse=True",
+        "attention q=e4m3[1,2,70,16]nchw k=e4m3[1,2,70,16]nchw v=e4m3[1,2,70,16]nchw out_dtype=e4m3 scale_out=f32[2] sinks=f32[2]",
+        "attention q=bf16[1,2,70,16]nchw k=bf16[1,1,200,16]nchw v=bf16[1,1,200,16]nchw block_mask=bool[2,2,4] block_size=64 window=(90,9)",
         "attention q=f32[1,1,3,40]nchw k=f32[1,1,66,40]nchw v=f32[1,1,66,300]nchw return_lse=True",
     ),
     "attention_backward": tuple(
@@ -171,5 +203,9 @@ CASES: dict[str, tuple[str, ...]] = {
         "out=bf16[1,1,5,200]nchw lse=f32[1,1,5]",
         "attention_backward d_out=f32[1,1,70,160]nchw q=f32[1,1,70,40]nchw k=f32[1,1,6,40]nchw v=f32[1,1,6,160]nchw "
         "out=f32[1,1,70,160]nchw lse=f32[1,1,70] bias=f32[6]",
+        "attention_backward d_out=f16[1,2,70,16]nchw q=f16[1,2,70,16]nchw k=f16[1,1,150,16]nchw v=f16[1,1,150,16]nchw out=f16[1,2,70,16]nchw "
+        "lse=f32[1,2,70] block_mask=u8[1,2,2] block_size=(64,128) causal=bottom_right",
+        "attention_backward d_out=bf16[1,2,9,16]nchw q=bf16[1,2,9,16]nchw k=bf16[1,2,8,16]nchw v=bf16[1,2,8,16]nchw "
+        "out=bf16[1,2,9,16]nchw lse=f32[1,2,9] alibi=f32[2] score='score * a + tanh(t) * i' a=f32[2,1,1] t=bf16[8] score_gradients=alibi,t,a",
     ),
 }
