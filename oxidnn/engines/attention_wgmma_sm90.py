@@ -15,11 +15,12 @@ from typing import ClassVar
 
 import numpy as np
 
-from ..codegen.spec import Target
+from ..codegen.spec import Target, TensorMapSpec
 from ..device import DeviceInfo
 from ..dtypes import BF16, F16
 from ..ops.attention import AttentionProblem
 from ..ops.base import Problem
+from ..tensor import TensorDesc
 from .affine_wgmma_sm90 import SMEM_BYTES
 from .attention_maps import PANEL, ROW_BYTES, head_map, map_fault
 from .attention_scores import ScoreConsts, arguments, score_consts
@@ -43,7 +44,8 @@ MEMORY_SHARE = 0.3  # of the time that memory takes and products do not hide
 MAX_PICKED, MAX_WALKED = 4096, 1 << 18  # tiles, of a head and in all, that are looked at one by one
 L2_SHARE = 0.5  # of L2 that keys and values of the heads at work may fill
 # (warpgroups, keys of a tile), the preferred ones first.
-TILES = ((3, 128), (2, 176), (2, 160), (2, 128), (3, 96), (3, 80), (2, 96), (2, 80), (2, 64), (3, 64), (4, 80), (4, 64), (1, 128), (1, 64), (2, 32), (1, 32))
+TILES = ((3, 128), (2, 176), (2, 160), (2, 128), (3, 96), (3, 80), (2, 96), (2, 80), (2, 64), (3, 64), (4, 80), (4, 64), (1, 128), (1, 64),
+         (2, 32), (1, 32))
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +63,7 @@ class ForwardConsts:
     dim_qk: int
     dim_v: int
     parts: int  # of a step's exponentials, which follow each other without what needs them; 0: as the assembler likes
+    refills_late: bool  # stages are refilled behind both groups of a step's products, not between them
     has_scores: bool
     has_lse: bool
     clears: bool  # values that no query sees may lie in the tiles
@@ -261,11 +264,11 @@ class AttentionWgmmaEngine(Engine):
         for warpgroups, keys in TILES:
             if warpgroups > 2 and p.dropout:
                 continue
-            found = [consts(p, EngineConfig.of(warpgroups=warpgroups, keys=keys, stages=stages, parts=0)) for stages in (3, 2)]
+            found = [consts(p, EngineConfig.of(warpgroups=warpgroups, keys=keys, stages=stages, parts=0, late=0)) for stages in (3, 2)]
             c = next((c for c in found[warpgroups < 3:] if c.smem_bytes <= SMEM_BYTES and c.registers <= REGISTERS[warpgroups]), None)
             if c is not None and (c.overlaps or keys <= MAX_LONG_KEYS):
                 for parts in (0, 2) if p.dim_v <= MAX_PARTED_DIM else (0,):
-                    yield EngineConfig.of(warpgroups=warpgroups, keys=keys, stages=c.stages, parts=parts)
+                    yield EngineConfig.of(warpgroups=warpgroups, keys=keys, stages=c.stages, parts=parts, late=0)
 
     def estimate(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> float:
         """The largest share of tiles that a CTA gets, and what memory adds."""
@@ -288,7 +291,7 @@ class AttentionWgmmaEngine(Engine):
         group = p.heads // p.heads_kv
         run, _ = walk(p, c, device)
         maps = (("q", q, ROWS), ("k", k, c.keys), ("v", v, c.keys))
-        args = [Arg(f"map_{n}", "tensor_map", TensorMapArg(n, head_map(desc, rows))) for n, desc, rows in maps]
+        args = [Arg(f"map_{n}", "tensor_map", TensorMapArg(n, panels_map(desc, rows))) for n, desc, rows in maps]
         divisors = {"run": run, "run_tiles": run * q_tiles, "num_heads": p.heads, "group": group}
         for name, divisor in divisors.items():
             shift = (divisor - 1).bit_length()
@@ -306,6 +309,17 @@ class AttentionWgmmaEngine(Engine):
         return Build((step,))
 
 
+def panels_map(desc: TensorDesc, rows: int) -> TensorMapSpec:
+    """head_map; where panels of 64 columns fill the rows, (column of a panel, row, panel, head, batch) in boxes of all panels."""
+    found = head_map(desc, rows)
+    panels, rest = divmod(desc.shape[-1], PANEL)
+    if rest:
+        return found
+    (_, *shape), (row_stride, *strides), (_, _, *box) = found.dims, found.strides, found.box
+    return replace(found, dims=(PANEL, shape[0], panels, *shape[1:]), strides=(row_stride, ROW_BYTES, *strides),
+                   box=(PANEL, rows, panels, *box))
+
+
 def _clears(p: AttentionProblem) -> bool:
     """Whether there may be keys that no query sees: others than those beyond the tensor, which come as zeros."""
     if p.is_varlen or p.has("lengths_q") or p.has("lengths_kv"):
@@ -317,7 +331,7 @@ def _clears(p: AttentionProblem) -> bool:
 def consts(p: AttentionProblem, config: EngineConfig) -> ForwardConsts:
     has_scores = p.expression is not None or not p.scale > 0
     return ForwardConsts(score_consts(p), p.desc("q").dtype.name, config["warpgroups"], config["keys"], config["stages"], p.dim_qk, p.dim_v,
-                         config["parts"], has_scores, p.has("lse"), _clears(p))
+                         config["parts"], bool(config["late"]), has_scores, p.has("lse"), _clears(p))
 
 
 ENGINES: dict[str, tuple[Engine, ...]] = {"attention": (AttentionWgmmaEngine(),)}
