@@ -15,7 +15,7 @@ from .base import SUPPORTED, Build, Engine, EngineConfig, Scratch, Step, Support
 from .composition import Product, moved
 from .moe_rows import Held, combine_step, expand_step, gate_gradient_step, held, index, packed, scatter_step, sort_steps
 
-_TRIED = 3  # choices of each product
+_TRIED = 2  # configs of each engine that takes a product
 
 
 @lru_cache(maxsize=512)
@@ -25,8 +25,9 @@ def _choices(product: Product, op: str, policy: Policy, device: DeviceInfo) -> t
     if problem.is_empty:
         return ((0.0, problem, matmul.ENGINES[op][-1], EngineConfig()),)
     takers = [e for e in matmul.ENGINES[op] if (e.is_deterministic or not policy.deterministic) and e.check_support(problem, device)]
-    found = [(e.estimate(problem, c, device), problem, e, c) for e in takers for c in e.configs(problem, device)[:2 * _TRIED]]
-    return tuple(sorted(found, key=lambda choice: choice[0])[:_TRIED])
+    tiled = [e for e in takers if e is not matmul.ENGINES[op][-1]] or takers  # the direct engine for what no other takes
+    found = [(e.estimate(problem, c, device), problem, e, c) for e in tiled for c in e.configs(problem, device)[:_TRIED]]
+    return tuple(sorted(found, key=lambda choice: choice[0])[:2 * _TRIED])
 
 
 class _Experts(Engine):

@@ -185,7 +185,8 @@ def gate_gradient_step(p: MoeProblem, z: Held, dh: Held, scaled: Place, dz: Plac
     consts = GateConsts(p.kind.name, p.accumulator.name, min(vec, 4), p.inter // min(vec, 4), p.topk, p.kind.num_bytes, p.gate)
     args = [Arg("ptr_z", "u64", z.place), Arg("z_row_bytes", "s64", z.desc.strides[0] * p.kind.num_bytes),
             Arg("ptr_dh", "u64", dh.place), Arg("h_row_bytes", "s64", dh.desc.strides[0] * p.kind.num_bytes),
-            Arg("ptr_scaled", "u64", scaled), Arg("ptr_dz", "u64", dz), Arg("up_bytes", "u64", p.inter * p.kind.num_bytes), Arg("ptr_order", "u64", order),
+            Arg("ptr_scaled", "u64", scaled), Arg("ptr_dz", "u64", dz), Arg("up_bytes", "u64", p.inter * p.kind.num_bytes),
+            Arg("ptr_order", "u64", order),
             *weights.args("weights"), *dweights.args("dweights")]
     return Step.of("moe/gate_gradient", p.op, Target.for_arch(device.arch), _row_threads(consts.quads), args, consts, p.rows,
                    suffix=f"{p.activation}_{consts.dtype}")
