@@ -17,7 +17,7 @@ import triton.language as tl
 CONFIGS = ((16, 64, 128, 4, 4), (16, 128, 64, 4, 5), (64, 128, 64, 4, 4), (128, 128, 64, 8, 3), (128, 256, 64, 8, 3))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_items"])
 def experts_kernel(x, w, y, items, experts, weights, n, k, num_items, gap, GATED: tl.constexpr, TOPK: tl.constexpr, BM: tl.constexpr,
                    BN: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr):
     pid = tl.program_id(0)
