@@ -47,7 +47,8 @@ _T = TypeVar("_T")
 
 # The signatures of the methods are the ops' rows; pointwise's are its expressions', steps over lists have their own.
 CALLS: dict[str, Call] = {op: Call(op, row.inputs, row.attrs) for op, row in OPS.items() if row.outputs and op != "pointwise"}
-for _op, _given_as in {"attention_backward": ("gradients",), "kv_cache_append": ("k_cache", "v_cache", "q_out")}.items():
+for _op, _given_as in {"attention_backward": ("gradients",), "multi_head_attention_backward": ("gradients",),
+                       "kv_cache_append": ("k_cache", "v_cache", "q_out")}.items():
     CALLS[_op] = replace(CALLS[_op], given_as=_given_as)
 
 
@@ -1461,6 +1462,45 @@ class DnnHandle(ListOps):
         that sequences share leaves is made once (cascade). A state whose lse is -inf has no weight, whatever it holds; out may be
         (out_a, lse)."""
         return self._session.run(CALLS["merge_attention_states"], (out_a, lse_a, out_b, lse_b), (), out, stream)
+
+    def multi_head_attention(self, query: Any, key: Any, value: Any, w_q: Any, w_k: Any, w_v: Any, w_out: Any, *, num_heads: int,
+                             bias_q: Any = None, bias_k: Any = None, bias_v: Any = None, bias_out: Any = None, residual: Any = None,
+                             mask: Any = None, lengths_q: Any = None, lengths_kv: Any = None, scale: float | None = None,
+                             causal: str | None = None, window: tuple[int | None, int | None] | None = None, dropout: float = 0,
+                             seed: int | None = None, offset: int = 0, return_saved: bool = False, out: Any = None,
+                             stream: Any = None) -> Any:
+        """The classic layer: `attention` of the heads of query w_q' + bias_q, key w_k' + bias_k and value w_v' + bias_v, their results side
+        by side times w_out', plus bias_out and residual: (B, L, O); with return_saved also q, k, v, context and lse, which
+        `multi_head_attention_backward` takes.
+
+        query (B, L, E), key (B, M, F), value (B, M, G), any strides (so lengths first in memory as transposed views); w_q (H*D, E), w_k
+        (I*D, F), w_v (I*V, G), w_out (O, H*V), H being num_heads and I a divisor of it: pieces of a packed weight will do. One type, f16,
+        bf16, f32 or f64; biases any float type. mask, lengths_q, lengths_kv, scale, causal, window and dropout (of weights; seed, offset:
+        see `dropout`) are those of `attention`: a mask of bool is True where a query sees a key.
+        Vaswani et al., 2017.
+        """
+        _check_window("multi_head_attention", window)
+        draw = {} if isinstance(dropout, Real) and not dropout else _draw("multi_head_attention", seed, offset)
+        arrays = (query, key, value, w_q, w_k, w_v, w_out, bias_q, bias_k, bias_v, bias_out, residual, mask, lengths_q, lengths_kv)
+        attrs = (num_heads, scale, causal, window, dropout if draw else None, return_saved)
+        return self._session.run(CALLS["multi_head_attention"], arrays, attrs, out, stream, draw)
+
+    def multi_head_attention_backward(self, d_out: Any, query: Any, key: Any, value: Any, w_q: Any, w_k: Any, w_v: Any, w_out: Any, q: Any,
+                                      k: Any, v: Any, context: Any, lse: Any, *, num_heads: int, mask: Any = None, lengths_q: Any = None,
+                                      lengths_kv: Any = None, scale: float | None = None, causal: str | None = None,
+                                      window: tuple[int | None, int | None] | None = None, dropout: float = 0, seed: int | None = None,
+                                      offset: int = 0, bias_gradients: bool = False, gradients: Any = None, stream: Any = None) -> Any:
+        """(d_query, d_key, d_value, dw_q, dw_k, dw_v, dw_out), under bias_gradients also dbias_q, dbias_k, dbias_v, dbias_out: the
+        gradients of `multi_head_attention`, the same bits on every run.
+
+        q, k, v, context, lse: what it returned under return_saved; the other arguments as they were. gradients: a tuple of arrays to write
+        instead of new ones; those of weights and biases may be float32.
+        """
+        _check_window("multi_head_attention_backward", window)
+        draw = {} if isinstance(dropout, Real) and not dropout else _draw("multi_head_attention_backward", seed, offset)
+        arrays = (d_out, query, key, value, w_q, w_k, w_v, w_out, q, k, v, context, lse, mask, lengths_q, lengths_kv)
+        attrs = (num_heads, scale, causal, window, dropout if draw else None, bias_gradients)
+        return self._session.run(CALLS["multi_head_attention_backward"], arrays, attrs, gradients, stream, draw)
 
     # ---- dropout and random numbers ------------------------------------------------------------------------------------------------
 

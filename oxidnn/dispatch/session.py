@@ -60,7 +60,8 @@ class Call:
 class Prepared:
     """A plan joined to the way its arguments arrive: what a cache hit needs."""
 
-    __slots__ = ("disjoint", "frame", "given_as", "make_outputs", "num_outputs", "order", "overlap_pairs", "plan", "problem", "scalar_names")
+    __slots__ = ("disjoint", "frame", "given_as", "make_outputs", "num_outputs", "order", "overlap_pairs", "plan", "problem",
+                 "scalar_names")
 
     def __init__(self, problem: Problem, plan: Plan | None, order: tuple[int, ...] | None, frame: Frame,
                  make_outputs: tuple[Callable[[], Any], ...], given_as: str) -> None:

@@ -309,7 +309,8 @@ def _configs(p: AttentionProblem, device: DeviceInfo, boxes: bool) -> tuple[Engi
         if warps < team or keys > 16 and max(p.dim_qk, p.dim_v) > (128 if device.at_least(9) and p.op == "attention" else 96):  # registers
             continue
         shape = {"keys": keys, "team": team, "warps": warps}
-        depths = (3,) if device.is_emulated and _fits(p, EngineConfig.of(**shape, stages=3, splits=1), device, 1, boxes) else (6, 5, 4, 3, 2)
+        is_short = device.is_emulated and _fits(p, EngineConfig.of(**shape, stages=3, splits=1), device, 1, boxes)
+        depths = (3,) if is_short else (6, 5, 4, 3, 2)
         stages = next((s for s in depths if _fits(p, EngineConfig.of(**shape, stages=s, splits=1), device, per_sm, boxes)), 0)
         if not stages or boxes and isinstance(p, PagedAttentionProblem) and p.page_size % keys:
             continue
@@ -481,7 +482,8 @@ def _build(p: AttentionProblem, config: EngineConfig, device: DeviceInfo, boxes:
 
 
 def _map(desc: TensorDesc, keys: int, is_whole: bool) -> TensorMapSpec:
-    """(column, key, panel, head, batch or page) in boxes of all panels of `keys` keys, or (column, key, head, batch or page) in boxes of a panel."""
+    """(column, key, panel, head, batch or page) in boxes of all panels of `keys` keys, or (column, key, head, batch or page) in those of one
+    panel."""
     size = desc.dtype.num_bytes
     columns = ROW_BYTES // size
     # A dimension of one element is never stepped over: any legal stride will do.

@@ -30,7 +30,8 @@ def rand(*shape: int, seed: int = 0) -> np.ndarray:
 
 
 METHOD_OF = {"conv_fprop": "conv"}
-RESULTS_OF = {"attention_backward": "gradients", "kv_cache_append": "k_cache"}  # what holds results, where it is not called out
+# What holds results, where it is not called out.
+RESULTS_OF = {"attention_backward": "gradients", "multi_head_attention_backward": "gradients", "kv_cache_append": "k_cache"}
 
 
 @pytest.mark.parametrize("op", sorted(set(OPS) - {"pointwise", "concat", "meshgrid", "foreach", *STEPS}))
