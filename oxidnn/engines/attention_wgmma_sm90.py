@@ -15,6 +15,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from ..codegen import pointwise as expr
 from ..codegen.spec import Target, TensorMapSpec
 from ..device import DeviceInfo
 from ..dtypes import BF16, F16
@@ -36,6 +37,7 @@ DROPOUT_REGISTERS = 50  # too many beside those of three warpgroups
 MAX_LINES = 5950  # of the kernel's text, as estimated
 MAX_LONG_KEYS = 64  # of a tile whose scores' text is longer
 MAX_DIM = 256
+MAX_SOFTCAP = 1024
 MAX_LENGTH = 2**29
 MAX_PARTED_DIM = 64  # results are so narrow that exponentials take as long as products
 TILE_CLOCKS = 3300  # between tiles
@@ -64,6 +66,7 @@ class ForwardConsts:
     dim_v: int
     parts: int  # of a step's exponentials, which follow each other without what needs them; 0: as the assembler likes
     refills_late: bool  # stages are refilled behind both groups of a step's products, not between them
+    softcap: bool  # the scores' only expression, by one exponential and one reciprocal
     has_scores: bool
     has_lse: bool
     clears: bool  # values that no query sees may lie in the tiles
@@ -91,7 +94,7 @@ class ForwardConsts:
     def overlaps(self) -> bool:
         """Whether a warpgroup's products run under its own scores, whose text then stands three times: where that is short enough."""
         s = self.scores
-        lines = 72 if s.has_dropout else 0
+        lines = 72 * s.has_dropout + 4 * self.softcap
         if s.expression is not None:
             inputs = {name: f"%{name}" for name in s.expression.args} | {name: f"%{name}" for name in s.scalars}
             lines += 7 + s.lower(inputs, "%score").count("\n") + 16 * len(s.moving)
@@ -191,7 +194,8 @@ def _step_clocks(c: ForwardConsts) -> float:
     """Of all warpgroups together, by what takes longest: products, exponentials, or one warpgroup's own way through both; fitted to
     measured steps (notes: attention-forward)."""
     products = c.keys * (8 * c.steps_qk + c.dim_v / 2) / 16
-    work = ROWS * c.keys / 16 * (1.7 + 0.3 * len(c.scores.tensors) + 0.7 * c.has_scores + 5 * c.scores.has_dropout)
+    work = ROWS * c.keys / 16 * (1.7 + 0.3 * len(c.scores.tensors) + 0.7 * c.has_scores + 2 * c.softcap
+                                     + 5 * c.scores.has_dropout)
     return max(products + work + 1100, c.warpgroups * max(1.05 * products, 0.54 * products + 0.85 * work)) + c.parts
 
 
@@ -297,7 +301,11 @@ class AttentionWgmmaEngine(Engine):
             shift = (divisor - 1).bit_length()
             args += [Arg(f"{name}_multiplier", "u32", -(-(1 << (31 + shift)) // divisor)), Arg(f"{name}_shift", "u32", shift)]
         args += [Arg("run", "u32", run), Arg("run_tiles", "u32", run * q_tiles), Arg("q_tiles", "u32", q_tiles),
-                 Arg("num_tiles", "u32", pairs * q_tiles), Arg("factor", "f32", log2(euler) * (1.0 if c.has_scores else p.scale))]
+                 Arg("num_tiles", "u32", pairs * q_tiles)]
+        cap = softcap_of(p)
+        args.append(Arg("factor", "f32", log2(euler) * (2 * cap if cap else 1.0 if c.has_scores else p.scale)))
+        if cap:
+            args += [Arg("cap_rate", "f32", 2 * log2(euler) * p.scale / cap), Arg("cap_bits", "f32", cap * log2(euler))]
         for name in ("out", "lse") if c.has_lse else ("out",):
             desc = p.heads_of(name)
             args.append(Arg(f"ptr_{name}", "u64", TensorArg(name)))
@@ -328,10 +336,22 @@ def _clears(p: AttentionProblem) -> bool:
     return (p.right is not None and p.len_q + shift + p.right < p.len_kv) or (p.left is not None and shift - p.left > 0)
 
 
+def softcap_of(p: AttentionProblem) -> float:
+    """The cap where that is all that makes a score of a product, and so small that the absolute error of a quick tanh does not matter;
+    else 0."""
+    e = p.expression
+    if e is None or e.op != "mul" or e.operands[0].op != "const":
+        return 0.0
+    cap = float(e.operands[0].value)
+    return cap if 0 < cap <= MAX_SOFTCAP and e is cap * expr.apply("tanh", expr.arg("score") * (1.0 / cap)) else 0.0
+
+
 def consts(p: AttentionProblem, config: EngineConfig) -> ForwardConsts:
-    has_scores = p.expression is not None or not p.scale > 0
-    return ForwardConsts(score_consts(p), p.desc("q").dtype.name, config["warpgroups"], config["keys"], config["stages"], p.dim_qk, p.dim_v,
-                         config["parts"], bool(config["late"]), has_scores, p.has("lse"), _clears(p))
+    has_cap = softcap_of(p) > 0
+    scores = replace(score_consts(p), expression=None) if has_cap else score_consts(p)
+    has_scores = not has_cap and (p.expression is not None or not p.scale > 0)
+    return ForwardConsts(scores, p.desc("q").dtype.name, config["warpgroups"], config["keys"], config["stages"], p.dim_qk, p.dim_v,
+                         config["parts"], bool(config["late"]), has_cap, has_scores, p.has("lse"), _clears(p))
 
 
 ENGINES: dict[str, tuple[Engine, ...]] = {"attention": (AttentionWgmmaEngine(),)}
