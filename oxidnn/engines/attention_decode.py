@@ -482,8 +482,8 @@ def _build(p: AttentionProblem, config: EngineConfig, device: DeviceInfo, boxes:
 
 
 def _map(desc: TensorDesc, keys: int, is_whole: bool) -> TensorMapSpec:
-    """(column, key, panel, head, batch or page) in boxes of all panels of `keys` keys, or (column, key, head, batch or page) in those of one
-    panel."""
+    """(column, key, panel, head, batch or page) in boxes of all panels of `keys` keys, or (column, key, head, batch or page) in those of
+    one panel."""
     size = desc.dtype.num_bytes
     columns = ROW_BYTES // size
     # A dimension of one element is never stepped over: any legal stride will do.

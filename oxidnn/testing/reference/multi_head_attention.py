@@ -98,7 +98,7 @@ def _backward(problem: Problem, inputs: Mapping[str, np.ndarray], scalars: Mappi
     attended, error = ATTENTION["attention_backward"](inner, values, scalars), _split(d_context[1], inner.heads)
     # Gradients are linear in d_out, whose error these carry.
     q, k, v = values["q"], *(np.repeat(values[n], group, 1) for n in "kv")
-    carried = {"dq": np.zeros(q.shape), "dk": np.zeros(k.shape), "dv": np.zeros(v.shape)}
+    carried: dict[str, np.ndarray] = {"dq": np.zeros(q.shape), "dk": np.zeros(k.shape), "dv": np.zeros(v.shape)}
     for part in _sequences(inner, values, scalars):
         b, rows, keys = part.at, part.rows, part.keys
         lse = values["lse"][b, :, rows, None]
@@ -113,8 +113,8 @@ def _backward(problem: Problem, inputs: Mapping[str, np.ndarray], scalars: Mappi
     parts: dict[str, Erring] = {}
     for name, source in SOURCES.items():
         e, more = attended[f"d{name}"], carried[f"d{name}"]
-        batch, _, *rest = more.shape
-        more = more.reshape(batch, -1, 1 if name == "q" else group, *rest).sum(2)
+        each = 1 if name == "q" else group
+        more = more.reshape(len(more), more.shape[1] // each, each, *more.shape[2:]).sum(2)
         assert e.magnitude is not None and e.slack is not None
         parts[name] = _stored(p, Expected(_join(e.want), _join(e.magnitude), e.terms, p.accumulator, slack=_join(e.slack + more)))
         found[f"d_{source}"] = _product(p, parts[name], inputs[f"w_{name}"].T)
