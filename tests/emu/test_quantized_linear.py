@@ -1,0 +1,123 @@
+"""Linear layers of quantised weights in the emulator, all checkers on: every kind in the loops of few rows, groups of every size, zero
+points, clusters, tails; layouts of GPTQ and AWQ against plain NumPy; through the handle."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from oxidnn import DnnHandle
+from oxidnn.codegen.render import render
+from oxidnn.device import known_device
+from oxidnn.engines.base import EngineConfig
+from oxidnn.engines.quantized_linear_skinny import SKINNY
+from oxidnn.ops.case import parse_case
+from oxidnn.runtime.assembler import assemble
+from oxidnn.runtime.emu_backend import EmulatedBackend
+from oxidnn.testing.harness import run_problem
+
+
+def config(rows: int, blocks: int, warps: int = 4, stages: int = 2, splits: int = 1) -> EngineConfig:
+    return EngineConfig.of(rows=rows, blocks=blocks, warps=warps, stages=stages, splits=splits)
+
+
+@pytest.mark.parametrize(("line", "chosen"), [
+    ("x=f16[1,1312] w=u8[40,656] scale=f16[40,41] kind=s4 group_size=32", config(16, 4, stages=3)),
+    ("x=bf16[3,896] w=u8[40,448] scale=bf16[40,14] zero_point=u8[40,14] kind=u4 group_size=64", config(32, 4)),
+    ("x=f16[9,704] w=u8[72,352] scale=f32[72,6] zero_point=s8[72,6] kind=u4 group_size=128", config(64, 4, splits=1)),
+    ("x=bf16[40,416] w=u8[24,208] scale=f32[24] kind=s4 bias=f32[24] epilogue=bias_relu", config(16, 2, 4)),
+    ("x=f16[2,640] w=u8[24,320] scale=f16[24,2] kind=s4 group_size=384", config(16, 4)),
+    ("x=f16[2,1024] w=u8[24,512] scale=f16[24,8] zero_point=u8[24,8] kind=u4", config(16, 4, splits=2)),
+    ("x=bf16[17,512] w=u8[24,256] scale=f32[24,8] kind=nf4", config(32, 2)),
+    ("x=f16[5,288] w=u8[40,144] scale=f32[40,5] kind=nf4", config(16, 4, stages=4)),
+    ("x=f16[4,368] w=s8[40,368] scale=f32[40,6] zero_point=s8[40,6] kind=s8 group_size=64", config(16, 2)),
+    ("x=bf16[4,368] w=s8[40,368] scale=f32[40] zero_point=s8[40] kind=s8", config(32, 1)),
+    ("x=bf16[64,208] w=e4m3[24,208] scale=f16[24] kind=e4m3", config(16, 2)),
+    ("x=f16[1,720] w=e4m3[24,720] scale=f32[1] kind=e4m3 out_dtype=f32", config(32, 2, splits=4)),
+], ids=lambda v: v.name if isinstance(v, EngineConfig) else v.split()[1] + v.split("kind=")[1].split()[0])
+def test_few_rows(line: str, chosen: EngineConfig) -> None:
+    problem = parse_case(f"quantized_linear {line}")
+    arch = "sm_80" if chosen["splits"] == 1 and len(line) % 2 else "sm_90a"
+    backend = EmulatedBackend(arch, checkers="all", schedule=("random", 3))
+    support = SKINNY.check_support(problem, backend.info)
+    assert support, support.reason
+    run_problem(backend, problem, SKINNY, chosen, seed=len(line))
+
+
+@pytest.mark.parametrize("line", [
+    "x=f16[1,4096] w=u8[4096,2048] scale=f16[4096,32] zero_point=u8[4096,32] kind=u4",
+    "x=bf16[64,4096] w=u8[4096,2048] scale=f16[4096,128] kind=s4", "x=bf16[16,4096] w=u8[4096,2048] scale=f32[4096,64] kind=nf4",
+    "x=bf16[16,4096] w=s8[4096,4096] scale=f32[4096,32] zero_point=s8[4096,32] kind=s8",
+    "x=f16[64,4096] w=e4m3[4096,4096] scale=f32[4096] kind=e4m3",
+], ids=lambda line: line.split()[1] + line.split("kind=")[1].split()[0])
+def test_tiles_assemble_without_spills(line: str) -> None:
+    info = known_device("sm_90a")
+    problem = parse_case(f"quantized_linear {line}")
+    seen = set()
+    for chosen in SKINNY.configs(problem, info):
+        spec = SKINNY.build_steps(problem, chosen, info).steps[0].spec
+        key = (chosen["rows"], chosen["blocks"], chosen["warps"])
+        if key in seen:
+            continue
+        seen.add(key)
+        result = assemble(render(spec), "sm_90a")
+        assert result.spill_bytes == 0, f"{chosen.name}: {result.spill_bytes} bytes spilled"
+        assert result.registers <= spec.max_registers, f"{chosen.name}: {result.registers} registers"
+
+
+@pytest.mark.parametrize(("line", "reason"), [
+    ("x=f16[65,64] w=u8[8,32] scale=f32[8] kind=s4", "at most 64 rows"), ("x=f32[2,64] w=u8[8,32] scale=f32[8] kind=s4", "f16 or bf16"),
+    ("x=f16[2,40] w=u8[8,20] scale=f32[8] kind=s4", "16 bytes of w"), ("x=f16[2,64] w=u8[8,32] scale=f32[8,4] kind=s4", "multiples of 32"),
+])
+def test_refusals_say_why(line: str, reason: str) -> None:
+    support = SKINNY.check_support(parse_case(f"quantized_linear {line}"), known_device("sm_90a"))
+    assert not support and reason in support.reason
+
+
+def gptq(codes: np.ndarray, zeros: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(qweight, qzeros) of codes (k, n) and zero points (groups, n), as AutoGPTQ packs them."""
+    k, n = codes.shape
+    qweight = np.zeros((k // 8, n), np.uint32)
+    for row in range(k):
+        qweight[row // 8] |= codes[row].astype(np.uint32) << 4 * (row % 8)
+    qzeros = np.zeros((len(zeros), n // 8), np.uint32)
+    for column in range(n):
+        qzeros[:, column // 8] |= (zeros[:, column] - 1).astype(np.uint32) << 4 * (column % 8)
+    return qweight.view(np.int32), qzeros.view(np.int32)
+
+
+def awq(numbers: np.ndarray) -> np.ndarray:
+    """Rows of numbers, eight columns a word, as AutoAWQ packs them."""
+    packed = np.zeros((len(numbers), numbers.shape[1] // 8), np.uint32)
+    for column in range(packed.shape[1]):
+        for i, place in enumerate((0, 2, 4, 6, 1, 3, 5, 7)):
+            packed[:, column] |= numbers[:, 8 * column + place].astype(np.uint32) << 4 * i
+    return packed.view(np.int32)
+
+
+@pytest.mark.parametrize("order", ["plain", "act-order"])
+def test_gptq_layers(order: str) -> None:
+    rng, (k, n, size) = np.random.default_rng(5), (128, 24, 32)
+    codes, zeros = rng.integers(0, 16, (k, n)), rng.integers(1, 17, (k // size, n))
+    scales = rng.uniform(0.01, 0.1, (k // size, n)).astype(np.float16)
+    g_idx = rng.permutation(np.arange(k) // size) if order == "act-order" else np.arange(k) // size
+    x = rng.standard_normal((3, k)).astype(np.float16)
+    want = x.astype(np.float64) @ ((codes - zeros[g_idx]) * scales[g_idx].astype(np.float64))
+    h = DnnHandle("emu:sm_80")
+    permutation = np.argsort(g_idx, kind="stable").astype(np.int32) if order == "act-order" else None
+    w, scale, zero = h.repack_gptq(*gptq(codes, zeros), scales, permutation)
+    y = h.quantized_linear(x, w, scale, zero, kind="u4", permutation=permutation, out_dtype="f32")
+    np.testing.assert_allclose(y, want, atol=2e-2, rtol=0)
+
+
+def test_awq_layers() -> None:
+    rng, (k, n, size) = np.random.default_rng(6), (128, 40, 64)
+    codes, zeros = rng.integers(0, 16, (k, n)), rng.integers(0, 16, (k // size, n))
+    scales = rng.uniform(0.01, 0.1, (k // size, n)).astype(np.float16)
+    x = rng.standard_normal((3, k)).astype(np.float16)
+    group = np.arange(k) // size
+    h = DnnHandle("emu:sm_80")
+    w, scale, zero = h.repack_awq(awq(codes), awq(zeros), scales)
+    assert np.array_equal(w, codes.T[:, 0::2] + 16 * codes.T[:, 1::2]) and np.array_equal(zero, zeros.T)
+    y = h.quantized_linear(x, w, scale, zero, kind="u4", out_dtype="f32")
+    np.testing.assert_allclose(y, x.astype(np.float64) @ ((codes - zeros[group]) * scales[group].astype(np.float64)), atol=2e-2, rtol=0)
