@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from math import ceil, inf, log, log2, prod
+from math import ceil, inf, isqrt, log, log2, prod
 from math import e as euler
 from typing import ClassVar
 
@@ -209,10 +209,11 @@ def walk(p: AttentionProblem, c: ForwardConsts, device: DeviceInfo) -> tuple[int
     held = p.len_kv * (p.dim_qk + p.dim_v) * 2 / group  # bytes, for each head of q
     passes = len(tiles) and q_tiles * steps.mean() * c.keys / p.len_kv
     is_known = len(tiles) == q_tiles and pairs * q_tiles <= MAX_WALKED
-    found = []
     # From the longest to the shortest of all heads the shares are never far from equal.
-    for n in range(1 if is_known or p.right is None or p.left is not None else pairs, pairs + 1):
-        if pairs % n == 0 and (n % group == 0 or n <= group):
+    picked = _divisors(pairs) if is_known or p.right is None or p.left is not None else [pairs]
+    found = []
+    for n in picked:
+        if n % group == 0 or n <= group:
             # Heads that L2 does not hold are read by each of their tiles that are not walked at the same time.
             is_held = max(n, group) * held <= device.l2_bytes * L2_SHARE
             reads = held * (1 if is_held else max(1.0, passes * n / max(n, ctas)))
@@ -222,6 +223,11 @@ def walk(p: AttentionProblem, c: ForwardConsts, device: DeviceInfo) -> tuple[int
             found.append((share / CLOCKS + MEMORY_SHARE * memory, -n))
     time, n = min(found)
     return -n, time
+
+
+def _divisors(number: int) -> list[int]:
+    low = [n for n in range(1, isqrt(number) + 1) if number % n == 0]
+    return sorted({*low, *(number // n for n in low)})
 
 
 def _largest_share(tiles: np.ndarray, ctas: int) -> float:

@@ -84,6 +84,29 @@ def test_keys_that_nobody_sees_need_not_be_numbers(more: str) -> None:
     compare(problem, got, want)
 
 
+@pytest.mark.parametrize(("length", "dim", "config"), [(512, 128, tile(2, 128)), (1024, 64, tile(3, 96, 3)), (4096, 128, tile(3, 96, 3)),
+                                                       (16384, 256, tile(2, 80))])
+def test_ctas_get_equal_shares_of_a_triangle(length: int, dim: int, config: EngineConfig) -> None:
+    batch, heads = 16384 // length, 2048 // dim
+    problem, device = parse_case(f"attention {qkv('bf16', batch, heads, heads, length, length, dim)} causal=top_left"), known_device("sm_90a")
+    (step,) = ENGINE.build_steps(problem, config, device).steps
+    given = {p.name: a for p, a in zip(step.spec.params, step.args, strict=True) if isinstance(a, int)}
+    rows, tiles, run, seen = 64 * config["warpgroups"], given["num_tiles"], given["run"], []
+    shares = []
+    for cta in range(device.num_sms):
+        # As the kernel walks: forth in even rounds, back in odd ones.
+        at, stride, work = cta - (2 * cta + 1), 2 * cta + 1, 0.0
+        while (at := at + stride) < tiles:
+            stride = 2 * device.num_sms - stride
+            first_row, pair = divmod(at % given["run_tiles"], run)
+            first_row = (given["q_tiles"] - 1 - first_row) * rows
+            seen.append((at // given["run_tiles"] * run + pair, first_row))
+            work += -(-min(length, first_row + rows) // config["keys"]) + 1
+        shares.append(work)
+    assert sorted(seen) == [(pair, row) for pair in range(batch * heads) for row in range(0, length, rows)]
+    assert max(shares) <= 1.12 * sum(shares) / len(shares)
+
+
 @pytest.mark.parametrize(("dim", "config"), [(64, tile(3, 128, 3)), (64, tile(3, 128, 3, 2)), (128, tile(2, 176)), (128, tile(3, 96, 3)),
                                              (256, tile(2, 80))])
 @pytest.mark.parametrize("causal", ("", "causal=bottom_right"))
