@@ -43,7 +43,7 @@ def test_the_classic_layer(h: DnnHandle, attrs: dict[str, Any]) -> None:
     seen = np.tril(np.ones((3, 4), bool)) if "causal" in attrs else attrs.get("mask")
     want = layer(x, 3, seen)
     np.testing.assert_allclose(h.multi_head_attention(**x, num_heads=3, **attrs), want, rtol=1e-11, atol=1e-11)
-    first = {n: np.ascontiguousarray(a.swapaxes(0, 1)).swapaxes(0, 1) if a.ndim == 3 else a for n, a in x.items()}
+    first: dict[str, Any] = {n: np.ascontiguousarray(a.swapaxes(0, 1)).swapaxes(0, 1) if a.ndim == 3 else a for n, a in x.items()}
     np.testing.assert_allclose(h.multi_head_attention(**first, num_heads=3, **attrs), want, rtol=1e-11, atol=1e-11)
 
 
