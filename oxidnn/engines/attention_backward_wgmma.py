@@ -53,7 +53,7 @@ class Panels:
 class BackwardConsts(Panels):
     """Shared memory: keys, values, stages of the ring, dS twice, dq; barriers behind the rows of the first stage.
 
-    adds: how dq gets into the workspace, "red" or "bulk"; "": not at all.
+    adds: how dq gets into the workspace, "red" or "bulk"; "": not at all. ctas: of a cluster, which add up dq before; 1 or 2.
     """
 
     scores: ScoreConsts
@@ -62,6 +62,7 @@ class BackwardConsts(Panels):
     dim_v: int
     stages: int
     adds: str
+    ctas: int
 
     @property
     def stages_at(self) -> int:
@@ -90,13 +91,23 @@ class BackwardConsts(Panels):
 
     @property
     def smem_bytes(self) -> int:
-        return self.dq_at + QUERIES * self.panels_qk * 256 * (self.adds == "bulk")
+        return self.dq_at + self.come_at + self.half_bytes * (self.ctas == 2 or 2 * (self.adds == "bulk"))
+
+    @property
+    def half_bytes(self) -> int:
+        """A warpgroup's columns of dq."""
+        return QUERIES * self.panels_qk * 128
+
+    @property
+    def come_at(self) -> int:
+        """What another CTA sends, behind what waits for a copy to memory."""
+        return self.half_bytes * (self.ctas == 2 and self.adds == "bulk")
 
     @property
     def barrier_counts(self) -> list[int]:
         """Arrivals: of copies on a stage, or on keys and values; of warps done with a stage; of warps that wrote dS; of warpgroups
-        done with it."""
-        return [1] * (self.stages + 1) + [8] * self.stages + [8] * 2 + [2] * 2
+        done with it; of another CTA's dq; of warps done with that."""
+        return [1] * (self.stages + 1) + [8] * self.stages + [8] * 2 + [2] * 2 + [1, 4] * (self.ctas == 2)
 
     @staticmethod
     def own_params(spec: KernelSpec) -> list[Param]:
@@ -262,8 +273,12 @@ class WgmmaBackwardEngine(Engine):
         return SUPPORTED
 
     def configs(self, problem: Problem, device: DeviceInfo) -> tuple[EngineConfig, ...]:
-        assert isinstance(problem, AttentionProblem)
-        return tuple(EngineConfig.of(stages=3, adds=adds) for adds in ("bulk", "red"))
+        p = problem
+        assert isinstance(p, AttentionProblem)
+        # Copies by pairs of CTAs, windows and two panels do not fit into 255 registers.
+        is_large = max(p.dim_qk, p.dim_v) > 64 and (p.left is not None or p.right is not None)
+        return tuple(EngineConfig.of(stages=3, adds=adds, ctas=ctas) for adds in ("bulk", "red") for ctas in (1, 2)
+                     if not (is_large and adds == "bulk" and ctas == 2))
 
     def estimate(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> float:
         p = problem
@@ -276,7 +291,7 @@ class WgmmaBackwardEngine(Engine):
         p = problem
         assert isinstance(p, AttentionProblem)
         scratch = Scratch()
-        consts = BackwardConsts(score_consts(p), p.desc("q").dtype.name, p.dim_qk, p.dim_v, config["stages"], config["adds"])
+        consts = BackwardConsts(score_consts(p), p.desc("q").dtype.name, p.dim_qk, p.dim_v, config["stages"], config["adds"], config["ctas"])
         pitch = _pitch(p)
         rows = p.batch * p.heads * pitch
         lse2, delta = scratch.take(4 * rows), scratch.take(4 * rows)
@@ -301,7 +316,7 @@ class ApartBackwardEngine(WgmmaBackwardEngine):
         found = []
         warpgroups = 2 if p.dim_qk > 64 else 3  # of three, threads have 168 registers
         for stages, key_stages in ((5, 4), (4, 4), (4, 3)):
-            keys = BackwardConsts(score_consts(p), p.desc("q").dtype.name, p.dim_qk, p.dim_v, key_stages, "")
+            keys = BackwardConsts(score_consts(p), p.desc("q").dtype.name, p.dim_qk, p.dim_v, key_stages, "", 1)
             if max(_queries_consts(p, warpgroups, stages).smem_bytes, keys.smem_bytes) <= device.smem_per_cta:
                 found.append(EngineConfig.of(warpgroups=warpgroups, stages=stages, key_stages=key_stages))
         return tuple(found)
@@ -315,7 +330,7 @@ class ApartBackwardEngine(WgmmaBackwardEngine):
         p = problem
         assert isinstance(p, AttentionProblem)
         scratch = Scratch()
-        consts = BackwardConsts(score_consts(p), p.desc("q").dtype.name, p.dim_qk, p.dim_v, config["key_stages"], "")
+        consts = BackwardConsts(score_consts(p), p.desc("q").dtype.name, p.dim_qk, p.dim_v, config["key_stages"], "", 1)
         pitch = _pitch(p)
         rows = p.batch * p.heads * pitch
         lse2, delta = scratch.take(4 * rows), scratch.take(4 * rows)
@@ -387,7 +402,8 @@ def _keys_step(p: AttentionProblem, device: DeviceInfo, consts: BackwardConsts, 
         Arg("ptr_lse2", "u64", lse2), Arg("ptr_delta", "u64", delta), Arg("query_pitch", "u64", _pitch(p)), *more,
         Arg("ptr_dk", "u64", TensorArg("dk")), *_strides("dk", p.heads_of("dk")),
         Arg("ptr_dv", "u64", TensorArg("dv")), *_strides("dv", p.heads_of("dv")), *arguments(p)], consts,
-        (ceil_div(p.len_kv, KEYS), p.heads_kv, p.batch), dynamic_smem=consts.smem_bytes, suffix=_suffix(p))
+        (ceil_div(p.len_kv, KEYS * consts.ctas) * consts.ctas, p.heads_kv, p.batch), dynamic_smem=consts.smem_bytes, cluster=consts.ctas,
+        suffix=_suffix(p))
 
 
 ENGINES: dict[str, tuple[Engine, ...]] = {
