@@ -19,14 +19,14 @@ def head_map(desc: TensorDesc, rows: int, length: int | None = None) -> TensorMa
     return TensorMapSpec(desc.dtype.name, (columns, *outer), strides, (PANEL, rows, 1, 1), swizzle=ROW_BYTES)
 
 
-def map_fault(desc: TensorDesc) -> str:
-    """Why a tensor (batch, heads, rows, columns) cannot be moved 16 bytes at a time; empty if it can."""
+def map_fault(desc: TensorDesc, unit: int = 16) -> str:
+    """Why a tensor (batch, heads, rows, columns) cannot be moved `unit` bytes at a time; empty if it can."""
     size = desc.dtype.num_bytes
-    if desc.align % 16:
-        return f"is aligned to {desc.align} bytes, not to 16"
+    if desc.align % unit:
+        return f"is aligned to {desc.align} bytes, not to {unit}"
     if desc.strides[-1] != 1 and desc.shape[-1] > 1:
         return "has columns that are not contiguous"
     for extent, stride in zip(desc.shape[:-1], desc.strides[:-1], strict=True):
-        if extent > 1 and (stride * size % 16 or not 0 < stride * size < MAX_STRIDE):
-            return f"has a stride of {stride * size} bytes, no positive multiple of 16"
+        if extent > 1 and (stride * size % unit or not 0 < stride * size < MAX_STRIDE):
+            return f"has a stride of {stride * size} bytes, no positive multiple of {unit}"
     return ""
