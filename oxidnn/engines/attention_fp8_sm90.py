@@ -35,8 +35,8 @@ TURNED = 128  # keys, and columns, of a CTA that turns values
 TURN_THREADS = 256
 L2_SHARE = 0.5  # of L2 that keys and values of the heads at work may fill
 # (warpgroups, keys of a tile, columns of the results that are summed at a time), the preferred ones first.
-TILES = ((4, 128, 64), (3, 128, 128), (3, 128, 64), (3, 160, 64), (3, 96, 64), (2, 192, 128), (2, 160, 128), (2, 128, 128), (2, 128, 64), (1, 128, 128),
-         (1, 64, 64))
+TILES = ((4, 128, 64), (3, 128, 128), (3, 128, 64), (3, 160, 64), (3, 96, 64), (2, 192, 128), (2, 160, 128), (2, 128, 128), (2, 128, 64),
+         (1, 128, 128), (1, 64, 64))
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,7 +264,7 @@ class AttentionFp8Engine(Engine):
             return 1000.0 * tiles * -(-p.len_kv // c.keys)
         products = c.keys * (c.steps_qk / 2 + c.dim_v / 64)
         work = ROWS * c.keys / 16 * (1.7 + 0.3 * len(c.scores.tensors) + 0.7 * c.has_scores)
-        step = max(products + work + 900, c.warpgroups * max(1.05 * products, 0.54 * products + 0.85 * work)) + 2 * (c.chunks - c.chunk_sets)
+        step = max(products + work + 900, c.warpgroups * max(1.05 * products, 0.54 * products + 0.85 * work)) + 2 * c.chunks
         each = _steps(p, c.rows, c.keys) * step + 3300
         rounds = tiles / device.num_sms
         if p.right is None or p.left is not None or rounds < 1:
@@ -329,9 +329,9 @@ def _map(desc: TensorDesc, columns: int, rows: int) -> TensorMapSpec:
 
 def consts(p: AttentionProblem, config: EngineConfig) -> Fp8Consts:
     has_scores = p.expression is not None or not p.scale > 0
-    kinds = [p.desc(n).dtype.name for n in ("q", "k", "v", "out")]
-    return Fp8Consts(score_consts(p), *kinds, config["warpgroups"], config["keys"], config["chunk"], config["stages"], p.dim_qk, p.dim_v,
-                     has_scores, p.has("lse"))
+    kind_q, kind_k, kind_v, kind_out = (p.desc(n).dtype.name for n in ("q", "k", "v", "out"))
+    return Fp8Consts(score_consts(p), kind_q, kind_k, kind_v, kind_out, config["warpgroups"], config["keys"], config["chunk"], config["stages"],
+                     p.dim_qk, p.dim_v, has_scores, p.has("lse"))
 
 
 ENGINES: dict[str, tuple[Engine, ...]] = {"attention": (AttentionFp8Engine(),)}
