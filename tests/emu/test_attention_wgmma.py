@@ -88,7 +88,8 @@ def test_keys_that_nobody_sees_need_not_be_numbers(more: str) -> None:
                                                        (16384, 256, tile(2, 80))])
 def test_ctas_get_equal_shares_of_a_triangle(length: int, dim: int, config: EngineConfig) -> None:
     batch, heads = 16384 // length, 2048 // dim
-    problem, device = parse_case(f"attention {qkv('bf16', batch, heads, heads, length, length, dim)} causal=top_left"), known_device("sm_90a")
+    problem = parse_case(f"attention {qkv('bf16', batch, heads, heads, length, length, dim)} causal=top_left")
+    device = known_device("sm_90a")
     (step,) = ENGINE.build_steps(problem, config, device).steps
     given = {p.name: a for p, a in zip(step.spec.params, step.args, strict=True) if isinstance(a, int)}
     rows, tiles, run, seen = 64 * config["warpgroups"], given["num_tiles"], given["run"], []
