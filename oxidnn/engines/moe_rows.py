@@ -42,13 +42,14 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class SortConsts:
-    """ids: their type; mode: "whole", or of several CTAs "count", then "place"."""
+    """ids: their type; mode: "whole", or of several CTAs "count", then "place"; limits: what is beyond a capacity is marked, not placed."""
 
     ids: str
     topk: int
     experts: int
     warps: int
     mode: str
+    limits: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,24 +109,38 @@ def packed(desc: TensorDesc, rows: int, columns: int) -> TensorDesc:
     return TensorDesc(desc.dtype, (rows, columns), (ceil_div(max(columns, 1), unit) * unit, 1))
 
 
-def sort_steps(p: MoeProblem, ids: Held, order: Place, inverse: Held, counts: Held, device: DeviceInfo, scratch: Scratch) -> list[Step]:
-    """order, inverse and counts of the assignments."""
-    buckets, rows = p.experts + 1, p.rows
+def _sort(op: str, experts: int, ids: Held, args: list[Arg], limits: bool, device: DeviceInfo, scratch: Scratch) -> list[Step]:
+    buckets, (_, topk), rows = experts + 1, ids.desc.shape, ids.desc.numel
     num_ctas = 1 if rows <= _WHOLE else min(_MOST_CTAS, ceil_div(rows, _CHUNK))
     room = power_of_two((_SMEM // (4 * buckets) - 1) // 2 + 1)  # the most warps whose counts fit beside the sums of all
     warps = max(1, min(32, room, power_of_two(ceil_div(ceil_div(rows, num_ctas), 32))))
     part = ceil_div(ceil_div(rows, num_ctas * warps), 32) * 32
-    shared = [Arg("num_items", "u32", rows), Arg("chunk", "u32", part * warps), Arg("part", "u32", part), *ids.args("ids"),
-              Arg("first_expert", "s64", p.first)]
-    placed = [Arg("ptr_order", "u64", order), *inverse.args("inverse"), Arg("ptr_counts", "u64", counts.place),
-              Arg("counts_bytes", "s64", 4 * counts.desc.strides[0])]
-    kept = Arg("ptr_counts_of", "u64", scratch.take(4 * num_ctas * buckets)) if num_ctas > 1 else None
+    shared = [Arg("num_items", "u32", rows), Arg("chunk", "u32", part * warps), Arg("part", "u32", part), *ids.args("ids")]
+    if num_ctas == 1:
+        modes = [("whole", args)]
+    else:
+        counts = Arg("ptr_counts_of", "u64", scratch.take(4 * num_ctas * buckets))
+        first = [a for a in args if a.name == "first_expert"]
+        modes = [("count", [counts, *first]), ("place", [*args, counts, Arg("num_ctas", "u32", num_ctas)])]
     steps = []
-    for mode, args in ((("count", [kept]), ("place", [*placed, kept, Arg("num_ctas", "u32", num_ctas)])) if kept else (("whole", placed),)):
-        consts = SortConsts(ids.desc.dtype.name, p.topk, p.experts, warps, mode)
-        steps.append(Step.of("moe/sort", p.op, Target.for_arch(device.arch), 32 * warps, [*shared, *(a for a in args if a)], consts,
-                             num_ctas, suffix=mode))
+    for mode, own in modes:
+        consts = SortConsts(ids.desc.dtype.name, topk, experts, warps, mode, limits)
+        steps.append(Step.of("moe/sort", op, Target.for_arch(device.arch), 32 * warps, [*shared, *own], consts, num_ctas,
+                             suffix=mode + ("_limits" if limits else "")))
     return steps
+
+
+def sort_steps(p: MoeProblem, ids: Held, order: Place, inverse: Held, counts: Held, device: DeviceInfo, scratch: Scratch) -> list[Step]:
+    """order, inverse and counts of the assignments."""
+    args = [Arg("first_expert", "s64", p.first), Arg("ptr_order", "u64", order), *inverse.args("inverse"),
+            Arg("ptr_counts", "u64", counts.place), Arg("counts_bytes", "s64", 4 * counts.desc.strides[0])]
+    return _sort(p.op, p.experts, ids, args, False, device, scratch)
+
+
+def limit_steps(op: str, experts: int, capacity: int, ids: Held, weights: Held, device: DeviceInfo, scratch: Scratch) -> list[Step]:
+    """ids turn into their complements, and weights into 0, beyond the first `capacity` of an expert."""
+    args = [Arg("first_expert", "s64", 0), Arg("capacity", "u32", capacity), *weights.args("weights")]
+    return _sort(op, experts, ids, args, True, device, scratch)
 
 
 def scatter_step(p: MoeProblem, x: Held, inverse: Held, xs: Held, device: DeviceInfo) -> Step:
@@ -242,8 +257,8 @@ class MoeUnpermuteBackward(_Rows):
         assert isinstance(p, MoeProblem)
         if p.is_empty:
             return Build(())
-        names = ("dy", "ys", "inverse", "weights", "dys", "dweights")
-        return Build((combine_gradient_step(p, *(held(p, n) for n in names), device),))
+        dy, ys, inverse, weights, dys, dweights = (held(p, n) for n in ("dy", "ys", "inverse", "weights", "dys", "dweights"))
+        return Build((combine_gradient_step(p, dy, ys, inverse, weights, dys, dweights, device),))
 
 
 ENGINES: dict[str, tuple[Engine, ...]] = {"moe_permute": (MoePermute(),), "moe_unpermute": (MoeUnpermute(),),
