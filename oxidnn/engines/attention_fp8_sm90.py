@@ -27,16 +27,17 @@ from .base import SUPPORTED, Arg, Build, Engine, EngineConfig, Scratch, Step, Su
 ROWS = 64  # of a warpgroup
 BARRIER_BYTES = 8
 REGISTERS = {1: 255, 2: 255, 3: 168, 4: 128}  # of a thread, by warpgroups
-OTHER_REGISTERS = 30  # beside scores, weights and results
+OTHER_REGISTERS = 16  # beside scores, weights and results
 PANEL = 128  # keys of a box of values
 MAX_DIM = 256
 MAX_LENGTH = 2**29
 TURNED = 128  # keys, and columns, of a CTA that turns values
 TURN_THREADS = 256
+MAX_LINES = 5950  # of the kernel's text, as estimated
 L2_SHARE = 0.5  # of L2 that keys and values of the heads at work may fill
 # (warpgroups, keys of a tile, columns of the results that are summed at a time), the preferred ones first.
-TILES = ((4, 128, 64), (3, 128, 128), (3, 128, 64), (3, 160, 64), (3, 96, 64), (2, 192, 128), (2, 160, 128), (2, 128, 128), (2, 128, 64),
-         (1, 128, 128), (1, 64, 64))
+TILES = ((4, 128, 64), (3, 128, 128), (3, 128, 64), (3, 160, 64), (3, 192, 64), (3, 96, 64), (2, 256, 128), (2, 224, 128), (2, 192, 128),
+         (2, 160, 128), (2, 128, 128), (2, 128, 64), (2, 64, 64), (1, 128, 128), (1, 64, 64), (1, 32, 32))
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +75,15 @@ class Fp8Consts:
     def bare_scores(self) -> ScoreConsts:
         """As far as lengths go."""
         return replace(self.scores, expression=None, tensors=(), scalars=(), sinks="", scales=())
+
+    @property
+    def lines(self) -> int:
+        """About: of the kernel's text."""
+        s, each = self.scores, 0
+        if s.expression is not None:
+            inputs = {name: f"%{name}" for name in s.expression.args} | {name: f"%{name}" for name in s.scalars}
+            each = 7 + s.lower(inputs, "%score").count("\n") + 16 * len(s.moving)
+        return 1300 + (9 + each) * self.keys // 2 + 5 * self.out_columns
 
     @property
     def rows(self) -> int:
@@ -234,6 +244,8 @@ class AttentionFp8Engine(Engine):
             fault = map_fault(p.heads_of(name), unit)
             if fault:
                 return refuse(f"{name} {fault}")
+        if not any(self._candidates(p)):
+            return refuse("the scores' text is too long")
         tiles = max(p.batch * p.heads * -(-p.len_q // ROWS), p.batch * p.heads_kv * -(-p.len_kv // TURNED) * 2)
         if tiles >= 2**31:
             return refuse("2^31 tiles or more")
@@ -245,12 +257,12 @@ class AttentionFp8Engine(Engine):
 
     def _candidates(self, p: AttentionProblem) -> Iterator[EngineConfig]:
         for warpgroups, keys, chunk in TILES:
-            if chunk > max(64, p.dim_v):
+            if chunk > max(64, p.dim_v) or chunk > keys:
                 continue
             for stages in (4, 3, 2):
                 config = EngineConfig.of(warpgroups=warpgroups, keys=keys, chunk=chunk, stages=stages)
                 c = consts(p, config)
-                if c.smem_bytes <= SMEM_BYTES and c.registers <= REGISTERS[warpgroups] + 8:
+                if c.smem_bytes <= SMEM_BYTES and c.lines <= MAX_LINES and c.registers <= REGISTERS[warpgroups]:
                     yield config
                     break
 
@@ -330,8 +342,9 @@ def _map(desc: TensorDesc, columns: int, rows: int) -> TensorMapSpec:
 def consts(p: AttentionProblem, config: EngineConfig) -> Fp8Consts:
     has_scores = p.expression is not None or not p.scale > 0
     kind_q, kind_k, kind_v, kind_out = (p.desc(n).dtype.name for n in ("q", "k", "v", "out"))
-    return Fp8Consts(score_consts(p), kind_q, kind_k, kind_v, kind_out, config["warpgroups"], config["keys"], config["chunk"], config["stages"],
-                     p.dim_qk, p.dim_v, has_scores, p.has("lse"))
+    warpgroups, keys, chunk, stages = (config[n] for n in ("warpgroups", "keys", "chunk", "stages"))
+    return Fp8Consts(score_consts(p), kind_q, kind_k, kind_v, kind_out, warpgroups, keys, chunk, stages, p.dim_qk, p.dim_v, has_scores,
+                     p.has("lse"))
 
 
 ENGINES: dict[str, tuple[Engine, ...]] = {"attention": (AttentionFp8Engine(),)}
