@@ -51,7 +51,7 @@ class RouteConsts:
 
 
 def _consts(p: MoeRouteProblem, of: str = "") -> RouteConsts:
-    return RouteConsts(p.desc("logits").dtype.name, p.experts, p.topk, p.score, p.renormalize, p.groups, p.top_groups, p.group_score,
+    return RouteConsts(p.desc("logits").dtype.name, p.experts, p.topk, p.scoring, p.renormalize, p.groups, p.top_groups, p.group_score,
                        p.chooses_by_logits, p.has("bias"), of)
 
 
@@ -61,7 +61,7 @@ def _counts(desc: TensorDesc) -> list[Arg]:
 
 def _step(p: MoeRouteProblem, template: str, args: list[Arg], consts: RouteConsts, grid: int, device: DeviceInfo,
           warps: int = _WARPS) -> Step:
-    suffix = "_".join(filter(None, (p.score, consts.dtype, consts.of)))
+    suffix = "_".join(filter(None, (p.scoring, consts.dtype, consts.of)))
     return Step.of(f"moe/{template}", p.op, Target.for_arch(device.arch), 32 * warps, args, consts, grid, suffix=suffix)
 
 

@@ -1,12 +1,12 @@
 """Routing of mixtures of experts: which experts each token goes to, with which weights, and the losses that keep experts busy alike.
 
     moe_route logits=bf16[T,E] top_k=K                              ids, weights, counts
-    moe_route logits=f32[T,E] bias=f32[E] top_k=8 score=sigmoid groups=8 top_groups=4 scaling=2.5        as DeepSeek-V3
+    moe_route logits=f32[T,E] bias=f32[E] top_k=8 scoring=sigmoid groups=8 top_groups=4 scaling=2.5        as DeepSeek-V3
     moe_route_backward dweights=f32[T,K] logits ids                 dlogits
     moe_losses logits counts=s32[E]                                 balance, z
     moe_losses_backward dbalance=f32[] dz=f32[] logits counts       dlogits
 
-score: softmax over the experts, or sigmoid. The experts are the top_k of score + bias, the lower index first among equals; NaN comes last.
+scoring: softmax over the experts, or sigmoid. The experts are the top_k of score + bias, the lower index first among equals; NaN comes last.
 With groups (of E / groups neighbours), of the top_groups best ones alone, a group being as good as its two best together (group_score
 "top2") or its best ("max"). Weights are the scores without bias, divided by their sum with renormalize (of sigmoids by 1e-20 more), times
 scaling. counts: assignments to each expert. capacity: those of an expert that come after so many, by token, are dropped: weight 0, and
@@ -39,7 +39,7 @@ class MoeRouteProblem(Problem):
     tokens: int
     experts: int
     topk: int = 0
-    score: str = "softmax"
+    scoring: str = "softmax"
     renormalize: bool = True
     groups: int = 1
     top_groups: int = 1
@@ -69,10 +69,10 @@ def _logits(op: str, tensors: Mapping[str, TensorDesc]) -> TensorDesc:
 
 
 def _shared(op: str, attrs: Mapping[str, Any]) -> tuple[dict[str, Any], list[tuple[str, Any]]]:
-    values = {"score": check_choice(op, "score", attrs.get("score", "softmax"), SCORES),
+    values = {"scoring": check_choice(op, "scoring", attrs.get("scoring", "softmax"), SCORES),
               "renormalize": check_bool(op, "renormalize", attrs.get("renormalize", True)),
               "scaling": check_number(op, "scaling", attrs.get("scaling", 1.0), F32)}
-    defaults = {"score": "softmax", "renormalize": True, "scaling": 1.0}
+    defaults = {"scoring": "softmax", "renormalize": True, "scaling": 1.0}
     return values, [(n, v) for n, v in values.items() if v != defaults[n]]
 
 
@@ -123,15 +123,15 @@ def make_route_backward(tensors: Mapping[str, TensorDesc], attrs: Mapping[str, A
 def _losses(op: str, tensors: Mapping[str, TensorDesc], attrs: Mapping[str, Any], policy: Policy) -> MoeRouteProblem:
     logits = _logits(op, tensors)
     counts = operand(op, "counts", tensors, (S32,), (logits.shape[1],))
-    score = check_choice(op, "score", attrs.get("score", "softmax"), SCORES)
+    scoring = check_choice(op, "scoring", attrs.get("scoring", "softmax"), SCORES)
     operands = [Operand("logits", logits), Operand("counts", counts)]
     if op.endswith("backward"):
         operands[:0] = [Operand(n, operand(op, n, tensors, (F32,), ())) for n in ("dbalance", "dz")]
         operands.append(Operand("dlogits", output(op, "dlogits", tensors, (logits.dtype,), logits.shape, logits), True))
     else:
         operands += [Operand(n, output(op, n, tensors, (F32,), (), logits), True) for n in ("balance", "z")]
-    return MoeRouteProblem(op, tuple(operands), (("score", score),) if score != "softmax" else (), policy=policy, tokens=logits.shape[0],
-                           experts=logits.shape[1], score=score)
+    return MoeRouteProblem(op, tuple(operands), (("scoring", scoring),) if scoring != "softmax" else (), policy=policy, tokens=logits.shape[0],
+                           experts=logits.shape[1], scoring=scoring)
 
 
 def make_losses(tensors: Mapping[str, TensorDesc], attrs: Mapping[str, Any], policy: Policy) -> MoeRouteProblem:
@@ -143,11 +143,11 @@ def make_losses_backward(tensors: Mapping[str, TensorDesc], attrs: Mapping[str, 
     return _losses("moe_losses_backward", tensors, attrs, policy)
 
 
-_SHARED = (("score", "softmax"), ("renormalize", True), ("scaling", 1.0))
+_SHARED = (("scoring", "softmax"), ("renormalize", True), ("scaling", 1.0))
 DEFINITIONS: tuple[OpDef, ...] = (
     OpDef("moe_route", ("logits", "bias"), ("ids", "weights", "counts"), make_route, ("bias",),
           (("top_k", None), *_SHARED, ("groups", 1), ("top_groups", None), ("group_score", "top2"), ("capacity", None))),
     OpDef("moe_route_backward", ("dweights", "logits", "ids"), ("dlogits",), make_route_backward, attrs=_SHARED),
-    OpDef("moe_losses", ("logits", "counts"), ("balance", "z"), make_losses, attrs=(("score", "softmax"),)),
-    OpDef("moe_losses_backward", ("dbalance", "dz", "logits", "counts"), ("dlogits",), make_losses_backward, attrs=(("score", "softmax"),)),
+    OpDef("moe_losses", ("logits", "counts"), ("balance", "z"), make_losses, attrs=(("scoring", "softmax"),)),
+    OpDef("moe_losses_backward", ("dbalance", "dz", "logits", "counts"), ("dlogits",), make_losses_backward, attrs=(("scoring", "softmax"),)),
 )

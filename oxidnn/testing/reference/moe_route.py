@@ -49,7 +49,7 @@ def _chosen(p: MoeRouteProblem, choice: np.ndarray) -> np.ndarray:
 def _weights(p: MoeRouteProblem, logits: np.ndarray, ids: np.ndarray) -> np.ndarray:
     """Of the experts `ids`, before any is dropped."""
     chosen = np.take_along_axis(logits, ids, 1)
-    if p.score == "sigmoid":
+    if p.scoring == "sigmoid":
         weights = _sigmoid(chosen)
         return p.scaling * (weights / (weights.sum(-1, keepdims=True) + _TINY) if p.renormalize else weights)
     return p.scaling * (_softmax(chosen) if p.renormalize else np.take_along_axis(_softmax(logits), ids, 1))
@@ -67,7 +67,7 @@ def route(problem: Problem, inputs: Inputs, scalars: Mapping[str, float]) -> dic
     logits = inputs["logits"]
     choice = logits
     if not p.chooses_by_logits:
-        choice = (_sigmoid(logits) if p.score == "sigmoid" else _softmax(logits)) + inputs.get("bias", 0.0)
+        choice = (_sigmoid(logits) if p.scoring == "sigmoid" else _softmax(logits)) + inputs.get("bias", 0.0)
     ids = _chosen(p, choice)
     weights = _weights(p, logits, ids)
     counts = np.bincount(ids.reshape(-1), minlength=p.experts)
@@ -86,7 +86,7 @@ def route_backward(problem: Problem, inputs: Inputs, scalars: Mapping[str, float
     ids = np.where(ids < 0, ~ids, ids)
     chosen = np.take_along_axis(logits, ids, 1)
     dlogits, size = np.zeros(logits.shape), np.zeros(logits.shape)
-    if p.score == "softmax":
+    if p.scoring == "softmax":
         parts = _softmax(chosen) if p.renormalize else np.take_along_axis(_softmax(logits), ids, 1)
         mean, mean_size = (parts * dweights).sum(-1, keepdims=True), (parts * np.abs(dweights)).sum(-1, keepdims=True)
         if not p.renormalize:
@@ -108,7 +108,7 @@ def route_backward(problem: Problem, inputs: Inputs, scalars: Mapping[str, float
 
 
 def _shares(p: MoeRouteProblem, logits: np.ndarray) -> np.ndarray:
-    if p.score == "softmax":
+    if p.scoring == "softmax":
         return _softmax(logits)
     scores = _sigmoid(logits)
     return scores / (scores.sum(-1, keepdims=True) + _TINY)
@@ -136,7 +136,7 @@ def losses_backward(problem: Problem, inputs: Inputs, scalars: Mapping[str, floa
     shares, softmax = _shares(p, logits), _softmax(logits)
     mean = (shares * g).sum(-1, keepdims=True)
     balance, size = shares * (g - mean), shares * (np.abs(g) + np.abs(mean))
-    if p.score == "sigmoid":
+    if p.scoring == "sigmoid":
         balance = balance * (1 - _sigmoid(logits))
     lse = _lse(logits)[:, None]
     z = 2 * float(inputs["dz"]) / max(1, p.tokens) * lse * softmax
