@@ -39,6 +39,13 @@ class Panels:
     def panels_v(self) -> int:
         return ceil_div(self.dim_v, 64)
 
+    def panels_of(self, name: str) -> int:
+        """Of a row of an operand."""
+        return self.panels_qk if name in ("q", "k") else self.panels_v
+
+    def panels_in(self, names: list[str]) -> int:
+        return sum(self.panels_of(name) for name in names)
+
     @property
     def fixed(self) -> str:
         """A descriptor but for its address: 128-byte swizzle, 1024 bytes between groups of 8 lines, 64 lines between panels."""
