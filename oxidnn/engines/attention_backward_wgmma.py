@@ -222,7 +222,12 @@ class WideQueriesConsts(Panels):
 
     @property
     def smem_bytes(self) -> int:
-        return self.barriers_at + 48
+        return self.barriers_at + 8 * len(self.barrier_counts)
+
+    @property
+    def barrier_counts(self) -> list[int]:
+        """Arrivals: of copies on three slots of keys, two of values, on queries."""
+        return [1] * 6
 
     own_params = staticmethod(QueriesConsts.own_params)
 
