@@ -23,6 +23,7 @@ from ..tensor import TensorDesc
 from .attention_maps import ROW_BYTES, map_fault
 from .attention_scores import ScoreConsts, arguments, score_consts
 from .base import SUPPORTED, Arg, Build, Engine, EngineConfig, Scratch, Step, Support, TensorArg, TensorMapArg, refuse
+from .composition import Place, piece, relocated
 from .digits import ceil_div, power_of_two
 
 MAX_DIM = 256
@@ -279,6 +280,29 @@ def _scale_of(p: PagedAttentionProblem, name: str) -> str:
     return "key" if page or key else "head"
 
 
+@lru_cache(maxsize=256)
+def _parts(p: AttentionProblem, device: DeviceInfo) -> tuple[tuple[AttentionProblem, dict[str, Place]], ...]:
+    """The problem by columns of values, and where each part's operands lie. Before sm_90 there are no registers for the sums of them all:
+    the assembler takes more for the same text."""
+    values, is_narrow = "v_cache" if isinstance(p, PagedAttentionProblem) else "v", p.heads_of("v").dtype is not p.desc("q").dtype
+    columns = 64 if is_narrow and max(p.dim_qk, p.dim_v) > 128 else 128
+    if device.at_least(9) or max(p.dim_qk, p.dim_v) <= (128 if is_narrow else 160):
+        columns = p.dim_v
+    found = []
+    for first in range(0, p.dim_v, columns):
+        operands = []
+        places: dict[str, Place] = {}
+        for o in p.operands:
+            desc, offset = o.desc, 0
+            if o.name in (values, "out"):
+                desc, offset = piece(desc, desc.rank - 1, first, min(columns, p.dim_v - first))
+            if o.name != "lse" or not first:
+                operands.append(replace(o, desc=desc))
+                places[o.name] = TensorArg(o.name, offset)
+        found.append((replace(p, operands=tuple(operands)), places))
+    return tuple(found)
+
+
 def _sequences(p: AttentionProblem) -> int:
     """That have tiles of their own."""
     return 1 if p.is_varlen else p.batch
@@ -352,7 +376,7 @@ def _estimate(p: AttentionProblem, config: EngineConfig, device: DeviceInfo, box
 
 
 class DecodeAttention(Engine):
-    """One launch, or two where the keys of a tile are dealt out to several CTAs."""
+    """One launch, or two where the keys of a tile are dealt out to several CTAs; as many for each part of the columns of wide values."""
 
     id = "attention.decode"
     boxes: ClassVar[bool] = False
@@ -362,8 +386,6 @@ class DecodeAttention(Engine):
         rows = problem.len_q * (problem.heads // max(1, problem.heads_kv))
         if problem.op == "attention" and problem.is_varlen:
             return refuse("no sequences side by side")
-        if problem.op == "attention" and max(problem.dim_qk, problem.dim_v) > 160 and not device.at_least(9):
-            return refuse(f"dimensions of at most 160 before compute capability 9.0, not {max(problem.dim_qk, problem.dim_v)}")
         if problem.op == "attention" and rows > MAX_ROWS:
             return refuse(f"at most {MAX_ROWS} rows of queries and heads of a group, not {rows}")
         return _support(problem, device)
@@ -372,15 +394,18 @@ class DecodeAttention(Engine):
         assert isinstance(problem, AttentionProblem)
         if problem.is_empty:
             return (EngineConfig.of(keys=16, team=1, warps=4, stages=2, splits=1),)
-        return _configs(problem, device, self.boxes)
+        return _configs(_parts(problem, device)[0][0], device, self.boxes)
 
     def estimate(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> float:
         assert isinstance(problem, AttentionProblem)
-        return 1.0 if problem.is_empty else _estimate(problem, config, device, self.boxes)
+        return 1.0 if problem.is_empty else sum(_estimate(part, config, device, self.boxes) for part, _ in _parts(problem, device))
 
     def build_steps(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> Build:
         assert isinstance(problem, AttentionProblem)
-        return Build(()) if problem.is_empty else _build(problem, config, device, self.boxes)
+        if problem.is_empty:
+            return Build(())
+        builds = [(_build(part, config, device, self.boxes), places) for part, places in _parts(problem, device)]
+        return Build(tuple(relocated(s, places) for b, places in builds for s in b.steps), max(b.workspace_bytes for b, _ in builds))
 
 
 class DecodeAttentionBoxes(DecodeAttention):
@@ -460,7 +485,10 @@ def _build(p: AttentionProblem, config: EngineConfig, device: DeviceInfo, boxes:
     counts = {"splits": splits, "row_tiles": row_tiles, "heads_kv": p.heads_kv}
     grid = [a for name, n in counts.items() for a in (Arg(name, "u32", n), *_divisor(name, n))] + _divisor("group", group)
     args += [*grid, Arg("num_rows", "u32", num_rows), Arg("sharers", "u32", splits * c.teams), *_divisor("sharers", splits * c.teams)]
-    target = Target.for_arch(device.arch, (8, 0) if boxes else (7, 8) if c.is_split and device.at_least(9) else (7, 4))
+    version = (8, 0) if boxes else (7, 8) if c.is_split and device.at_least(9) else (7, 4)
+    if c.is_narrow and device.at_least(8, 9):
+        version = max(version, (8, 1))  # conversions of 8-bit floats
+    target = Target.for_arch(device.arch, version)
     suffix = f"{c.kind}_{c.kind_kv}_{c.dim_qk}x{c.dim_v}"
     parts: list[Arg] = []
     if c.is_split:

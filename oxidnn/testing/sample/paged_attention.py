@@ -115,5 +115,6 @@ CASES: dict[str, tuple[str, ...]] = {
         "v_scale=f32[1,1]",
         f"paged_attention q=f16[2,2,2,16]nchw k_cache=s8[7,2,8,16]nchw v_cache=s8[7,2,8,20]nchw {_PAGES} k_scale=f32[7,2,8] "
         "v_scale=f32[7,2,8] sinks=f32[2] return_lse=True",
+        f"paged_attention q=bf16[2,4,1,256]nchw k_cache=e4m3[7,2,16,256]nchw v_cache=e4m3[7,2,16,256]nchw {_PAGES} return_lse=True",
     ),
 }
