@@ -522,7 +522,7 @@ def _map(desc: TensorDesc, keys: int, is_whole: bool) -> TensorMapSpec:
         return TensorMapSpec(kind, (desc.shape[3], *dims), strides, box, swizzle=ROW_BYTES)
     panels = desc.shape[3] // columns
     return TensorMapSpec(kind, (columns, dims[0], panels, *dims[1:]), (strides[0], ROW_BYTES, *strides[1:]), (columns, keys, panels, 1, 1),
-                         swizzle=ROW_BYTES, l2_promotion=256)
+                         swizzle=ROW_BYTES)
 
 
 def _paged_arguments(p: PagedAttentionProblem, c: DecodeConsts, args: list[Arg]) -> list[Arg]:
