@@ -1,0 +1,341 @@
+"""Linear layers of quantised weights on wgmma: rows of W come as they are stored, become 16-bit numbers in registers, where wgmma takes its
+first operand from, and meet rows of x in shared memory; one CTA a tile, a warp brings both by tensor copies; sm_90a."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+from ..codegen.fastdiv import magic
+from ..codegen.spec import Target as PtxTarget
+from ..codegen.spec import TensorMapSpec
+from ..device import DeviceInfo
+from ..dtypes import BF16, F16
+from ..ops.base import Problem
+from ..ops.quantized_linear import NF4, NIBBLES, QuantizedLinearProblem
+from . import affine_tiling as tiling
+from .affine import AffineMatmul
+from .base import Arg, Build, Engine, EngineConfig, Step, Support, TensorArg, TensorMapArg, WorkspaceArg, refuse
+from .composition import Place, relocated
+from .quantized_linear_apart import gather_step
+from .quantized_linear_skinny import TABLE_COPIES, UNROLL, lower, x_desc
+
+SPAN_K = 64  # 128 bytes of a row of x
+MAX_STAGES = 12
+BARRIER_BYTES = 8
+MAX_REGISTERS = {1: 255, 2: 175, 4: 108}  # of a thread, by warpgroups: 255, 168 and 96, which estimates exceed by some 13
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizedWgmmaConsts:
+    """Consts of quantized_linear/wgmma_sm90. dtype: of x; bits: of a code; columns: rows of x; row_groups, k_groups: warpgroups that share
+    the rows of W, that deal out stages; spans: of 64 k in a stage; scaling: "sums" of `unit` spans, "numbers", each of them, or "none";
+    parts: of a span that have a scale of their own; zero: PTX type of zero points, "" without; streams: codes leave L2 first."""
+
+    kind: str
+    dtype: str
+    bits: int
+    columns: int
+    row_groups: int
+    k_groups: int
+    spans: int
+    stages: int
+    scaling: str
+    unit: int
+    parts: int
+    grouped: bool
+    zero: str
+    scale: str
+    table: tuple[float, ...]
+    streams: bool
+    epilogue: tiling.EpilogueConsts
+    epilogue_threads: int
+    unroll: int = UNROLL
+
+    @property
+    def rows(self) -> int:
+        return 64 * self.row_groups
+
+    @property
+    def warpgroups(self) -> int:
+        return self.row_groups * self.k_groups
+
+    @property
+    def tile_k(self) -> int:
+        return SPAN_K * self.spans
+
+    @property
+    def row_bytes(self) -> int:
+        """Of codes of a stage."""
+        return self.tile_k * self.bits // 8
+
+    @property
+    def phase_shift(self) -> int:
+        """Rows side by side in 128 bytes have one phase of the swizzle."""
+        return (128 // self.row_bytes).bit_length() - 1
+
+    @property
+    def phase_mask(self) -> int:
+        return self.row_bytes // 16 - 1
+
+    @property
+    def x_bytes(self) -> int:
+        """Of a stage; its codes follow."""
+        return self.spans * self.columns * 128
+
+    @property
+    def stage_bytes(self) -> int:
+        return self.x_bytes + self.rows * self.row_bytes
+
+    @property
+    def barriers_at(self) -> int:
+        return self.stages * self.stage_bytes
+
+    @property
+    def table_at(self) -> int:
+        return -(-(self.barriers_at + 2 * BARRIER_BYTES * self.stages) // 128) * 128
+
+    @property
+    def copies(self) -> int:
+        return TABLE_COPIES
+
+    @property
+    def table_pitch(self) -> int:
+        return 4 * TABLE_COPIES
+
+    @property
+    def factors_at(self) -> int:
+        return self.table_at + (256 * self.table_pitch if self.kind == "nf4" else 0)
+
+    @property
+    def slab_bytes(self) -> int:
+        return self.epilogue.smem_bytes
+
+    @property
+    def fixed_bits(self) -> str:
+        """A descriptor of x but for its address: 128-byte swizzle, 1024 bytes between groups of 8 lines."""
+        return f"0x{1 << 62 | 1024 >> 4 << 32 | 1 << 16:016X}"
+
+    def smem_bytes(self, groups: int) -> int:
+        factors = 4 * self.rows * groups * (int(self.grouped) + (self.zero != ""))
+        return max(self.factors_at + factors, self.k_groups * self.slab_bytes)
+
+    def names(self, stem: str) -> list[str]:
+        return [f"%{stem}{i}" for i in range(self.columns // 2)]
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    consts: QuantizedWgmmaConsts
+    am: AffineMatmul
+    digits: tiling.Digits
+    row_tiles: int
+    column_tiles: int
+    k_tiles: int
+
+
+@lru_cache(maxsize=256)
+def turned(p: QuantizedLinearProblem) -> AffineMatmul:
+    """The matmul whose rows are those of W."""
+    am = lower(p)
+    targets = [replace(t, m_strides=t.n_strides, n_strides=t.m_strides) for t in (am.d, *am.operands)]
+    return replace(am, m=am.n, n=am.m, a=am.b, b=am.a, d=targets[0], operands=tuple(targets[1:]))
+
+
+@lru_cache(maxsize=512)
+def _plan(p: QuantizedLinearProblem, config: EngineConfig) -> _Plan:
+    am = turned(p)
+    d = tiling.merged_digits(am)
+    columns, row_groups, k_groups, spans = (config[name] for name in ("columns", "row_groups", "k_groups", "spans"))
+    rows, warpgroups = 64 * row_groups, row_groups * k_groups
+    threads = min(128 * warpgroups, rows * columns)
+    epilogue = tiling.plan_epilogue(d, am, rows, columns, threads, tiling.needs_wide(d), False)
+    if k_groups > 1:
+        epilogue = replace(epilogue, pitch=epilogue.tile_inner)  # no gaps: all words of a slab are added
+    scaling = config["scaling"] if p.groups > 1 else "none"
+    unit = min(spans, p.group_size // SPAN_K) if scaling == "sums" else 1
+    row_tiles, column_tiles = -(-p.n // rows), -(-p.rows // columns)
+    consts = QuantizedWgmmaConsts(
+        p.kind, p.desc("x").dtype.name, 4 if p.kind in NIBBLES else 8, columns, row_groups, k_groups, spans, config["stages"], scaling,
+        unit, 2 if p.groups > 1 and p.group_size % SPAN_K else 1, p.groups > 1,
+        p.desc("zero_point").dtype.name if p.has("zero_point") else "",
+        p.desc("scale").dtype.name, tuple(map(float, NF4)) if p.kind == "nf4" else (), column_tiles == 1, epilogue, threads)
+    return _Plan(consts, am, d, row_tiles, column_tiles, -(-p.k // consts.tile_k))
+
+
+def _registers_needed(c: QuantizedWgmmaConsts) -> int:
+    return c.columns // 2 * (2 if c.scaling == "sums" else 1) + 32 + 50
+
+
+class QuantizedLinearWgmma(Engine):
+    """f16 and bf16 x of any number of rows. Where scales change along k and tiles are wide, numbers are scaled and rounded to x's type."""
+
+    id = "quantized_linear.wgmma_sm90"
+
+    def check_support(self, problem: Problem, device: DeviceInfo) -> Support:
+        """Codes and x by tensor copies along k: rows at multiples of 16 bytes; groups of a multiple of 32."""
+        p = problem
+        assert isinstance(p, QuantizedLinearProblem)
+        if device.arch != "sm_90a":
+            return refuse(f"the wgmma loop needs sm_90a, the device is {device.arch}")
+        x, w = x_desc(p), p.desc("w")
+        if x.dtype not in (F16, BF16):
+            return refuse(f"the wgmma loop takes f16 or bf16 x, not {x.dtype}")
+        if p.is_empty or not p.k:
+            return refuse("there are no products to sum")
+        d = tiling.merged_digits(lower(p))
+        if len(d.a.rows) > 1 or tiling.widest_vector(d.a, d.k, d.batch, "k").width < 8 or d.a.row_strides[0] < 0:
+            return refuse(f"the wgmma loop copies rows of x along k at even distances of a multiple of 16 bytes; x is {x}")
+        step = 32 if p.kind in NIBBLES else 16
+        if p.k % step or w.strides[1] != 1 or (p.n > 1 and (w.strides[0] % 16 or w.strides[0] < 0)) or w.align % 16:
+            return refuse(f"the wgmma loop copies rows of w along k at multiples of 16 bytes, of {p.k} {p.kind} in {w}")
+        if p.groups > 1 and p.group_size % 32:
+            return refuse(f"groups of {p.group_size}; the wgmma loop takes multiples of 32")
+        if p.groups > 1 and p.group_size % SPAN_K and p.group_size != 32:
+            return refuse(f"groups of {p.group_size}; the wgmma loop takes 32 and multiples of {SPAN_K}")
+        if max(p.n, p.k, p.n * p.groups, p.rows) >= 2**31 - 4096 or -(-p.n // 64) * -(-p.rows // 8) >= 2**31:
+            return refuse(f"weights of {p.n} x {p.k} and {p.rows} rows of x are too many for a launch")
+        common = tiling.check_common(turned(p), device)
+        return common if not common or self.configs(p, device) else refuse("no tile's factors fit in shared memory")
+
+    def configs(self, problem: Problem, device: DeviceInfo) -> tuple[EngineConfig, ...]:
+        """Legal configs, the fastest by estimate first."""
+        assert isinstance(problem, QuantizedLinearProblem)
+        return _sorted_configs(problem, device)
+
+    def estimate(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> float:
+        p = problem
+        assert isinstance(p, QuantizedLinearProblem)
+        plan = _plan(p, config)
+        c = plan.consts
+        ctas = plan.row_tiles * plan.column_tiles
+        if device.is_emulated:
+            warps = ctas * c.warpgroups * 4
+            plain = plan.k_tiles * (100 + 150 * c.spans) / c.k_groups + 1500
+            return plain * (4.0 * -(-warps // 512) + 0.064 * warps)
+        return (3.0 if p.has("permutation") else 0.0) + _estimate_us(p, plan, ctas, device)
+
+    def build_steps(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> Build:
+        p = problem
+        assert isinstance(p, QuantizedLinearProblem)
+        plan = _plan(p, config)
+        c = plan.consts
+        suffix = f"{c.kind}_{c.dtype}_{c.rows}x{c.columns}_{c.scaling}{'_zero' if c.zero else ''}"
+        step = Step.of("quantized_linear/wgmma_sm90", p.op, PtxTarget.for_arch(device.arch, (8, 0)), 128 * c.warpgroups + 32,
+                       _arguments(p, plan), c, plan.row_tiles * plan.column_tiles, dynamic_smem=c.smem_bytes(p.groups), suffix=suffix)
+        if not p.has("permutation"):
+            return Build((step,))
+        ordered = WorkspaceArg(0)
+        places: dict[str, Place] = {o.name: TensorArg(o.name) for o in p.operands} | {"x": ordered}
+        return Build((gather_step(p, ordered, device), relocated(step, places)), p.desc("x").numel * 2)
+
+
+def _estimate_us(p: QuantizedLinearProblem, plan: _Plan, ctas: int, device: DeviceInfo) -> float:
+    """Rounds of CTAs over the SMs at the slowest of their products, their numbers and what they bring; memory; a start."""
+    c = plan.consts
+    per_sm = max(1, min(device.smem_per_sm // (c.smem_bytes(p.groups) + 1024), 2048 // (128 * c.warpgroups + 32),
+                        65536 // ((128 * c.warpgroups + 32) * (_registers_needed(c) + 8))))
+    resident = min(ctas, per_sm * device.num_sms)
+    weights = p.desc("w").num_bytes + p.desc("scale").num_bytes
+    x_bytes = p.rows * p.k * 2
+    in_flight = resident * (c.stages - 0.5) * c.rows * c.row_bytes
+    memory_us = (weights + x_bytes + p.rows * p.n * 2) / (device.bandwidth_gbs * 0.95e3)
+    memory_us *= max(1.0, min(weights, 48e3 * device.num_sms) / in_flight) ** 0.5
+    brought = plan.column_tiles * weights + plan.row_tiles * x_bytes
+    l2_us = brought / (device.num_sms * 60e3)
+    # Clocks of a tile: the products of its warpgroups in turn; instructions of a warp, of which an SM's quarter issues one a clock.
+    steps = p.k / 16
+    numbers: float = {"s4": 20, "u4": 20, "nf4": 28, "s8": 24, "e4m3": 22}[c.kind] + (8 if c.dtype == "bf16" else 0)
+    numbers += {"sums": c.columns / 2 / (4 * c.unit) + 6 / c.unit, "numbers": 4 + 10 * c.parts / 4, "none": 0}[c.scaling]
+    product = max(18, c.columns / 2)
+    chain = (product * 4 + 60 + numbers * 4 * 1.3) / 4 / c.k_groups  # of a warpgroup by itself
+    clocks = steps * max(product * c.row_groups, numbers * c.row_groups, chain)
+    busiest = -(-ctas // device.num_sms)
+    compute_us = max(busiest * steps * max(product, numbers) * c.row_groups, -(-ctas // (per_sm * device.num_sms)) * clocks) / 1650
+    end_us = 1.0 + c.rows * c.columns / 16e3
+    rounds = -(-ctas // (per_sm * device.num_sms))
+    return 4.0 + max(compute_us, memory_us, l2_us) + 0.1 * min(compute_us, memory_us) + rounds * end_us + 0.5 * (c.k_groups > 1)
+
+
+def _arguments(p: QuantizedLinearProblem, plan: _Plan) -> list[Arg]:
+    c, d = plan.consts, plan.digits
+    w, x = p.desc("w"), x_desc(p)
+    t = tiling.Arguments(c.epilogue.wide)
+    w_stride = w.strides[0] if p.n > 1 else -(-w.shape[1] // 16) * 16
+    x_stride = (d.b.row_strides[0] if p.rows > 1 else p.k) * 2
+    map_w = TensorMapSpec("u8", (w.shape[1], p.n), (w_stride,), (c.row_bytes, c.rows), swizzle=c.row_bytes)
+    map_x = TensorMapSpec(x.dtype.name, (p.k, p.rows), (x_stride,), (SPAN_K, c.columns), swizzle=128)
+    t.add("map_w", "tensor_map", TensorMapArg("w", map_w))
+    t.add("map_x", "tensor_map", TensorMapArg("x", map_x))
+    t.add("row_tiles", "u32", plan.row_tiles)
+    t.divisor("row_tiles", plan.row_tiles)
+    t.add("k_tiles", "u32", plan.k_tiles)
+    if c.grouped or c.zero:
+        t.add("w_size", "u32", p.n)
+        t.add("groups", "u32", p.groups)
+        t.divisor("groups", p.groups)
+    if c.grouped:
+        t.add("group_size", "u32", p.group_size)
+        multiplier, shift = magic(p.group_size)
+        t.add("group_mul", "u32", multiplier)
+        t.add("group_shr", "u32", shift)
+        t.add("ptr_scale", "u64", TensorArg("scale"))
+        for name, stride in zip(("scale_row", "scale_group"), p.grid_strides("scale"), strict=True):
+            t.add(name, "s64", stride * p.desc("scale").dtype.num_bytes)
+    if c.zero:
+        t.add("ptr_zero", "u64", TensorArg("zero_point"))
+        for name, stride in zip(("zero_row", "zero_group"), p.grid_strides("zero_point"), strict=True):
+            t.add(name, "s64", stride)
+    tiling._target_arguments(t, plan.am, d, c.epilogue)
+    return t.args
+
+
+WGMMA = QuantizedLinearWgmma()
+
+
+@lru_cache(maxsize=256)
+def _sorted_configs(p: QuantizedLinearProblem, device: DeviceInfo) -> tuple[EngineConfig, ...]:
+    return tuple(sorted(_candidates(p, device), key=lambda c: WGMMA.estimate(p, c, device)))
+
+
+def _candidates(p: QuantizedLinearProblem, device: DeviceInfo) -> Iterator[EngineConfig]:
+    needed = max(8, 1 << (p.rows - 1).bit_length())
+    for columns in ((needed,) if needed <= 64 else (64, 128) if needed == 128 else (64, 128, 256)):
+        for row_groups, k_groups in ((1, 1), (1, 2), (1, 4), (2, 1)):
+            if (row_groups == 2 and p.n <= 64) or (k_groups > 1 and columns > 128) or (k_groups == 4 and columns > 64):
+                continue
+            for spans in (4, 2) if p.kind in NIBBLES else (2,):
+                k_tiles = -(-p.k // (SPAN_K * spans))
+                if k_groups > 1 and k_groups > k_tiles:
+                    continue
+                for scaling in _scalings(p, columns, spans):
+                    for stages in _depths(p, device, k_tiles, columns=columns, row_groups=row_groups, k_groups=k_groups, spans=spans,
+                                          scaling=scaling):
+                        yield EngineConfig.of(columns=columns, row_groups=row_groups, k_groups=k_groups, spans=spans, scaling=scaling,
+                                              stages=stages)
+
+
+def _scalings(p: QuantizedLinearProblem, columns: int, spans: int) -> tuple[str, ...]:
+    if p.groups == 1:
+        return ("none",)
+    unit = min(spans, p.group_size // SPAN_K)
+    can_sum = columns <= 128 and p.group_size % SPAN_K == 0 and spans % unit == 0 and p.group_size % (SPAN_K * unit) == 0
+    return ("sums",) if can_sum and columns <= 64 else ("sums", "numbers") if can_sum else ("numbers",)
+
+
+def _depths(p: QuantizedLinearProblem, device: DeviceInfo, k_tiles: int, **knobs: int | str) -> tuple[int, ...]:
+    """Stages of rings that leave room for one or two CTAs an SM, as deep as there are stages."""
+    def fits(stages: int, per_sm: int) -> bool:
+        c = _plan(p, EngineConfig.of(**knobs, stages=stages)).consts
+        room = min(device.smem_per_cta, device.smem_per_sm // per_sm - 1024)
+        return c.smem_bytes(p.groups) <= room and _registers_needed(c) <= MAX_REGISTERS[c.warpgroups]
+
+    least = 1 + int(knobs["k_groups"])
+    if device.is_emulated:
+        return (least,) if fits(least, 1) else ()
+    deepest = max(least, min(MAX_STAGES, k_tiles))
+    return tuple(sorted({next((s for s in range(deepest, least - 1, -1) if fits(s, per_sm)), 0) for per_sm in (1, 2)} - {0}))
+
+
+ENGINES: dict[str, tuple[Engine, ...]] = {"quantized_linear": (WGMMA,)}
