@@ -57,11 +57,12 @@ class TileConsts:
 @dataclass(frozen=True, slots=True)
 class BiasConsts:
     """varies: along which of "bhij" the kernel's result does. own: along which a CTA has a place of its own: "i", too, where each tile of
-    queries leaves a part. dtype: of the result."""
+    queries leaves a part. dtype: of the result. wrt: the tensor of the scores whose gradient it is."""
 
     varies: str
     own: str
     dtype: str
+    wrt: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,6 +292,9 @@ def _shapes(p: AttentionProblem, device: DeviceInfo, outputs: tuple[str, ...], a
     else:  # registers for expressions and addresses, and their text for every element
         shapes = [_Shape(warps, 1, 16 if p.expression is not None and (p.dropout or wide > 128) else 32) for warps in (8, 4)]
     shapes.append(_Shape(2, 1, 16))
+    blocks = p.blocks[::-1] if is_keys else p.blocks
+    if p.blocks[0]:  # a tile lies within a block of a mask
+        shapes = [s for s in shapes if not blocks[0] % s.rows and not blocks[1] % s.columns]
     fits = [s for s in shapes if _smem(p, device, outputs, s, adds) <= device.smem_per_cta]
     chunks = [_tile(p, n).chunks for n in ("q", "v")]
     return [s for s in fits if s.split == 1 or not any(n % (2 * s.split) for n in chunks) and {"dk", "dv"} <= {*outputs}]
@@ -345,13 +349,14 @@ def _kernel(p: AttentionProblem, device: DeviceInfo, outputs: tuple[str, ...], s
                    suffix="_".join(outputs if sums is None else ("dq", *outputs)))
 
 
-def _bias_steps(p: AttentionProblem, device: DeviceInfo, shape: _Shape, lse2: WorkspaceArg, delta: WorkspaceArg, pitch: int,
-                scratch: Scratch) -> list[Step]:
-    """dbias: at once, or in parts that a reduction adds up, where it has too few tiles for the device."""
+def _tensor_steps(p: AttentionProblem, wrt: str, device: DeviceInfo, shape: _Shape, lse2: WorkspaceArg, delta: WorkspaceArg, pitch: int,
+                  scratch: Scratch) -> list[Step]:
+    """The gradient of a bias or another tensor of the scores: at once, or in parts that a reduction adds up, where it has too few tiles for
+    the device."""
     threads = 32 * shape.warps
     held, passing, at, stage, stats = _layout(p, (("q", "d_out"), ("k", "v")), False, shape)
-    desc = p.desc("dbias")
-    target = TensorDesc(desc.dtype, (1,) * (4 - desc.rank) + desc.shape, (0,) * (4 - desc.rank) + desc.strides, desc.align)
+    desc = p.desc(f"d{wrt}")
+    target = TensorDesc(desc.dtype, p.score_shape(f"d{wrt}"), p.score_strides(f"d{wrt}"), desc.align)
     varies = own = "".join(a for a, n in zip("bhij", target.shape, strict=True) if n > 1)
     counts = {"b": p.batch, "h": p.heads, "i": -(-p.len_q // shape.rows), "j": -(-p.len_kv // shape.columns)}
     places = dict(zip("bhij", target.shape, strict=True))
@@ -366,9 +371,9 @@ def _bias_steps(p: AttentionProblem, device: DeviceInfo, shape: _Shape, lse2: Wo
             places[axis] = counts[axis]
     parts = TensorDesc.packed(F32, tuple(places[a] for a in "bhij"))
     is_whole = parts.shape == target.shape
-    result, place = (target, TensorArg("dbias")) if is_whole else (parts, scratch.take(parts.num_bytes))
+    result, place = (target, TensorArg(f"d{wrt}")) if is_whole else (parts, scratch.take(parts.num_bytes))
     consts = BackwardConsts(score_consts(p), _is_fast(p), p.desc("q").dtype.name, False, False, held, passing, (), shape.rows,
-                            shape.columns, shape.tiles_m, at, stage, stats, False, BiasConsts(varies, own, result.dtype.name))
+                            shape.columns, shape.tiles_m, at, stage, stats, False, BiasConsts(varies, own, result.dtype.name, wrt))
     args = arguments(p)
     args += [Arg(f"count_{a}", "u32", n) for a, n in counts.items()]
     for tile in (*held, *passing):
@@ -377,12 +382,12 @@ def _bias_steps(p: AttentionProblem, device: DeviceInfo, shape: _Shape, lse2: Wo
              Arg("stats_pitch", "u32", pitch), Arg("ptr_dbias", "u64", place)]
     args += [Arg(f"dbias_{a}", "s64", s * result.dtype.num_bytes) for a, s in zip("bhij", result.strides, strict=True)]
     steps = [Step.of("attention/backward_mma_bias", p.op, Target.for_arch(device.arch), threads, args, consts, grid(),
-                     dynamic_smem=max(at + stage, 4 * shape.warps * shape.columns), suffix=f"dbias_{own}")]
+                     dynamic_smem=max(at + stage, 4 * shape.warps * shape.columns), suffix=f"d{wrt}_{own}")]
     if not is_whole:
         axes = tuple(x for x in range(4) if parts.shape[x] != target.shape[x])
         kept = [x for x in range(4) if x not in axes]
         left = TensorDesc(desc.dtype, tuple(target.shape[x] for x in kept), tuple(target.strides[x] for x in kept), desc.align)
-        steps += reduction_steps(p.op, (parts, place), (left, TensorArg("dbias")), axes, "sum", device, scratch)
+        steps += reduction_steps(p.op, (parts, place), (left, TensorArg(f"d{wrt}")), axes, "sum", device, scratch)
     return steps
 
 
@@ -425,10 +430,6 @@ class AttentionBackwardMma(Engine):
     def check_support(self, problem: Problem, device: DeviceInfo) -> Support:
         p = problem
         assert isinstance(p, AttentionProblem)
-        if p.has("block_mask"):
-            return refuse("a block_mask")
-        if set(p.differentiated) - {"bias"}:
-            return refuse(f"gradients of {', '.join(p.differentiated)}; that of the bias alone is taken")
         if p.desc("q").dtype not in HALVES:
             return refuse(f"operands of type {p.desc('q').dtype.name} (f16 and bf16)")
         if not device.at_least(8):
@@ -471,10 +472,11 @@ class AttentionBackwardMma(Engine):
 
 
 def _others(p: AttentionProblem, device: DeviceInfo, lse2: WorkspaceArg, delta: WorkspaceArg, pitch: int, scratch: Scratch) -> list[Step]:
-    """Gradients of the bias and of the sinks."""
+    """Gradients of the bias and other tensors of the scores, and of the sinks."""
     steps = []
-    if p.has("bias") and p.desc("dbias").numel:
-        steps += _bias_steps(p, device, _Shape(4, 1, 32), lse2, delta, pitch, scratch)
+    for name in p.differentiated:
+        if p.desc(f"d{name}").numel:
+            steps += _tensor_steps(p, name, device, _Shape(4, 1, 32), lse2, delta, pitch, scratch)
     if p.has("sinks"):
         steps.append(_sink_step(p, device, lse2, delta, pitch))
     return steps
@@ -490,6 +492,8 @@ class AttentionBackwardMmaAdding(AttentionBackwardMma):
         p = problem
         assert isinstance(p, AttentionProblem)
         found = super().check_support(p, device)
+        if p.has("block_mask"):
+            return refuse("a block_mask, whose tiles are not passed over here")
         if found and max(p.dim_qk, p.dim_v) > 128:
             return refuse(f"rows of {max(p.dim_qk, p.dim_v)} elements (at most 128)")
         return found

@@ -291,6 +291,8 @@ def _candidates(p: AttentionProblem, device: DeviceInfo) -> tuple[EngineConfig, 
         config = EngineConfig.of(warps=warps, rows=rows, tile_n=tile_n, slots=slots, ctas=ctas, columns=columns, swizzle=swizzle,
                                  mix=int(slots == 4 and tile_n >= 64 and p.dim_qk <= 64))
         c = _consts(p, config)
+        if p.blocks[0] and (p.blocks[0] % c.tile_m or p.blocks[1] % tile_n):
+            continue  # a tile lies within a block of a mask
         if c.smem_bytes > min(device.smem_per_cta, device.smem_per_sm // ctas - 1024):
             continue
         if (p.expression is not None or p.dropout) and c.score_count > 32:
@@ -313,8 +315,6 @@ class AttentionMma(Engine):
         assert isinstance(problem, AttentionProblem)
         if problem.desc("q").dtype not in (F16, BF16):
             return refuse(f"q is {problem.desc('q').dtype} (f16 and bf16)")
-        if problem.has("block_mask"):
-            return refuse("a block_mask")
         if not device.at_least(8):
             return refuse(f"{device.arch} (sm_80 and later)")
         if max(problem.len_q, problem.len_kv) >= MAX_LENGTH:
