@@ -1238,6 +1238,26 @@ class DnnHandle(ListOps):
         """The numbers that `pack4` left in uint8, as `dtype` (default f32). size: how many a row has (default: two a byte)."""
         return self._session.run(CALLS["unpack4"], (x,), (kind, size, dtype), out, stream)
 
+    def gguf_dequantize(self, blocks: Any, format: str, *, dtype: Any = None, out: Any = None, stream: Any = None) -> Any:
+        """The numbers of GGUF blocks, uint8 (..., bytes of a row, contiguous), as `dtype` (float32, float16 or bfloat16; default float32),
+        (..., elements).
+
+        format: "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K" to "Q6_K", "Q8_K", "IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS",
+        "IQ3_S", "IQ4_NL", "IQ4_XS", "TQ1_0", "TQ2_0", "MXFP4", "NVFP4". float32 results have the bits of ggml's dequantisers.
+        """
+        return self._session.run(CALLS["gguf_dequantize"], (blocks,), (format, dtype), out, stream)
+
+    def gguf_matvec(self, blocks: Any, x: Any, format: str, *, ids: Any = None, weights: Any = None, out_dtype: Any = None, out: Any = None,
+                    stream: Any = None) -> Any:
+        """y (rows, N) = x W^T of W (N, K), GGUF blocks as uint8 (N, bytes of a row), and x (rows, K), up to 8 rows, or (K,), of float32,
+        float16 or bfloat16, added in float32; of type out_dtype (default: x's).
+
+        ids (rows,) or (rows, J), int32 or int64: experts of blocks (E, N, bytes of a row). y[r] is the sum over j, in order, of weights[r, j]
+        (1 if none are given) * x[r] W[ids[r, j]]^T; x may be (rows, J, K), one for each. J up to 16, any number of rows. An id that is no
+        expert adds nothing.
+        """
+        return self._session.run(CALLS["gguf_matvec"], (blocks, x, ids, weights), (format, out_dtype), out, stream)
+
     def broadcast_to(self, x: Any, shape: Sequence[int], *, out: Any = None, stream: Any = None) -> Any:
         """x repeated along dimensions of size 1 and new leading ones; gradient: `reduce` over them."""
         return self._session.run(CALLS["broadcast_to"], (x,), (_shape(shape),), out, stream)

@@ -1,0 +1,110 @@
+"""The block formats of GGUF as the templates of gguf/ take them: sixteen elements a step, four a lane."""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..ops.gguf import E2M1_DOUBLED, FORMATS, IQ4_VALUES, grid
+
+
+@dataclass(frozen=True, slots=True)
+class FormatConsts:
+    """bias: what codes, bytes from 0 on, are above their numbers. parts: of a block, whose words are loaded together. scale_at,
+    scale_factor: where the f16 scale lies, and what it is multiplied with. has_factor: steps have factors, two f16, which, if `folds`, make
+    f16 numbers of codes exactly. group: steps that share factor and minimum."""
+
+    name: str
+    bias: int
+    parts: int = 1
+    scale_at: int = 0
+    scale_factor: float = 1.0
+    has_factor: bool = False
+    folds: bool = False
+    has_min: bool = False
+    group: int = 2
+    grid: str = ""
+    values: tuple[int, ...] = ()
+
+    @property
+    def size(self) -> int:
+        return FORMATS[self.name][0]
+
+    @property
+    def num_bytes(self) -> int:
+        return FORMATS[self.name][1]
+
+    @property
+    def steps(self) -> int:
+        return self.size // 16
+
+    @property
+    def steps_per_part(self) -> int:
+        return self.steps // self.parts
+
+    @property
+    def fuses(self) -> bool:
+        """f16 holds 1024 + bias times a factor exactly."""
+        return self.folds and self.bias in (0, 16, 64)
+
+    @property
+    def chain(self) -> int:
+        """Steps whose products have one scale once factors are folded."""
+        return self.group if self.has_factor and not self.folds else self.steps
+
+    @property
+    def table(self) -> list[str]:
+        """Four words: the 16 codes of a nibble."""
+        codes = bytes(v + self.bias for v in self.values)
+        return [f"0x{word:08X}" for word in struct.unpack("<4I", codes)]
+
+    @property
+    def grid_words(self) -> int:
+        """Words of an entry of the codebook."""
+        return grid(self.grid).shape[1] // 4 if self.grid else 0
+
+    @property
+    def grid_table(self) -> list[int]:
+        """All words of the codebook."""
+        return np.ascontiguousarray(grid(self.grid)).view("<u4").ravel().tolist() if self.grid else []
+
+    @property
+    def grid_bytes(self) -> int:
+        return grid(self.grid).size if self.grid else 0
+
+    @property
+    def run(self) -> int:
+        """Blocks that a reader takes at a time: 256 elements of small blocks, and whole words."""
+        return 256 // self.size if self.size < 256 else 1 if self.num_bytes % 4 == 0 else 2
+
+
+_FORMATS = (
+    FormatConsts("Q4_0", 8), FormatConsts("Q4_1", 0, has_min=True), FormatConsts("Q5_0", 16), FormatConsts("Q5_1", 0, has_min=True),
+    FormatConsts("Q8_0", 128),
+    FormatConsts("Q2_K", 0, parts=2, scale_at=80, has_factor=True, folds=True, has_min=True, group=1),
+    FormatConsts("Q3_K", 4, parts=2, scale_at=108, has_factor=True, folds=True, group=1),
+    FormatConsts("Q4_K", 0, parts=4, has_factor=True, folds=True, has_min=True),
+    FormatConsts("Q5_K", 0, parts=4, has_factor=True, folds=True, has_min=True),
+    FormatConsts("Q6_K", 32, parts=2, scale_at=208, has_factor=True, group=1),
+    FormatConsts("Q8_K", 128, parts=8),
+    FormatConsts("IQ1_S", 9, parts=8, scale_factor=0.125, has_factor=True, folds=True, grid="iq1_s"),
+    FormatConsts("IQ1_M", 9, parts=8, has_factor=True, folds=True, group=1, grid="iq1_s"),
+    FormatConsts("IQ2_XXS", 64, parts=8, scale_factor=0.125, has_factor=True, folds=True, grid="iq2_xxs"),
+    FormatConsts("IQ2_XS", 64, parts=8, scale_factor=0.125, has_factor=True, folds=True, group=1, grid="iq2_xs"),
+    FormatConsts("IQ2_S", 64, parts=8, scale_factor=0.125, has_factor=True, folds=True, group=1, grid="iq2_s"),
+    FormatConsts("IQ3_XXS", 64, parts=8, scale_factor=0.25, has_factor=True, folds=True, grid="iq3_xxs"),
+    FormatConsts("IQ3_S", 64, parts=8, has_factor=True, folds=True, grid="iq3_s"),
+    FormatConsts("IQ4_NL", 128, values=IQ4_VALUES), FormatConsts("IQ4_XS", 128, parts=8, has_factor=True, values=IQ4_VALUES),
+    FormatConsts("TQ1_0", 1, scale_at=52), FormatConsts("TQ2_0", 1, parts=2, scale_at=64),
+    FormatConsts("MXFP4", 16, values=E2M1_DOUBLED),
+    FormatConsts("NVFP4", 16, parts=4, has_factor=True, folds=True, group=1, values=E2M1_DOUBLED),
+)
+FORMAT_CONSTS = {f.name: f for f in _FORMATS}
+
+
+def half_pair(value: float) -> str:
+    """Two times the f16 `value`, which f16 must hold, as a word."""
+    bits = struct.unpack("<H", struct.pack("<e", value))[0]
+    return f"0x{bits * 0x10001:08X}"

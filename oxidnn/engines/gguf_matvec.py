@@ -1,0 +1,294 @@
+"""Products of GGUF matrices with a few rows of x on mma.sync: codes as exact f16, scales applied to f32 sums; blocks stream through shared
+memory once. Where the part of x does not fit there, or rows of W are few, CTAs share k in panels whose sums a second launch adds in order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from math import gcd
+
+from ..codegen.spec import Target
+from ..device import DeviceInfo
+from ..dtypes import F16, F32
+from ..ops.base import Problem
+from ..ops.gguf import GgufMatvecProblem
+from .base import SUPPORTED, Arg, Build, Engine, EngineConfig, Scratch, Step, Support, TensorArg, refuse
+from .digits import ceil_div
+from .gguf_dequantize import is_skewed
+from .gguf_formats import FORMAT_CONSTS, FormatConsts, half_pair
+
+TILE = 16  # rows of W
+MAX_STAGES = 8
+MAX_PANELS = 16
+_LIMIT = 2**31
+_COMBINE_THREADS = 128
+
+
+@dataclass(frozen=True, slots=True)
+class MatvecConsts:
+    """rows: of x that a CTA multiplies. parts: f16 numbers of one of x. run: blocks of a chunk. is_skewed: chunks may begin at addresses
+    that are no multiples of 4. pieces: of 16 bytes that a row's chunk may touch; has_skew: it may begin within one. slot_areas: every
+    expert of a row has an x of its own. scales_x: rows of x are multiplied by powers of two. moves_x: four numbers of x lie together,
+    aligned."""
+
+    format: FormatConsts
+    rows: int
+    parts: int
+    warps: int
+    stages: int
+    run: int
+    is_skewed: bool
+    has_skew: bool
+    pieces: int
+    x_dtype: str
+    y_dtype: str
+    id_dtype: str
+    weight_dtype: str
+    slot_areas: bool
+    areas: int
+    scales_x: bool
+    moves_x: bool
+
+    @property
+    def columns(self) -> int:
+        return self.rows * self.parts
+
+    @property
+    def tiles(self) -> int:
+        """n8 tiles of columns."""
+        return ceil_div(self.columns, 8)
+
+    @property
+    def chunk_bytes(self) -> int:
+        return self.run * self.format.num_bytes
+
+    @property
+    def chunk_size(self) -> int:
+        return self.run * self.format.size
+
+    @property
+    def row_pitch(self) -> int:
+        """An odd number of pieces: eight rows' words lie in different banks."""
+        return 16 * (self.pieces | 1)
+
+    @property
+    def stage_bytes(self) -> int:
+        return TILE * self.row_pitch
+
+    @property
+    def units(self) -> int:
+        """Eights of groups that share minima, of a chunk."""
+        return self.chunk_size // (128 * self.format.group)
+
+    @property
+    def block_units(self) -> int:
+        return self.format.steps // (8 * self.format.group)
+
+    @property
+    def scale_bytes(self) -> int:
+        return ceil_div(8 * self.areas, 16) * 16
+
+    def pair(self, value: float) -> str:
+        return half_pair(value)
+
+    def sums(self, tile: int) -> list[str]:
+        return [f"%sum{4 * tile + e}" for e in range(4)]
+
+    def accumulators(self, tile: int) -> list[str]:
+        return [f"%acc{4 * tile + e}" for e in range(4)]
+
+
+@dataclass(frozen=True, slots=True)
+class CombineConsts:
+    dtype: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Layout:
+    """Bytes of shared memory from one column of x (of sums) to the next, and where the areas of the CTA begin."""
+
+    x_pitch: int
+    sums_pitch: int
+    sums_begin: int
+    partials_begin: int
+    ring_begin: int
+    num_bytes: int
+
+
+def _layout(c: MatvecConsts, panel_chunks: int) -> _Layout:
+    columns = c.areas * c.parts
+    x_pitch = 2 * panel_chunks * c.chunk_size + 32
+    sums_pitch = ceil_div(panel_chunks * c.units * 32, 128) * 128 + 32 if c.format.has_min else 0
+    sums = c.format.grid_bytes + c.scale_bytes + columns * x_pitch
+    partials = sums + columns * sums_pitch
+    ring = ceil_div(partials + 2 * c.warps * c.columns * 64, 128) * 128
+    return _Layout(x_pitch, sums_pitch, sums, partials, ring, ring + c.warps * c.stages * c.stage_bytes)
+
+
+def _consts(p: GgufMatvecProblem, warps: int, stages: int, chunk: int, panels: int) -> MatvecConsts:
+    f, blocks, x = FORMAT_CONSTS[p.format], p.desc("blocks"), p.desc("x")
+    run = f.run * chunk
+    run_bytes = run * f.num_bytes
+    steps = [s for s, n in zip(blocks.strides[:-1], blocks.shape[:-1], strict=True) if n > 1]
+    together = gcd(16, blocks.align, run_bytes, *steps)
+    skewed = is_skewed(blocks, run_bytes)
+    slot_areas = p.num_ids > 0 and x.rank == 3
+    is_indexed = p.has("ids")
+    size = x.dtype.num_bytes
+    moves_x = (x.strides[-1] == 1 and x.align % (4 * size) == 0
+               and all(s % 4 == 0 for s, n in zip(x.strides[:-1], x.shape[:-1], strict=True) if n > 1))
+    rows = 1 if is_indexed else p.rows
+    return MatvecConsts(f, rows, 3 if x.dtype is F32 else 1, warps, stages, run, skewed, together < 16,
+                        ceil_div(run_bytes + 16 - together + 4 * skewed, 16), x.dtype.name,
+                        "f32" if panels > 1 else p.desc("y").dtype.name, p.desc("ids").dtype.name if is_indexed else "",
+                        p.desc("weights").dtype.name if p.has("weights") else "", slot_areas, p.num_ids if slot_areas else rows,
+                        x.dtype is not F16 or f.has_min, moves_x)
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    consts: MatvecConsts
+    layout: _Layout
+    num_chunks: int
+    panels: int
+    panel_chunks: int
+    tile_ctas: int
+    per_sm: int
+
+    @property
+    def rounds(self) -> int:
+        return ceil_div(self.panel_chunks, self.consts.warps)
+
+
+@lru_cache(maxsize=1024)
+def _plan(p: GgufMatvecProblem, config: EngineConfig, device: DeviceInfo) -> _Plan:
+    c = _consts(p, config["warps"], config["stages"], config["chunk"], config["panels"])
+    num_chunks = ceil_div(p.k, c.chunk_size)
+    panel_chunks = max(ceil_div(num_chunks, config["panels"]), 1)
+    panels = max(ceil_div(num_chunks, panel_chunks), 1)
+    layout = _layout(c, panel_chunks)
+    per_sm = max(1, min(device.smem_per_sm // (layout.num_bytes + 1024), 16 // c.warps))
+    places = ceil_div(per_sm * device.num_sms, panels * (p.rows if p.has("ids") else 1))
+    return _Plan(c, layout, num_chunks, panels, panel_chunks, max(1, min(ceil_div(p.n, TILE), places)), per_sm)
+
+
+def _fits(p: GgufMatvecProblem, config: EngineConfig, device: DeviceInfo) -> bool:
+    return _plan(p, config, device).layout.num_bytes <= device.smem_per_cta
+
+
+@lru_cache(maxsize=256)
+def _configs(p: GgufMatvecProblem, device: DeviceInfo) -> tuple[EngineConfig, ...]:
+    return tuple(sorted(_candidates(p, device), key=lambda c: _estimate(p, c, device)))
+
+
+def _candidates(p: GgufMatvecProblem, device: DeviceInfo) -> Iterator[EngineConfig]:
+    for warps in (16, 8, 4):
+        for chunk in (1, 2):
+            for stages in (2, 3, 4, 6, MAX_STAGES):
+                fitting = (n for n in range(1, MAX_PANELS + 1)
+                           if _fits(p, EngineConfig.of(warps=warps, stages=stages, chunk=chunk, panels=n), device))
+                least = next(fitting, 0)
+                for panels in sorted({least, max(least, 2), max(least, 4)} - {0}):
+                    if panels == least or _plan(p, EngineConfig.of(warps=warps, stages=stages, chunk=chunk, panels=panels),
+                                                device).num_chunks >= 2 * panels * warps:
+                        yield EngineConfig.of(warps=warps, stages=stages, chunk=chunk, panels=panels)
+
+
+def _estimate(p: GgufMatvecProblem, config: EngineConfig, device: DeviceInfo) -> float:
+    """The blocks at the memory's speed, or what an SM can take apart; more where few bytes are under way or SMs have nothing to do."""
+    plan = _plan(p, config, device)
+    c = plan.consts
+    products = p.rows if p.has("ids") else 1
+    tiles = ceil_div(p.n, TILE)
+    resident = min(plan.per_sm * device.num_sms, plan.tile_ctas * plan.panels * products)
+    turns = ceil_div(tiles, plan.tile_ctas) * ceil_div(plan.tile_ctas * plan.panels * products, plan.per_sm * device.num_sms)
+    in_flight = resident * c.warps * min(c.stages - 1, turns * plan.rounds) * c.stage_bytes / device.num_sms
+    memory_us = p.num_bytes / (device.bandwidth_gbs * 1e3) * max(1.0, 48e3 / max(in_flight, 1)) ** 0.5
+    # of a warp: a chunk takes about 2.5 instructions for each 16 elements of a lane, a tile 400 for its sums
+    steps = turns * max(p.num_ids, 1) * plan.rounds
+    instructions = steps * (150 + c.chunk_size * (2.0 + 0.5 * c.tiles) / 2) + turns * 500
+    issue_us = instructions * max(1.0, min(plan.per_sm, ceil_div(resident, device.num_sms)) * c.warps / 4 * 1.3) / 1.7e3 * (
+        1.0 + 2.0 / max(1.0, c.warps / 4))
+    stage_us = 1.0 + c.areas * plan.panel_chunks * c.chunk_size / (8.0 * 32 * c.warps) * 0.02
+    return 3.0 + max(memory_us, issue_us) + 0.2 * min(memory_us, issue_us) + stage_us + (2.5 if plan.panels > 1 else 0.0)
+
+
+class GgufMatvec(Engine):
+    id = "gguf.matvec_mma"
+
+    def check_support(self, problem: Problem, device: DeviceInfo) -> Support:
+        assert isinstance(problem, GgufMatvecProblem)
+        if not device.at_least(8):
+            return refuse(f"mma.sync of 16 k needs compute capability 8.0, the device has {device.capability[0]}.{device.capability[1]}")
+        blocks = problem.desc("blocks")
+        if blocks.shape[-1] >= _LIMIT // 2 or problem.k >= _LIMIT:
+            return refuse(f"rows of {blocks.shape[-1]} bytes (less than {_LIMIT // 2})")
+        if problem.is_empty:
+            return SUPPORTED
+        if not _configs(problem, device):
+            return refuse(f"x of {problem.k} columns does not fit in shared memory in {MAX_PANELS} parts")
+        ctas = problem.rows * MAX_PANELS * ceil_div(problem.n, TILE)
+        return refuse(f"{ctas} tiles of rows and panels (at most {_LIMIT - 1})") if ctas >= _LIMIT else SUPPORTED
+
+    def configs(self, problem: Problem, device: DeviceInfo) -> tuple[EngineConfig, ...]:
+        assert isinstance(problem, GgufMatvecProblem)
+        return (EngineConfig(),) if problem.is_empty else _configs(problem, device)
+
+    def estimate(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> float:
+        assert isinstance(problem, GgufMatvecProblem)
+        return 0.0 if problem.is_empty else _estimate(problem, config, device)
+
+    def build_steps(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> Build:
+        p = problem
+        assert isinstance(p, GgufMatvecProblem)
+        if p.is_empty:
+            return Build(())
+        plan, scratch = _plan(p, config, device), Scratch()
+        c, y = plan.consts, p.desc("y")
+        target = Target.for_arch(device.arch, (7, 4))
+        size = y.dtype.num_bytes
+        y_strides = (y.strides[-2] if y.rank == 2 else 0, y.strides[-1])
+        out = [Arg("ptr_y", "u64", TensorArg("y")), Arg("y_row_step", "s64", y_strides[0] * size),
+               Arg("y_step", "s64", y_strides[1] * size), Arg("y_panel_step", "s64", 0)]
+        combine: tuple[Step, ...] = ()
+        if plan.panels > 1:
+            sums = scratch.take(4 * plan.panels * p.rows * p.n)
+            args = [Arg("ptr_sums", "u64", sums), *out[:3], Arg("n", "u32", p.n), Arg("count", "u32", p.rows * p.n),
+                    Arg("panels", "u32", plan.panels)]
+            combine = (Step.of("gguf/combine", p.op, target, _COMBINE_THREADS, args, CombineConsts(y.dtype.name),
+                               ceil_div(p.rows * p.n, _COMBINE_THREADS), suffix=y.dtype.name),)
+            out = [Arg("ptr_y", "u64", sums), Arg("y_row_step", "s64", 4 * p.n), Arg("y_step", "s64", 4),
+                   Arg("y_panel_step", "s64", 4 * p.rows * p.n)]
+        grid = plan.tile_ctas * plan.panels * (p.rows if p.has("ids") else 1)
+        step = Step.of("gguf/matvec", p.op, target, 32 * c.warps, [*_arguments(p, plan), *out], c, grid,
+                       dynamic_smem=plan.layout.num_bytes, min_ctas_per_sm=max(1, min(plan.per_sm, 16 // c.warps)),
+                       suffix=f"{p.format.lower()}_{c.x_dtype}_{c.rows}_{c.warps}x{c.stages}x{c.run}")
+        return Build((step, *combine), scratch.num_bytes)
+
+
+def _arguments(p: GgufMatvecProblem, plan: _Plan) -> list[Arg]:
+    blocks, x, layout = p.desc("blocks"), p.desc("x"), plan.layout
+    x_size = x.dtype.num_bytes
+    is_indexed = p.has("ids")
+    x_row, x_area = (x.strides[0], x.strides[1] if x.rank == 3 else 0) if is_indexed else (0, x.strides[0] if x.rank == 2 else 0)
+    args = [Arg("ptr_blocks", "u64", TensorArg("blocks")), Arg("row_bytes", "u32", blocks.shape[-1]),
+            Arg("row_step", "s64", blocks.strides[-2]), Arg("n", "u32", p.n), Arg("k", "u32", p.k), Arg("tiles", "u32", ceil_div(p.n, TILE)), Arg("tile_ctas", "u32", plan.tile_ctas),
+            Arg("num_chunks", "u32", plan.num_chunks), Arg("panels", "u32", plan.panels), Arg("panel_chunks", "u32", plan.panel_chunks),
+            Arg("ptr_x", "u64", TensorArg("x")), Arg("x_row_step", "s64", x_row * x_size), Arg("x_area_step", "s64", x_area * x_size),
+            Arg("x_step", "s64", x.strides[-1] * x_size), Arg("areas", "u32", plan.consts.areas), Arg("x_pitch", "u32", layout.x_pitch),
+            Arg("sums_pitch", "u32", layout.sums_pitch), Arg("sums_begin", "u32", layout.sums_begin),
+            Arg("partials_begin", "u32", layout.partials_begin), Arg("ring_begin", "u32", layout.ring_begin)]
+    if is_indexed:
+        args += [Arg("expert_step", "s64", blocks.strides[0]), Arg("num_experts", "u32", blocks.shape[0]), Arg("slots", "u32", p.num_ids)]
+        for name, stem in (("ids", "id"), ("weights", "weight")):
+            if p.has(name):
+                desc = p.desc(name)
+                steps = [s * desc.dtype.num_bytes for s in (desc.strides[0], desc.strides[1] if desc.rank == 2 else 0)]
+                args += [Arg(f"ptr_{name}", "u64", TensorArg(name)), Arg(f"{stem}_row_step", "s64", steps[0]),
+                         Arg(f"{stem}_slot_step", "s64", steps[1])]
+    return args
+
+
+ENGINES: dict[str, tuple[Engine, ...]] = {"gguf_matvec": (GgufMatvec(),)}
