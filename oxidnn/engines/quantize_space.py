@@ -45,7 +45,7 @@ class Space:
             block = problem.blocks[dim] if problem.blocks else n
             if problem.swizzled and scale is not None and dim >= rank - 2:
                 # tiles of 128 by 4 scales, one after the other: 32 rows of 16, in each 4 times 4
-                rows, columns = (scale.shape[-2] if rank > 1 else 128), scale.shape[-1]
+                rows, columns = scale.shape[-2:]
                 if dim == rank - 1:
                     found = [Digit(dim, columns // 4, 4 * block, 512), Digit(dim, 4, block, 1), Digit(dim, block, 1, 0, True)]
                     count = columns * block

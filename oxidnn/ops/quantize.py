@@ -178,11 +178,10 @@ def scales_of(op: str, scaling: Any, shape: tuple[int, ...], attrs: Mapping[str,
     blocks = tuple(size if i == axis else 1 for i in range(rank))
     counts = _counts(shape, blocks)
     if layout != "plain":
-        if axis != rank - 1:
-            raise expected(op, "layout", repr(layout), "'plain' unless axis is the last dimension")
+        if axis != rank - 1 or rank < 2:
+            raise expected(op, "layout", repr(layout), "'plain' unless axis is the last of two dimensions or more")
         written.append(("layout", layout))
-        rows = (_ceil_div(shape[-2], 128) * 128,) if rank > 1 else (128,)
-        counts = (*counts[:-2], *rows, _ceil_div(counts[-1], 4) * 4)
+        counts = (*counts[:-2], _ceil_div(shape[-2], 128) * 128, _ceil_div(counts[-1], 4) * 4)
     kind = {"mxfp8": "e8m0", "mxfp4": "e8m0", "nvfp4": "e4m3"}.get(name, "f32")
     return Scales(blocks if layout != "plain" else _bounded(blocks, shape), every, counts, tuple(written), kind, layout != "plain")
 

@@ -75,17 +75,15 @@ def spread(values: np.ndarray, problem: QuantizeProblem) -> np.ndarray:
 
 def plain_scales(values: np.ndarray, shape: tuple[int, ...], block: int) -> np.ndarray:
     """Scales in the layout 128x4, unpadded, in rows and columns."""
-    rows, columns = (values.shape[-2] if values.ndim > 1 else 128), values.shape[-1]
+    rows, columns = values.shape[-2:]
     tiles = values.reshape(*values.shape[:-2], rows // 128, columns // 4, 32, 4, 4)
     found = np.moveaxis(tiles, (-5, -2, -3, -4, -1), (-5, -4, -3, -2, -1)).reshape(*values.shape[:-2], rows, columns)
-    count = -(-shape[-1] // block)
-    return found[..., : shape[-2], :count] if len(shape) > 1 else found[0, :count]
+    return found[..., : shape[-2], : -(-shape[-1] // block)]
 
 
 def swizzled_scales(values: np.ndarray, stored: tuple[int, ...]) -> np.ndarray:
     """Scales in rows and columns as the layout 128x4 has them, padded with 0."""
-    rows, columns = (stored[-2] if len(stored) > 1 else 128), stored[-1]
-    values = values if values.ndim > 1 else values[None]
+    rows, columns = stored[-2:]
     pad = [(0, 0)] * (values.ndim - 2) + [(0, rows - values.shape[-2]), (0, columns - values.shape[-1])]
     tiles = np.pad(values, pad).reshape(*values.shape[:-2], rows // 128, 4, 32, columns // 4, 4)
     found = np.moveaxis(tiles, (-5, -2, -3, -4, -1), (-5, -4, -3, -2, -1))
@@ -95,7 +93,7 @@ def swizzled_scales(values: np.ndarray, stored: tuple[int, ...]) -> np.ndarray:
 def _of_blocks(x: np.ndarray, problem: QuantizeProblem, reduction: np.ufunc) -> np.ndarray:
     """The reduction (with 0) over the numbers of each scale, of x's rank."""
     for axis, block in enumerate(problem.blocks):
-        count = -(-x.shape[axis] // block) if x.shape[axis] else int(block > 0)
+        count = -(-x.shape[axis] // max(block, 1)) if axis in problem.scale_dims else 1
         pad = [(0, 0)] * x.ndim
         pad[axis] = (0, count * max(block, 1) - x.shape[axis])
         padded = np.pad(x, pad).reshape(*x.shape[:axis], count, max(block, 1), *x.shape[axis + 1:])
@@ -155,7 +153,7 @@ def found_scales(x: np.ndarray, problem: QuantizeProblem, global_scale: np.float
             return np.where(np.isfinite(amax), np.maximum(exponent + 127, 0), 255).astype(np.uint8), None
         if problem.scale_format == "e4m3":
             wanted = (amax / np.float32(6)) / global_scale
-            code = codes_of(np.where(np.isfinite(amax), wanted, np.nan), E4M3_KIND)
+            code = codes_of(np.where(amax == 0, 0, np.where(np.isfinite(amax), wanted, np.nan)), E4M3_KIND)
             return numbers_of("e4m3")[code], None
         if problem.asymmetric:
             low, high = _of_blocks(x, problem, np.minimum).astype(np.float32), _of_blocks(x, problem, np.maximum).astype(np.float32)

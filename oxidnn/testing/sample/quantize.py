@@ -32,7 +32,7 @@ def _draw(op: str, rng: np.random.Generator, size: str) -> Problem:
     attrs: dict[str, Any] = {"kind": kind.name, "scaling": scaling}
     if scaling in ("channel", "token", "mxfp8") and rng.random() < 0.4 or scaling == ("group", 4) and not kind.is_packed:
         attrs["axis"] = int(rng.integers(rank))
-    if scaling in ("mxfp8", "mxfp4", "nvfp4") and "axis" not in attrs and rng.random() < 0.3:
+    if scaling in ("mxfp8", "mxfp4", "nvfp4") and "axis" not in attrs and rank > 1 and rng.random() < 0.3:
         attrs["layout"] = "128x4"
     wide = WIDE[int(rng.integers(3))]
     tensors = {"x": random_desc(rng, wide, shape)}

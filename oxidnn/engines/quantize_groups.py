@@ -1,0 +1,359 @@
+"""Quantisation whose scales are found on the way: the threads of a scale hold its numbers, find the largest, divide and write.
+
+Up to 32 threads a scale exchange by shuffles, more by shared memory of a CTA of their own; what registers do not hold is read twice. Scales
+of more numbers than a CTA should walk over (a tensor's, a channel's) come from a reduction, and the map of given scales follows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ..codegen.spec import Target
+from ..device import DeviceInfo
+from ..dtypes import F32, dtype
+from ..ops.base import Operand, Problem
+from ..ops.quantize import Kind, QuantizeProblem
+from ..tensor import TensorDesc
+from . import pointwise_map, reduce_tree
+from .base import SUPPORTED, Arg, ArgValue, Build, Engine, EngineConfig, ScalarArg, Scratch, Step, Support, TensorArg, refuse
+from .composition import cheapest, moved
+from .digits import DigitConsts, Digits, ceil_div, power_of_two
+from .quantize_map import LIMIT, MIN_CAPABILITY, QuantizeMap, map_step
+from .quantize_space import Space, halved, middles, moves_packs
+
+_HELD = 32  # registers of numbers a thread holds
+_MOST_LANES = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizeGroupsConsts:
+    """A scale's numbers are `rows` by `columns`, in packs of vec: row_packs a row. lanes: threads a scale, packs: of each, at a time; loops:
+    that is not all. vector, wide, shares_words: as of QuantizeMapConsts. form: of scales. column_at, row_at: the index compared with an
+    extent beside the place within the group, "" if none; bounds: all such, of which others tell groups that lie outside."""
+
+    kind: Kind
+    wide: str
+    vec: int
+    vector: bool
+    lanes: int
+    packs: int
+    loops: bool
+    rows: int
+    columns: int
+    row_packs: int
+    digits: DigitConsts
+    form: str
+    asymmetric: bool
+    has_global: bool
+    stochastic: bool
+    shares_words: bool
+    bounds: tuple[str, ...]
+    column_at: str
+    row_at: str
+    is_whole: bool
+    saturate: bool = True
+
+    @property
+    def middles(self) -> tuple[float, ...]:
+        return middles()
+
+    @property
+    def wide_bytes(self) -> int:
+        return dtype(self.wide).num_bytes
+
+    @property
+    def holds_words(self) -> bool:
+        """Two numbers of 16 bits a register."""
+        return self.vector and self.wide_bytes == 2
+
+    @property
+    def pack_words(self) -> int:
+        return self.vec // 2 if self.holds_words else self.vec
+
+    @property
+    def code_words(self) -> int:
+        return max(1, self.vec * self.kind.bits // 32)
+
+    @property
+    def is_apart(self) -> bool:
+        """A CTA a scale."""
+        return self.lanes > 32
+
+
+@dataclass(frozen=True)
+class Groups:
+    """The digits that count scales, and those within one, both in half bytes."""
+
+    outer: Digits
+    rows: int
+    columns: int
+    row_steps: Mapping[str, int]
+    column_steps: Mapping[str, int]
+    vec: int
+    vector: bool
+    bounds: tuple[tuple[str, int], ...]
+    column_at: str
+    row_at: str
+
+    @property
+    def row_packs(self) -> int:
+        return ceil_div(self.columns, self.vec)
+
+    @property
+    def packs(self) -> int:
+        return self.rows * self.row_packs
+
+
+def _outputs_of_scales(problem: QuantizeProblem) -> dict[str, TensorDesc]:
+    return {n: problem.desc(n) for n in ("scale", "zero_point") if problem.has(n)}
+
+
+def groups_of(problem: QuantizeProblem) -> Groups | None:
+    """None where a scale's numbers are no rows and columns."""
+    kind, scale = problem.kind, problem.desc("scale")
+    tensors = {"x": problem.desc("x"), "y": problem.desc("y")}
+    scales = _outputs_of_scales(problem)
+    space = Space.of(problem, scale)
+    if problem.desc("x").numel == 0:  # scales of nothing
+        digits = Digits(tuple(f"d{i}" for i in range(scale.rank)), scale.shape,
+                        {"x": (0,) * scale.rank, "y": (0,) * scale.rank, "index": (0,) * scale.rank}
+                        | {n: tuple(2 * s * desc.dtype.num_bytes for s in desc.strides) for n, desc in scales.items()})
+        return Groups(digits.collapsed("g"), 1, 0, {}, {"x": 0, "y": 0, "index": 0}, 1 + kind.is_packed, False, (), "", "")
+    last = len(problem.shape) - 1
+    inner = [d for d in space.digits if d.inner]
+    outer = space.rows([d for d in space.digits if not d.inner], tensors, scales).collapsed("g")
+    if kind.is_packed:
+        if not inner or inner[-1].dim != last or inner[-1].extent == 1:
+            return None  # two codes of one byte have scales of their own
+        within = space.rows(inner, tensors, scales)
+    else:
+        within = space.rows(inner, tensors, scales, "x")
+    within = within.collapsed("k")
+    if len(within.extents) > 2:
+        return None
+    ragged = [(f"at{dim}", problem.shape[dim]) for dim in space.ragged]
+    steps = {n: row[-1] for n, row in within.strides.items()}
+    row_steps = {n: row[0] for n, row in within.strides.items()} if len(within.extents) == 2 else {}
+    columns, rows = within.extents[-1], within.extents[0] if row_steps else 1
+    column_at = next((n for n, _ in ragged if steps[n]), "")
+    row_at = next((n for n, _ in ragged if row_steps.get(n)), "")
+
+    def made(vec: int, vector: bool) -> Groups:
+        return Groups(outer, rows, columns, row_steps, steps, vec, vector, tuple(ragged), column_at, row_at)
+
+    for vec in (8, 4, 2):
+        whole = columns % vec == 0 and all(bound % vec == 0 for n, bound in ragged if n == column_at)
+        if whole and all(_moves(tensors[n], outer, row_steps.get(n), rows, n, steps[n], vec, kind) for n in tensors):
+            return made(vec, True)
+    return made(2 if kind.is_packed else 1, False)
+
+
+def _moves(desc: TensorDesc, outer: Digits, row_step: int | None, rows: int, name: str, step: int, vec: int, kind: Kind) -> bool:
+    halves = kind.bits // 4 if name == "y" else 2 * desc.dtype.num_bytes
+    steps, extents = (*outer.strides[name], row_step or 0), (*outer.extents, rows)
+    return moves_packs(desc, steps, extents, step, vec * halves, halves)
+
+
+class QuantizeGroups(Engine):
+    """One launch."""
+
+    id = "quantize.groups"
+
+    def check_support(self, problem: Problem, device: DeviceInfo) -> Support:
+        assert isinstance(problem, QuantizeProblem)
+        if device.capability < MIN_CAPABILITY:
+            return refuse("needs sm_80")
+        if problem.has("found_global"):
+            return refuse("a global scale needs a pass of its own")
+        return _supports(problem)
+
+    def configs(self, problem: Problem, device: DeviceInfo) -> tuple[EngineConfig, ...]:
+        assert isinstance(problem, QuantizeProblem)
+        return _configs(_grouped(problem), device)
+
+    def estimate(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> float:
+        assert isinstance(problem, QuantizeProblem)
+        groups = _grouped(problem)
+        reads_twice = ceil_div(groups.packs, config["lanes"]) > config["packs"]
+        moves = problem.num_bytes * (1.5 if reads_twice else 1.0) * (1.1 if groups.vector else 4.0) / (device.bandwidth_gbs * 1e3)
+        # a CTA alone moves some 20 bytes a nanosecond
+        own = groups.packs * groups.vec * problem.desc("x").dtype.num_bytes * (2 if reads_twice else 1) / 20e3 * (1 if groups.vector else 4)
+        return 2.5 + max(moves, own)
+
+    def build_steps(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> Build:
+        assert isinstance(problem, QuantizeProblem)
+        return Build(()) if problem.is_empty else Build((_step(problem, config, device, "global_scale"),))
+
+
+def _grouped(problem: QuantizeProblem) -> Groups:
+    groups = groups_of(problem)
+    assert groups is not None
+    return groups
+
+
+def _supports(problem: QuantizeProblem) -> Support:
+    groups = groups_of(problem)
+    if groups is None:
+        return refuse("a scale's numbers are no rows and columns with codes side by side")
+    if groups.outer.size * 32 >= LIMIT or groups.packs >= LIMIT:
+        return refuse(f"{groups.outer.size} scales of {groups.packs} packs each (at most {LIMIT - 1} threads)")
+    return SUPPORTED
+
+
+def _configs(groups: Groups, device: DeviceInfo) -> tuple[EngineConfig, ...]:
+    """lanes and packs. Few packs a thread, but where a scale has many: two or four, so that a CTA has more under way."""
+    each = groups.vec // 2 if groups.vector else groups.vec
+    most = max(1, _HELD // max(1, 2 * each))
+    found = []
+    for packs in (p for p in (2, 1, 4, 8) if p <= most):
+        lanes = min(_MOST_LANES, max(1, power_of_two(ceil_div(max(groups.packs, 1), packs))))
+        if lanes * (packs // 2) < max(groups.packs, 1) or packs == 1:
+            found.append(EngineConfig.of(lanes=lanes, packs=packs))
+    if groups.packs > _MOST_LANES * most:  # read twice
+        found = [EngineConfig.of(lanes=lanes, packs=most) for lanes in (512, 1024)]
+    return tuple(dict.fromkeys(found))
+
+
+def _step(problem: QuantizeProblem, config: EngineConfig, device: DeviceInfo, global_name: str) -> Step:
+    groups = _grouped(problem)
+    lanes, packs = config["lanes"], config["packs"]
+    threads = max(256, lanes) if lanes <= 32 else lanes
+    outer = halved(groups.outer)
+    bounds = tuple(n for n, _ in groups.bounds)
+    kept = {"x", "y", "scale", "zero_point", *bounds, *(["index"] if problem.stochastic else [])}
+    outer = Digits(outer.names, outer.extents, {n: row for n, row in outer.strides.items() if n in kept})
+    has_global = problem.has(global_name)
+    index_steps = (*groups.outer.strides["index"], groups.row_steps.get("index", 0))
+    shares = groups.vector and groups.vec % 4 == 0 and groups.column_steps["index"] == 2 and all(s % 8 == 0 for s in index_steps)
+    is_whole = groups.vector and not bounds and groups.packs == lanes * packs and outer.size * lanes % threads == 0
+    consts = QuantizeGroupsConsts(problem.kind, problem.desc("x").dtype.name, groups.vec, groups.vector, lanes, packs,
+                                  groups.packs > lanes * packs, groups.rows, groups.columns, groups.row_packs, outer.consts(),
+                                  problem.scale_format, problem.asymmetric, has_global, problem.stochastic, shares, bounds,
+                                  groups.column_at, groups.row_at, is_whole)
+    values: dict[str, ArgValue] = {n: TensorArg(n) if problem.has(n) else 0 for n in outer.strides}
+    args = [Arg(f"ptr_{n}", "u64", value) for n, value in values.items()]
+    if has_global:
+        args.append(Arg("ptr_global", "u64", TensorArg(global_name)))
+    if problem.stochastic:
+        args += [Arg("ptr_state", "u64", TensorArg("state"))] if problem.has("state") else [Arg(n, "u64", ScalarArg(n))
+                                                                                            for n in ("seed", "offset")]
+    args += [Arg("num_groups", "u32", outer.size), *outer.args(consts.digits.wide)]
+    args += [Arg(f"bound_{n}", "u32", bound) for n, bound in groups.bounds]
+    moved_by = ("x", "y", *(["index"] if problem.stochastic else []))
+    for n in moved_by:
+        by_byte = problem.kind.is_packed and n == "y"
+        args.append(Arg(f"row_{n}", "s64", groups.row_steps.get(n, 0) // 2))
+        args.append(Arg(f"pack_{n}", "s64", groups.column_steps[n] * groups.vec // 2))
+        args.append(Arg(f"step_{n}", "s64", groups.column_steps[n] * (2 if by_byte else 1) // 2))
+    grid = ceil_div(outer.size * lanes, threads)
+    return Step.of("quantize/groups", problem.op, Target.for_arch(device.arch, (7, 8) if device.capability >= (9, 0) else (7, 0)), threads,
+                   args, consts, grid, suffix=f"{problem.kind.name}_{consts.wide}")
+
+
+class QuantizeReduced(Engine):
+    """Largest numbers by a reduction, scales from them, and the map: any scaling whose blocks divide the tensor. For nvfp4 the global scale
+    so, and then groups."""
+
+    id = "quantize.reduced"
+
+    def check_support(self, problem: Problem, device: DeviceInfo) -> Support:
+        assert isinstance(problem, QuantizeProblem)
+        if device.capability < MIN_CAPABILITY:
+            return refuse("needs sm_80")
+        if problem.desc("x").numel == 0:
+            return refuse("no numbers")
+        if problem.has("found_global"):
+            return _supports(problem)
+        if problem.scale_format != "f32":
+            return refuse(f"scales of {problem.scale_format}")
+        if any(n % b for n, b in zip(problem.shape, problem.blocks, strict=True)):
+            return refuse(f"blocks {problem.blocks} that do not divide {problem.shape}")
+        if len(_split(problem)[0]) > 8:
+            return refuse("more than 8 dimensions, with those of blocks")
+        return QuantizeMap().check_support(_given(problem), device)
+
+    def configs(self, problem: Problem, device: DeviceInfo) -> tuple[EngineConfig, ...]:
+        assert isinstance(problem, QuantizeProblem)
+        return _configs(_grouped(problem), device) if problem.has("found_global") else QuantizeMap().configs(_given(problem), device)
+
+    def estimate(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> float:
+        return 9.0 + (problem.num_bytes + problem.operands[0].desc.num_bytes) / (device.bandwidth_gbs * 1e3 * 0.9)
+
+    def build_steps(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> Build:
+        assert isinstance(problem, QuantizeProblem)
+        if problem.is_empty:
+            return Build(())
+        scratch, steps = Scratch(), []
+        if problem.has("found_global"):
+            x = problem.desc("x")
+            amax = self._reduce(problem, "amax", x, tuple(range(x.rank)), scratch, device, steps)
+            expression = "where(isinf(amax), amax - amax, where((s := amax / 2688) == 0, 1, s))"
+            self._pointwise(problem, expression, {"amax": amax}, {"found_global": F32}, TensorDesc.packed(x.dtype, ()), scratch, device, steps)
+            return Build((*steps, _step(problem, config, device, "found_global")), scratch.num_bytes)
+        shape, strides, axes = _split(problem)
+        x = problem.desc("x")
+        view = TensorDesc(x.dtype, shape, strides, x.align)
+        found = TensorDesc.packed(x.dtype, problem.desc("scale").shape)
+        kind = problem.kind
+        if problem.asymmetric:
+            low, high = (self._reduce(problem, op, view, axes, scratch, device, steps) for op in ("min", "max"))
+            size = f"(maximum(high, 0) - (least := minimum(low, 0))) / {2**kind.bits - 1}"
+            scale = f"(found := where(isinf(s := {size}), s - s, where(s == 0, 1, s)))"
+            zero = f"round(clamp({kind.low} - least / found, {kind.low}, {kind.high}))"
+            outputs = {"scale": F32, "zero_point": problem.desc("zero_point").dtype}
+            self._pointwise(problem, f"{scale}, {zero}", {"low": low, "high": high}, outputs, found, scratch, device, steps)
+        else:
+            amax = self._reduce(problem, "amax", view, axes, scratch, device, steps)
+            expression = f"where(isinf(amax), amax - amax, where((s := amax / {kind.largest!r}) == 0, 1, s))"
+            self._pointwise(problem, expression, {"amax": amax}, {"scale": F32}, found, scratch, device, steps)
+        given = _given(problem)
+        steps.append(map_step(given, QuantizeMap()._walk(given, config["vec"]), device))
+        return Build(tuple(steps), scratch.num_bytes)
+
+    def _reduce(self, problem: QuantizeProblem, op: str, x: TensorDesc, axes: tuple[int, ...], scratch: Scratch, device: DeviceInfo,
+                steps: list[Step]) -> Any:
+        kept = tuple(n for i, n in enumerate(x.shape) if i not in axes)
+        y = TensorDesc.packed(x.dtype, kept)
+        build, _ = cheapest("reduce", (("x", x), ("y", y)), (("op", op), ("axes", axes)), problem.policy, device,
+                            reduce_tree.ENGINES["reduce"])
+        place, workspace = scratch.take(y.num_bytes), scratch.take(build.workspace_bytes)
+        steps += moved(build, workspace, x=TensorArg("x"), y=place)
+        return place
+
+    def _pointwise(self, problem: QuantizeProblem, expression: str, places: dict[str, Any], outputs: Mapping[str, Any], found: TensorDesc,
+                   scratch: Scratch, device: DeviceInfo, steps: list[Step]) -> None:
+        names = ("y",) if len(outputs) == 1 else tuple(f"y{i}" for i in range(len(outputs)))
+        operands = [(n, found) for n in places] + [(n, problem.desc(role)) for n, role in zip(names, outputs, strict=True)]
+        attrs = (("expression", expression), ("dtype", tuple(t.name for t in outputs.values())))
+        build, _ = cheapest("pointwise", tuple(operands), attrs, problem.policy, device, pointwise_map.ENGINES["pointwise"])
+        at = places | {n: TensorArg(role) for n, role in zip(names, outputs, strict=True)}
+        steps += moved(build, scratch.take(build.workspace_bytes), **at)
+
+
+def _split(problem: QuantizeProblem) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+    """(shape and strides of x with a dimension of blocks and one within them in place of each, the ones within), in the order of scales."""
+    x = problem.desc("x")
+    shape: list[int] = []
+    strides: list[int] = []
+    axes = []
+    for i, (n, block, stride) in enumerate(zip(problem.shape, problem.blocks, x.strides, strict=True)):
+        if i in problem.scale_dims:
+            shape.append(n // block)
+            strides.append(stride * block)
+        if block > 1 or i not in problem.scale_dims:
+            axes.append(len(shape))
+            shape.append(block if i in problem.scale_dims else n)
+            strides.append(stride)
+    return tuple(shape), tuple(strides), tuple(axes)
+
+
+def _given(problem: QuantizeProblem) -> QuantizeProblem:
+    """The same with scales that are there."""
+    names = ("x", "scale", "zero_point", "state", "y")
+    operands = tuple(Operand(n, problem.desc(n), n == "y") for n in names if problem.has(n))
+    return replace(problem, op="quantize", operands=operands, asymmetric=False)
+
+
+ENGINES: dict[str, tuple[Engine, ...]] = {"dynamic_quantize": (QuantizeGroups(), QuantizeReduced())}
