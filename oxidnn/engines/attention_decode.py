@@ -372,7 +372,8 @@ def _estimate(p: AttentionProblem, config: EngineConfig, device: DeviceInfo, box
         parts = 2.0 + 0.03 * config["splits"] + 8 * ctas * c.team * 16 * (p.dim_v + 2) / (device.bandwidth_gbs * 1e3)
     # A step of 16 keys takes a warp so long, whatever the memory does; longer where bytes are widened.
     chain = waves * rounds * (0.72 if c.is_narrow else 0.5) * (config["keys"] / 16) ** 0.9
-    return 6.0 + 0.5 * waves + 0.1 * config["warps"] + 0.01 * config["keys"] + max(busiest, mean, chain) + parts
+    fixed = 6.0 + 0.5 * waves + 0.1 * config["warps"] + 0.01 * config["keys"]
+    return fixed + max(busiest, mean, chain) + parts if not boxes else 0.93 * (fixed + max(busiest, mean, chain) + parts) - 1.0
 
 
 class DecodeAttention(Engine):
