@@ -274,8 +274,8 @@ def _arguments(p: GgufMatvecProblem, plan: _Plan) -> list[Arg]:
     is_indexed = p.has("ids")
     x_row, x_area = (x.strides[0], x.strides[1] if x.rank == 3 else 0) if is_indexed else (0, x.strides[0] if x.rank == 2 else 0)
     args = [Arg("ptr_blocks", "u64", TensorArg("blocks")), Arg("row_bytes", "u32", blocks.shape[-1]),
-            Arg("row_step", "s64", blocks.strides[-2]), Arg("n", "u32", p.n), Arg("k", "u32", p.k), Arg("tiles", "u32", ceil_div(p.n, TILE)), Arg("tile_ctas", "u32", plan.tile_ctas),
-            Arg("num_chunks", "u32", plan.num_chunks), Arg("panels", "u32", plan.panels), Arg("panel_chunks", "u32", plan.panel_chunks),
+            Arg("row_step", "s64", blocks.strides[-2]), Arg("n", "u32", p.n), Arg("k", "u32", p.k), Arg("tiles", "u32", ceil_div(p.n, TILE)),
+            Arg("tile_ctas", "u32", plan.tile_ctas), Arg("num_chunks", "u32", plan.num_chunks), Arg("panels", "u32", plan.panels), Arg("panel_chunks", "u32", plan.panel_chunks),
             Arg("ptr_x", "u64", TensorArg("x")), Arg("x_row_step", "s64", x_row * x_size), Arg("x_area_step", "s64", x_area * x_size),
             Arg("x_step", "s64", x.strides[-1] * x_size), Arg("areas", "u32", plan.consts.areas), Arg("x_pitch", "u32", layout.x_pitch),
             Arg("sums_pitch", "u32", layout.sums_pitch), Arg("sums_begin", "u32", layout.sums_begin),

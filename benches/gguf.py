@@ -1,0 +1,193 @@
+"""Products of GGUF matrices with a few rows against cuBLAS on the same numbers in f16, and dequantising against a copy.
+
+    python benches/gguf.py [--formats Q4_0,Q4_K,...] [--shapes 16384x16384,4096x4096] [--rows 1,8] [--kind f16|bf16|f32] [--configs N]
+                           [--dequantize] [--seconds S] [--json out.json]
+
+Needs a CUDA device and torch. Each row is verified on poisoned outputs, then timed: medians, in microseconds, of launches queued one behind
+the other, each with blocks of its own, so that none finds them in L2. TB/s counts the bytes that must move; "of bound" is what a plain copy
+of 1 GiB reaches in the same run. --configs N: the N first configs beside the untuned choice, which is the first of them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import numpy as np
+import torch
+from stamp import stamp
+from verify import Row, Tensors, complain, fastest, verify
+
+from oxidnn.dispatch.registry import engines_for
+from oxidnn.engines.base import Engine, EngineConfig
+from oxidnn.ops.case import parse_case
+from oxidnn.ops.gguf import FORMATS, GgufProblem
+from oxidnn.plan import Plan
+from oxidnn.runtime.backend import Backend
+from oxidnn.runtime.cuda_backend import CudaBackend
+from oxidnn.testing.reference.gguf import decode
+from oxidnn.testing.sample.gguf import moderate
+
+KINDS = {"f16": torch.float16, "bf16": torch.bfloat16, "f32": torch.float32}
+DEFAULTS = ("Q4_0", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "MXFP4", "IQ4_NL", "IQ4_XS")
+L2_BYTES = 160 << 20  # what launches in turn move in all, at least
+LAUNCHES = 12
+PATTERN = 4096  # blocks that are random; matrices repeat them
+
+
+def random_blocks(name: str, rows: int, row_bytes: int) -> tuple[torch.Tensor, np.ndarray]:
+    """Bytes on the device, (rows, row_bytes), and what their numbers are: of the blocks of the pattern, f32."""
+    num_bytes = FORMATS[name][1]
+    pattern = moderate(name, np.random.default_rng(3).integers(0, 256, (PATTERN, num_bytes)).astype(np.uint8))
+    products, minima = decode(name, pattern)
+    blocks = torch.from_numpy(pattern).cuda()
+    need = -(-rows * row_bytes // (PATTERN * num_bytes))
+    return blocks.reshape(-1).repeat(need)[: rows * row_bytes].reshape(rows, row_bytes).contiguous(), (products - minima).astype(np.float32)
+
+
+def numbers_of(values: np.ndarray, rows: int, k: int) -> torch.Tensor:
+    """The matrix (rows, k) that the repeated pattern makes."""
+    flat = torch.from_numpy(values).cuda().reshape(-1)
+    return flat.repeat(-(-rows * k // flat.numel()))[: rows * k].reshape(rows, k)
+
+
+def microseconds(calls: Sequence[Callable[[], Any]], repeats: int) -> float:
+    """Of a launch: the median over rounds of LAUNCHES, which take the calls in turn, all queued before the first runs."""
+    taken = []
+    for r in range(repeats + 1):
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        torch.cuda._sleep(1_000_000)
+        begin.record()
+        for i in range(LAUNCHES):
+            calls[(r * LAUNCHES + i) % len(calls)]()
+        end.record()
+        torch.cuda.synchronize()
+        taken.append(begin.elapsed_time(end) * 1e3 / LAUNCHES)
+    return statistics.median(taken[1:])
+
+
+def launches(backend: Backend, problem: GgufProblem, engine: Engine, config: EngineConfig,
+             sets: Sequence[Tensors]) -> list[Callable[[], None]]:
+    plan = Plan(problem, engine, config, engine.build_steps(problem, config, backend.info), backend)
+    scratch = torch.empty(max(1, plan.workspace_bytes), dtype=torch.uint8, device="cuda")
+    stream = backend.default_stream()
+
+    def call(pointers: list[int]) -> Callable[[], None]:
+        return lambda: plan.execute(pointers, scratch.data_ptr(), stream, [])
+
+    return [call([tensors[o.name].data_ptr() for o in problem.operands]) for tensors in sets]
+
+
+def judge(got: torch.Tensor, want: torch.Tensor, sizes: torch.Tensor, k: int) -> float:
+    """Error over tolerance: of the result's rounding and of sums in f32."""
+    unit = {torch.float16: 2.0**-10, torch.bfloat16: 2.0**-7, torch.float32: 2.0**-23}[got.dtype]
+    ratio = (got.double() - want).abs() / (unit * want.abs() + 2 * 2.0**-23 * k**0.5 * sizes + 1e-30)
+    return float("inf") if bool(torch.isnan(ratio).any()) else float(ratio.max())
+
+
+def measure(backend: Backend, name: str, shape: tuple[int, int], rows: int, kind: str, configs: int, repeats: int) -> list[Row]:
+    n, k = shape
+    row_bytes = k // FORMATS[name][0] * FORMATS[name][1]
+    problem = parse_case(f"gguf_matvec blocks=u8[{n},{row_bytes}] x={kind}[{rows},{k}] format={name}")
+    assert isinstance(problem, GgufProblem)
+    blocks, values = random_blocks(name, n, row_bytes)
+    weights = numbers_of(values, n, k)
+    x = torch.randn(rows, k, device="cuda").to(KINDS[kind])
+    tensors = {"blocks": blocks, "x": x, "y": torch.empty(rows, n, dtype=KINDS[kind], device="cuda")}
+    want = torch.cat([x.double() @ part.double().T for part in weights.split(2048)], 1)
+    sizes = torch.cat([x.double().abs() @ part.double().abs().T for part in weights.split(2048)], 1)
+    choices = [(e, c) for e in engines_for("gguf_matvec") if e.check_support(problem, backend.info)
+               for c in e.configs(problem, backend.info)[: max(configs, 1)]]
+    rows_found, ran = verify(backend, problem, choices, tensors, lambda: judge(tensors["y"], want, sizes, k))
+    complain("gguf_matvec", f"{name} {n}x{k} {rows}", rows_found)
+    copies = [tensors, *({**tensors, "blocks": blocks.clone()} for _ in range(-(-L2_BYTES // blocks.numel()) - 1))]
+    by_choice = {(e.id, c.name): (e, c) for e, c in choices}
+    for row, _, _ in ran:
+        row["us"] = microseconds(launches(backend, problem, *by_choice[row["engine"], row["config"]], copies), repeats)
+        row["tb_per_s"] = problem.num_bytes / row["us"] / 1e6
+    half = weights.half()
+    halves = [half, *(half.clone() for _ in range(-(-L2_BYTES // (2 * half.numel())) - 1))]
+    half_x = x.half()
+    library = microseconds([lambda w=w: half_x @ w.T for w in halves], repeats)
+    for row in rows_found:
+        row |= {"format": name, "shape": f"{n}x{k}", "rows": rows, "kind": kind, "cublas_f16_us": library}
+    return rows_found
+
+
+def measure_dequantize(backend: Backend, name: str, shape: tuple[int, int], kind: str, repeats: int) -> list[Row]:
+    n, k = shape
+    row_bytes = k // FORMATS[name][0] * FORMATS[name][1]
+    problem = parse_case(f"gguf_dequantize blocks=u8[{n},{row_bytes}] format={name} dtype={kind}")
+    assert isinstance(problem, GgufProblem)
+    blocks, values = random_blocks(name, n, row_bytes)
+    want = numbers_of(values, n, k).to(KINDS[kind])
+    tensors = {"blocks": blocks, "y": torch.empty(n, k, dtype=KINDS[kind], device="cuda")}
+    choices = [(e, e.configs(problem, backend.info)[0]) for e in engines_for("gguf_dequantize")]
+    found, ran = verify(backend, problem, choices, tensors, lambda: 0.0 if torch.equal(tensors["y"], want) else float("inf"))
+    complain("gguf_dequantize", f"{name} {n}x{k}", found)
+    for row, _, call in ran:
+        row["us"] = microseconds([call], repeats)
+        row["tb_per_s"] = problem.num_bytes / row["us"] / 1e6
+    for row in found:
+        row |= {"format": name, "shape": f"{n}x{k}", "kind": kind}
+    return found
+
+
+def copy_bandwidth(repeats: int) -> float:
+    """TB/s, reading and writing, of a copy of 1 GiB."""
+    source = torch.empty(1 << 30, dtype=torch.uint8, device="cuda")
+    target = torch.empty_like(source)
+    return 2 * source.numel() / microseconds([lambda: target.copy_(source)], repeats) / 1e6
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--formats", default=",".join(DEFAULTS))
+    parser.add_argument("--shapes", default="16384x16384,8192x28672,4096x4096")
+    parser.add_argument("--rows", default="1,8")
+    parser.add_argument("--kind", default="f16", choices=KINDS)
+    parser.add_argument("--configs", type=int, default=0)
+    parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--seconds", type=float, default=1e9)
+    parser.add_argument("--dequantize", action="store_true")
+    parser.add_argument("--json")
+    options = parser.parse_args()
+    begin, backend, found = time.perf_counter(), CudaBackend(), []
+    bound = copy_bandwidth(options.repeats)
+    print(f"copy of 1 GiB: {bound:.2f} TB/s")
+    names = tuple(FORMATS) if options.formats == "all" else tuple(options.formats.split(","))
+    cases = [(name, tuple(int(v) for v in shape.split("x"))) for shape in options.shapes.split(",") for name in names]
+    for name, shape in cases:
+        for rows in [0] if options.dequantize else [int(r) for r in options.rows.split(",")]:
+            if time.perf_counter() - begin > options.seconds:
+                print("stopped by time")
+                break
+            if options.dequantize:
+                made = measure_dequantize(backend, name, shape, options.kind, options.repeats)
+            else:
+                made = measure(backend, name, shape, rows, options.kind, options.configs, options.repeats)
+            found += made
+            first, best = made[0], fastest(made)
+            if best is None or "us" not in first:
+                continue
+            line = f"{name:8} {first['shape']:12} {rows:2} first {first['us']:7.1f} us {first['tb_per_s']:.2f} TB/s "
+            line += f"{first['tb_per_s'] / bound:.2f} of bound"
+            if "cublas_f16_us" in first:
+                line += f", cuBLAS f16 {first['cublas_f16_us']:.1f} us ({first['cublas_f16_us'] / first['us']:.2f}x)"
+            if options.configs:
+                line += f"; {first['config']}; best {best['us']:.1f} us {best['tb_per_s'] / bound:.2f} {best['config']}"
+            print(line, flush=True)
+    if options.json:
+        Path(options.json).write_text(json.dumps({**stamp(), "copy_tb_per_s": bound, "rows": found}, indent=1))
+
+
+if __name__ == "__main__":
+    main()
