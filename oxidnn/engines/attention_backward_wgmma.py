@@ -58,9 +58,9 @@ class Panels:
 
 @dataclass(frozen=True, slots=True)
 class BackwardConsts(Panels):
-    """Shared memory: keys, values, stages of the ring, dS twice, dq; barriers behind the rows of the first stage.
+    """Shared memory: keys, values, stages of the ring, dS twice; barriers behind the rows of the first stage.
 
-    adds: how dq gets into the workspace, "red" or "bulk"; "": not at all. ctas: of a cluster, which add up dq before; 1 or 2.
+    late: dq of a tile is multiplied behind the next tile's weights, else with the products after that.
     """
 
     scores: ScoreConsts
@@ -68,8 +68,8 @@ class BackwardConsts(Panels):
     dim_qk: int
     dim_v: int
     stages: int
-    adds: str
-    ctas: int
+    has_dq: bool
+    late: bool
 
     @property
     def stages_at(self) -> int:
@@ -81,16 +81,8 @@ class BackwardConsts(Panels):
         return (self.panels_qk + self.panels_v) * QUERIES * 128 + 1024
 
     @property
-    def copied_bytes(self) -> int:
-        return self.stage_bytes - 512
-
-    @property
     def ds_at(self) -> int:
         return self.stages_at + self.stages * self.stage_bytes
-
-    @property
-    def dq_at(self) -> int:
-        return self.ds_at + 2 * KEYS * 128 * bool(self.adds)
 
     @property
     def barriers_at(self) -> int:
@@ -98,23 +90,13 @@ class BackwardConsts(Panels):
 
     @property
     def smem_bytes(self) -> int:
-        return self.dq_at + self.come_at + self.half_bytes * (self.ctas == 2 or 2 * (self.adds == "bulk"))
-
-    @property
-    def half_bytes(self) -> int:
-        """A warpgroup's columns of dq."""
-        return QUERIES * self.panels_qk * 128
-
-    @property
-    def come_at(self) -> int:
-        """What another CTA sends, behind what waits for a copy to memory."""
-        return self.half_bytes * (self.ctas == 2 and self.adds == "bulk")
+        return self.ds_at + 2 * KEYS * 128 * self.has_dq
 
     @property
     def barrier_counts(self) -> list[int]:
-        """Arrivals: of copies on a stage, or on keys and values; of warps done with a stage; of warps that wrote dS; of warpgroups
-        done with it; of another CTA's dq; of warps done with that."""
-        return [1] * (self.stages + 1) + [8] * self.stages + [8] * 2 + [2] * 2 + [1, 4] * (self.ctas == 2)
+        """Arrivals: of copies on a stage, or on keys and values; of threads done with a stage; of threads that wrote dS; of warpgroups
+        done with it."""
+        return [1] * (self.stages + 1) + [THREADS] * self.stages + [THREADS] * 2 + [2] * 2
 
     @staticmethod
     def own_params(spec: KernelSpec) -> list[Param]:
@@ -287,10 +269,8 @@ class WgmmaBackwardEngine(Engine):
     def configs(self, problem: Problem, device: DeviceInfo) -> tuple[EngineConfig, ...]:
         p = problem
         assert isinstance(p, AttentionProblem)
-        # Copies by pairs of CTAs, windows and two panels do not fit into 255 registers.
-        is_large = max(p.dim_qk, p.dim_v) > 64 and (p.left is not None or p.right is not None)
-        return tuple(EngineConfig.of(stages=3, adds=adds, ctas=ctas) for adds in ("bulk", "red") for ctas in (1, 2)
-                     if not (is_large and adds == "bulk" and ctas == 2))
+        # Two panels of dq do not fit into registers beside dP.
+        return tuple(EngineConfig.of(stages=3, late=late) for late in ((True, False) if p.dim_qk <= 64 else (True,)))
 
     def estimate(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> float:
         p = problem
@@ -303,7 +283,7 @@ class WgmmaBackwardEngine(Engine):
         p = problem
         assert isinstance(p, AttentionProblem)
         scratch = Scratch()
-        consts = BackwardConsts(score_consts(p), p.desc("q").dtype.name, p.dim_qk, p.dim_v, config["stages"], config["adds"], config["ctas"])
+        consts = BackwardConsts(score_consts(p), p.desc("q").dtype.name, p.dim_qk, p.dim_v, config["stages"], True, config["late"])
         pitch = _pitch(p)
         rows = p.batch * p.heads * pitch
         lse2, delta = scratch.take(4 * rows), scratch.take(4 * rows)
@@ -328,7 +308,7 @@ class ApartBackwardEngine(WgmmaBackwardEngine):
         found = []
         warpgroups = 2 if p.dim_qk > 64 else 3  # of three, threads have 168 registers
         for stages, key_stages in ((5, 4), (4, 4), (4, 3)):
-            keys = BackwardConsts(score_consts(p), p.desc("q").dtype.name, p.dim_qk, p.dim_v, key_stages, "", 1)
+            keys = BackwardConsts(score_consts(p), p.desc("q").dtype.name, p.dim_qk, p.dim_v, key_stages, False, False)
             if max(_queries_consts(p, warpgroups, stages).smem_bytes, keys.smem_bytes) <= device.smem_per_cta:
                 found.append(EngineConfig.of(warpgroups=warpgroups, stages=stages, key_stages=key_stages))
         return tuple(found)
@@ -342,7 +322,7 @@ class ApartBackwardEngine(WgmmaBackwardEngine):
         p = problem
         assert isinstance(p, AttentionProblem)
         scratch = Scratch()
-        consts = BackwardConsts(score_consts(p), p.desc("q").dtype.name, p.dim_qk, p.dim_v, config["key_stages"], "", 1)
+        consts = BackwardConsts(score_consts(p), p.desc("q").dtype.name, p.dim_qk, p.dim_v, config["key_stages"], False, False)
         pitch = _pitch(p)
         rows = p.batch * p.heads * pitch
         lse2, delta = scratch.take(4 * rows), scratch.take(4 * rows)
@@ -414,8 +394,7 @@ def _keys_step(p: AttentionProblem, device: DeviceInfo, consts: BackwardConsts, 
         Arg("ptr_lse2", "u64", lse2), Arg("ptr_delta", "u64", delta), Arg("query_pitch", "u64", _pitch(p)), *more,
         Arg("ptr_dk", "u64", TensorArg("dk")), *_strides("dk", p.heads_of("dk")),
         Arg("ptr_dv", "u64", TensorArg("dv")), *_strides("dv", p.heads_of("dv")), *arguments(p)], consts,
-        (ceil_div(p.len_kv, KEYS * consts.ctas) * consts.ctas, p.heads_kv, p.batch), dynamic_smem=consts.smem_bytes, cluster=consts.ctas,
-        suffix=_suffix(p))
+        (ceil_div(p.len_kv, KEYS), p.heads_kv, p.batch), dynamic_smem=consts.smem_bytes, suffix=_suffix(p))
 
 
 ENGINES: dict[str, tuple[Engine, ...]] = {
