@@ -6,8 +6,8 @@
     moe_losses logits counts=s32[E]                                 balance, z
     moe_losses_backward dbalance=f32[] dz=f32[] logits counts       dlogits
 
-scoring: softmax over the experts, or sigmoid. The experts are the top_k of score + bias, the lower index first among equals; NaN comes last.
-With groups (of E / groups neighbours), of the top_groups best ones alone, a group being as good as its two best together (group_score
+scoring: softmax over the experts, or sigmoid. The experts are the top_k of score + bias, the lower index first among equals; NaN comes
+last. With groups (of E / groups neighbours), of the top_groups best ones alone, a group being as good as its two best together (group_score
 "top2") or its best ("max"). Weights are the scores without bias, divided by their sum with renormalize (of sigmoids by 1e-20 more), times
 scaling. counts: assignments to each expert. capacity: those of an expert that come after so many, by token, are dropped: weight 0, and
 ~id in the place of the id; counts counts them too.
@@ -130,8 +130,8 @@ def _losses(op: str, tensors: Mapping[str, TensorDesc], attrs: Mapping[str, Any]
         operands.append(Operand("dlogits", output(op, "dlogits", tensors, (logits.dtype,), logits.shape, logits), True))
     else:
         operands += [Operand(n, output(op, n, tensors, (F32,), (), logits), True) for n in ("balance", "z")]
-    return MoeRouteProblem(op, tuple(operands), (("scoring", scoring),) if scoring != "softmax" else (), policy=policy, tokens=logits.shape[0],
-                           experts=logits.shape[1], scoring=scoring)
+    return MoeRouteProblem(op, tuple(operands), (("scoring", scoring),) if scoring != "softmax" else (), policy=policy,
+                           tokens=logits.shape[0], experts=logits.shape[1], scoring=scoring)
 
 
 def make_losses(tensors: Mapping[str, TensorDesc], attrs: Mapping[str, Any], policy: Policy) -> MoeRouteProblem:
@@ -149,5 +149,6 @@ DEFINITIONS: tuple[OpDef, ...] = (
           (("top_k", None), *_SHARED, ("groups", 1), ("top_groups", None), ("group_score", "top2"), ("capacity", None))),
     OpDef("moe_route_backward", ("dweights", "logits", "ids"), ("dlogits",), make_route_backward, attrs=_SHARED),
     OpDef("moe_losses", ("logits", "counts"), ("balance", "z"), make_losses, attrs=(("scoring", "softmax"),)),
-    OpDef("moe_losses_backward", ("dbalance", "dz", "logits", "counts"), ("dlogits",), make_losses_backward, attrs=(("scoring", "softmax"),)),
+    OpDef("moe_losses_backward", ("dbalance", "dz", "logits", "counts"), ("dlogits",), make_losses_backward,
+          attrs=(("scoring", "softmax"),)),
 )

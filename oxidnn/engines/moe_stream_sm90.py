@@ -1,0 +1,179 @@
+"""Layers of experts for few tokens: two launches that stream the weights of the experts that are hit, and nothing else; sm_90a.
+
+No sort and no copies of rows: an expert that any token goes to multiplies all of them, which costs nothing where weights come from memory,
+and what is not a token's own is left out of its sum. Sums over experts stay in registers, in f32.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..codegen.pointwise import Expression
+from ..codegen.spec import Target, TensorMapSpec
+from ..device import DeviceInfo
+from ..dtypes import BF16, F16
+from ..ops.base import Problem
+from ..ops.moe import MoeProblem
+from ..tensor import TensorDesc
+from .base import SUPPORTED, Arg, Build, Engine, EngineConfig, Scratch, Step, Support, TensorMapArg, WorkspaceMapArg, refuse
+from .digits import ceil_div
+from .moe_rows import held
+
+MAX_TOKENS = 64
+MAX_EXPERTS = 1024  # whose list is kept in shared memory
+TILE_K = 64
+ROWS = 64
+THREADS = 160  # a warpgroup that multiplies, and a warp that fetches
+MAX_STAGES = 24
+_BOX_BYTES = 2 * ROWS * TILE_K
+
+
+@dataclass(frozen=True, slots=True)
+class StreamConsts:
+    """of: "up" or "down". columns: tokens, of tile_n that wgmma takes; tiles: of 64 rows; k_tiles: of an expert's sum; middle_bytes: of a
+    token's middle; splits: CTAs of a cluster that deal out k tiles; pitch: words from token to token of staged sums."""
+
+    kind: str
+    ids: str
+    of: str
+    columns: int
+    topk: int
+    experts: int
+    hidden: int
+    inter: int
+    stages: int
+    splits: int
+    middle_bytes: int
+    gate: Expression | None
+
+    pitch = ROWS + 4
+
+    @property
+    def tile_n(self) -> int:
+        return ceil_div(self.columns, 8) * 8
+
+    @property
+    def tiles(self) -> int:
+        return ceil_div(self.inter if self.of == "up" else self.hidden, ROWS)
+
+    @property
+    def k_tiles(self) -> int:
+        return ceil_div(self.hidden if self.of == "up" else self.inter, TILE_K)
+
+    @property
+    def weight_bytes(self) -> int:
+        return _BOX_BYTES * (2 if self.of == "up" else 1)
+
+    @property
+    def stage_bytes(self) -> int:
+        return self.weight_bytes + 2 * TILE_K * self.tile_n
+
+    @property
+    def ring_bytes(self) -> int:
+        return max(self.stages * self.stage_bytes, 4 * self.pitch * self.tile_n if self.of == "down" else 0)
+
+    @property
+    def smem_bytes(self) -> int:
+        return self.ring_bytes + 16 * self.stages + 8 * self.experts + 16
+
+    def lower_forward(self, gate: str, up: str, result: str) -> str:
+        assert self.gate is not None
+        return self.gate.lower({"g": gate, "u": up}, [result], "f32")
+
+
+def _expected_hits(p: MoeProblem) -> float:
+    """Experts that some of random tokens go to."""
+    return p.experts * (1 - (1 - min(1.0, p.topk / p.experts)) ** p.tokens)
+
+
+def _weights_map(desc: TensorDesc, kind: str) -> TensorMapSpec:
+    experts, rows, columns = desc.shape
+    size = desc.dtype.num_bytes
+    return TensorMapSpec(kind, (columns, rows, experts), (desc.strides[1] * size, desc.strides[0] * size), (TILE_K, ROWS, 1), swizzle=128)
+
+
+def _fits_map(desc: TensorDesc) -> bool:
+    """Rows that begin at multiples of 16 bytes, elements side by side."""
+    steps = [s for n, s in zip(desc.shape[:-1], desc.strides[:-1], strict=True) if n > 1]
+    return desc.align % 16 == 0 and (desc.strides[-1] == 1 or desc.shape[-1] == 1) and all(s > 0 and s % 8 == 0 for s in steps)
+
+
+class MoeStream(Engine):
+    """At most 64 tokens of f16 or bf16."""
+
+    id = "moe.stream_sm90"
+
+    def check_support(self, problem: Problem, device: DeviceInfo) -> Support:
+        p = problem
+        assert isinstance(p, MoeProblem)
+        if device.arch != "sm_90a":
+            return refuse(f"it needs sm_90a, the device is {device.arch}")
+        if p.kind not in (F16, BF16) or not 1 <= p.tokens <= MAX_TOKENS or p.experts > MAX_EXPERTS or not p.hidden or not p.inter:
+            return refuse(f"1 to {MAX_TOKENS} tokens of f16 or bf16, at most {MAX_EXPERTS} experts")
+        wrong = [n for n in ("x", "w_gate_up", "w_down") if not _fits_map(p.desc(n))]
+        if wrong:
+            return refuse(f"tensor maps need rows of {' and '.join(wrong)} that begin at multiples of 16 bytes")
+        if ceil_div(p.hidden, ROWS) * 8 * max(p.hidden, p.inter) >= 2**31:
+            return refuse("fewer columns")
+        return SUPPORTED
+
+    def configs(self, problem: Problem, device: DeviceInfo) -> tuple[EngineConfig, ...]:
+        """stages of both rings: as many as fill shared memory, or half of it; splits of the second product."""
+        p = problem
+        assert isinstance(p, MoeProblem)
+        tiles = ceil_div(p.hidden, ROWS)
+        found = []
+        for share in (1, 2):
+            up, down = (self._stages(p, of, share, device) for of in ("up", "down"))
+            for splits in (1, 2, 4, 8):
+                if splits == 1 or tiles * splits <= share * device.num_sms:
+                    found.append(EngineConfig.of(up=up, down=down, splits=splits))
+        return tuple(sorted(dict.fromkeys(found), key=lambda config: self.estimate(problem, config, device)))
+
+    @staticmethod
+    def _stages(p: MoeProblem, of: str, share: int, device: DeviceInfo) -> int:
+        room = min(device.smem_per_cta, device.smem_per_sm // share - 1024) - 16 * MAX_STAGES - 8 * p.experts - 16
+        most = room // _consts(p, of, 1, 1).stage_bytes
+        return max(1, min(MAX_STAGES, most, 4 if device.is_emulated else most))
+
+    def estimate(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> float:
+        p = problem
+        assert isinstance(p, MoeProblem)
+        weights = 6 * _expected_hits(p) * p.hidden * p.inter
+        ctas = ceil_div(p.hidden, ROWS) * config["splits"]
+        down_us = weights / 3 / (device.bandwidth_gbs * 0.85e3 * min(1.0, (ctas / (0.7 * device.num_sms)) ** 0.7))
+        columns = 1 + 0.004 * max(0, p.tokens - 16)
+        return 12.0 + 0.9 * (config["splits"].bit_length() - 1) + (weights / 1.5 / (device.bandwidth_gbs * 0.85e3) + down_us) * columns
+
+    def build_steps(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> Build:
+        p = problem
+        assert isinstance(p, MoeProblem)
+        scratch = Scratch()
+        up, down = _consts(p, "up", config["up"], 1), _consts(p, "down", config["down"], config["splits"])
+        most = min(p.experts, p.rows)
+        middle = scratch.take(most * p.tokens * up.middle_bytes)
+        table = Arg("ptr_table", "u64", scratch.take(8 * most * p.tokens))
+        target, x, kind = Target.for_arch(device.arch), p.desc("x"), p.kind.name
+        ids = [*held(p, "ids").args("ids"), Arg("first_expert", "s64", p.first)]
+        tokens_map = TensorMapSpec(kind, (p.hidden, p.tokens), (x.strides[0] * 2,), (TILE_K, p.tokens), swizzle=128)
+        middle_map = TensorMapSpec(kind, (p.inter, p.tokens, most), (up.middle_bytes, p.tokens * up.middle_bytes), (TILE_K, p.tokens, 1),
+                                   swizzle=128)
+        num_ctas = min(device.num_sms * max(1, device.smem_per_sm // (up.smem_bytes + 1024)), most * up.tiles)
+        args = [Arg("map_weights", "tensor_map", TensorMapArg("w_gate_up", _weights_map(p.desc("w_gate_up"), kind))),
+                Arg("map_tokens", "tensor_map", TensorMapArg("x", tokens_map)), *ids, *held(p, "weights").args("weights"),
+                Arg("ptr_middle", "u64", middle), table, Arg("num_ctas", "u32", num_ctas)]
+        first = Step.of("moe/stream_sm90", p.op, target, THREADS, args, up, num_ctas, dynamic_smem=up.smem_bytes, follows=True,
+                        suffix=f"up_{kind}_{up.tile_n}")
+        args = [Arg("map_weights", "tensor_map", TensorMapArg("w_down", _weights_map(p.desc("w_down"), kind))),
+                Arg("map_tokens", "tensor_map", WorkspaceMapArg(middle_map, middle.byte_offset)), *ids, table, *held(p, "y").args("y")]
+        second = Step.of("moe/stream_sm90", p.op, target, THREADS, args, down, down.tiles * down.splits, dynamic_smem=down.smem_bytes,
+                         cluster=down.splits, follows=True, suffix=f"down_{kind}_{down.tile_n}_{down.splits}")
+        return Build((first, second), scratch.num_bytes)
+
+
+def _consts(p: MoeProblem, of: str, stages: int, splits: int) -> StreamConsts:
+    return StreamConsts(p.kind.name, p.desc("ids").dtype.name, of, p.tokens, p.topk, p.experts, p.hidden, p.inter, stages, splits,
+                        2 * ceil_div(p.inter, 8) * 8, p.gate if of == "up" else None)
+
+
+ENGINES: dict[str, tuple[Engine, ...]] = {"moe": (MoeStream(),)}
