@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import product
 
 from ..codegen.fastdiv import magic
 from ..codegen.spec import Target as PtxTarget
@@ -30,8 +31,9 @@ MAX_REGISTERS = {1: 255, 2: 175, 4: 108}  # of a thread, by warpgroups: 255, 168
 @dataclass(frozen=True, slots=True)
 class QuantizedWgmmaConsts:
     """Consts of quantized_linear/wgmma_sm90. dtype: of x; bits: of a code; columns: rows of x; row_groups, k_groups: warpgroups that share
-    the rows of W, that deal out stages; spans: of 64 k in a stage; scaling: "sums" of `unit` spans, "numbers", each of them, or "none";
-    parts: of a span that have a scale of their own; zero: PTX type of zero points, "" without; streams: codes leave L2 first."""
+    the rows of W, that deal out stages; spans: of 64 k in a turn of the loop, stage_spans of them in a stage; scaling: "sums" of `unit`
+    spans, "numbers", each of them, or "none"; parts: of a span that have a scale of their own; zero: PTX type of zero points, "" without;
+    streams: codes leave L2 first."""
 
     kind: str
     dtype: str
@@ -40,6 +42,7 @@ class QuantizedWgmmaConsts:
     row_groups: int
     k_groups: int
     spans: int
+    stage_spans: int
     stages: int
     scaling: str
     unit: int
@@ -66,9 +69,19 @@ class QuantizedWgmmaConsts:
         return SPAN_K * self.spans
 
     @property
+    def is_merged(self) -> bool:
+        """A thread that multiplies fills the ring too: with a warp more, threads of two warpgroups would have 168 registers."""
+        return self.stage_spans < self.spans
+
+    @property
+    def stage_count(self) -> int:
+        """Stages of a turn of the loop."""
+        return self.spans // self.stage_spans
+
+    @property
     def row_bytes(self) -> int:
         """Of codes of a stage."""
-        return self.tile_k * self.bits // 8
+        return SPAN_K * self.stage_spans * self.bits // 8
 
     @property
     def phase_shift(self) -> int:
@@ -82,7 +95,7 @@ class QuantizedWgmmaConsts:
     @property
     def x_bytes(self) -> int:
         """Of a stage; its codes follow."""
-        return self.spans * self.columns * 128
+        return self.stage_spans * self.columns * 128
 
     @property
     def stage_bytes(self) -> int:
@@ -148,6 +161,7 @@ def _plan(p: QuantizedLinearProblem, config: EngineConfig) -> _Plan:
     am = turned(p)
     d = tiling.merged_digits(am)
     columns, row_groups, k_groups, spans = (config[name] for name in ("columns", "row_groups", "k_groups", "spans"))
+    is_merged = config["filler"] == "own"
     rows, warpgroups = 64 * row_groups, row_groups * k_groups
     threads = min(128 * warpgroups, rows * columns)
     epilogue = tiling.plan_epilogue(d, am, rows, columns, threads, tiling.needs_wide(d), False)
@@ -157,11 +171,16 @@ def _plan(p: QuantizedLinearProblem, config: EngineConfig) -> _Plan:
     unit = min(spans, p.group_size // SPAN_K) if scaling == "sums" else 1
     row_tiles, column_tiles = -(-p.n // rows), -(-p.rows // columns)
     consts = QuantizedWgmmaConsts(
-        p.kind, p.desc("x").dtype.name, 4 if p.kind in NIBBLES else 8, columns, row_groups, k_groups, spans, config["stages"], scaling,
+        p.kind, p.desc("x").dtype.name, 4 if p.kind in NIBBLES else 8, columns, row_groups, k_groups, spans,
+        1 if is_merged else spans, config["stages"], scaling,
         unit, 2 if p.groups > 1 and p.group_size % SPAN_K else 1, p.groups > 1,
         p.desc("zero_point").dtype.name if p.has("zero_point") else "",
         p.desc("scale").dtype.name, tuple(map(float, NF4)) if p.kind == "nf4" else (), column_tiles == 1, epilogue, threads)
     return _Plan(consts, am, d, row_tiles, column_tiles, -(-p.k // consts.tile_k))
+
+
+def _threads(c: QuantizedWgmmaConsts) -> int:
+    return 128 * c.warpgroups + (0 if c.is_merged else 32)
 
 
 def _registers_needed(c: QuantizedWgmmaConsts) -> int:
@@ -222,7 +241,7 @@ class QuantizedLinearWgmma(Engine):
         plan = _plan(p, config)
         c = plan.consts
         suffix = f"{c.kind}_{c.dtype}_{c.rows}x{c.columns}_{c.scaling}{'_zero' if c.zero else ''}"
-        step = Step.of("quantized_linear/wgmma_sm90", p.op, PtxTarget.for_arch(device.arch, (8, 0)), 128 * c.warpgroups + 32,
+        step = Step.of("quantized_linear/wgmma_sm90", p.op, PtxTarget.for_arch(device.arch, (8, 0)), _threads(c),
                        _arguments(p, plan), c, plan.row_tiles * plan.column_tiles, dynamic_smem=c.smem_bytes(p.groups), suffix=suffix)
         if not p.has("permutation"):
             return Build((step,))
@@ -234,8 +253,8 @@ class QuantizedLinearWgmma(Engine):
 def _estimate_us(p: QuantizedLinearProblem, plan: _Plan, ctas: int, device: DeviceInfo) -> float:
     """Rounds of CTAs over the SMs at the slowest of their products, their numbers and what they bring; memory; a start."""
     c = plan.consts
-    per_sm = max(1, min(device.smem_per_sm // (c.smem_bytes(p.groups) + 1024), 2048 // (128 * c.warpgroups + 32),
-                        65536 // ((128 * c.warpgroups + 32) * (_registers_needed(c) + 8))))
+    per_sm = max(1, min(device.smem_per_sm // (c.smem_bytes(p.groups) + 1024), 2048 // _threads(c),
+                        65536 // (_threads(c) * (_registers_needed(c) + 8))))
     resident = min(ctas, per_sm * device.num_sms)
     weights = p.desc("w").num_bytes + p.desc("scale").num_bytes
     x_bytes = p.rows * p.k * 2
@@ -248,11 +267,11 @@ def _estimate_us(p: QuantizedLinearProblem, plan: _Plan, ctas: int, device: Devi
     steps = p.k / 16
     numbers: float = {"s4": 20, "u4": 20, "nf4": 28, "s8": 24, "e4m3": 22}[c.kind] + (8 if c.dtype == "bf16" else 0)
     numbers += {"sums": c.columns / 2 / (4 * c.unit) + 6 / c.unit, "numbers": 4 + 10 * c.parts / 4, "none": 0}[c.scaling]
-    product = max(18, c.columns / 2)
-    chain = (product * 4 + 60 + numbers * 4 * 1.3) / 4 / c.k_groups  # of a warpgroup by itself
-    clocks = steps * max(product * c.row_groups, numbers * c.row_groups, chain)
+    clocks_of = max(18, c.columns / 2)  # a product of 16 k
+    chain = (clocks_of * 4 + 60 + numbers * 4 * 1.3) / 4 / c.k_groups  # of a warpgroup by itself
+    clocks = steps * max(clocks_of * c.row_groups, numbers * c.row_groups, chain)
     busiest = -(-ctas // device.num_sms)
-    compute_us = max(busiest * steps * max(product, numbers) * c.row_groups, -(-ctas // (per_sm * device.num_sms)) * clocks) / 1650
+    compute_us = max(busiest * steps * max(clocks_of, numbers) * c.row_groups, -(-ctas // (per_sm * device.num_sms)) * clocks) / 1650
     end_us = 1.0 + c.rows * c.columns / 16e3
     rounds = -(-ctas // (per_sm * device.num_sms))
     return 4.0 + max(compute_us, memory_us, l2_us) + 0.1 * min(compute_us, memory_us) + rounds * end_us + 0.5 * (c.k_groups > 1)
@@ -309,11 +328,12 @@ def _candidates(p: QuantizedLinearProblem, device: DeviceInfo) -> Iterator[Engin
                 k_tiles = -(-p.k // (SPAN_K * spans))
                 if k_groups > 1 and k_groups > k_tiles:
                     continue
-                for scaling in _scalings(p, columns, spans):
-                    for stages in _depths(p, device, k_tiles, columns=columns, row_groups=row_groups, k_groups=k_groups, spans=spans,
-                                          scaling=scaling):
-                        yield EngineConfig.of(columns=columns, row_groups=row_groups, k_groups=k_groups, spans=spans, scaling=scaling,
-                                              stages=stages)
+                fillers = ("warp", "own") if row_groups == 2 and spans == 2 else ("warp",)
+                for scaling, filler in product(_scalings(p, columns, spans), fillers):
+                    knobs = {"columns": columns, "row_groups": row_groups, "k_groups": k_groups, "spans": spans, "scaling": scaling,
+                             "filler": filler}
+                    for stages in _depths(p, device, k_tiles, **knobs):
+                        yield EngineConfig.of(**knobs, stages=stages)
 
 
 def _scalings(p: QuantizedLinearProblem, columns: int, spans: int) -> tuple[str, ...]:
@@ -329,12 +349,12 @@ def _depths(p: QuantizedLinearProblem, device: DeviceInfo, k_tiles: int, **knobs
     def fits(stages: int, per_sm: int) -> bool:
         c = _plan(p, EngineConfig.of(**knobs, stages=stages)).consts
         room = min(device.smem_per_cta, device.smem_per_sm // per_sm - 1024)
-        return c.smem_bytes(p.groups) <= room and _registers_needed(c) <= MAX_REGISTERS[c.warpgroups]
+        return c.smem_bytes(p.groups) <= room and _registers_needed(c) <= (255 if c.is_merged else MAX_REGISTERS[c.warpgroups])
 
     least = 1 + int(knobs["k_groups"])
     if device.is_emulated:
         return (least,) if fits(least, 1) else ()
-    deepest = max(least, min(MAX_STAGES, k_tiles))
+    deepest = max(least, min(MAX_STAGES, k_tiles * (2 if knobs["filler"] == "own" else 1)))
     return tuple(sorted({next((s for s in range(deepest, least - 1, -1) if fits(s, per_sm)), 0) for per_sm in (1, 2)} - {0}))
 
 

@@ -11,6 +11,7 @@ from oxidnn.codegen.render import render
 from oxidnn.device import known_device
 from oxidnn.engines.base import EngineConfig
 from oxidnn.engines.quantized_linear_skinny import SKINNY
+from oxidnn.engines.quantized_linear_wgmma import WGMMA
 from oxidnn.ops.case import parse_case
 from oxidnn.runtime.assembler import assemble
 from oxidnn.runtime.emu_backend import EmulatedBackend
@@ -44,25 +45,59 @@ def test_few_rows(line: str, chosen: EngineConfig) -> None:
     run_problem(backend, problem, SKINNY, chosen, seed=len(line))
 
 
+def tile(columns: int, row_groups: int, k_groups: int, spans: int, scaling: str, stages: int, filler: str = "warp") -> EngineConfig:
+    return EngineConfig.of(columns=columns, row_groups=row_groups, k_groups=k_groups, spans=spans, scaling=scaling, filler=filler,
+                           stages=stages)
+
+
+@pytest.mark.parametrize(("line", "chosen"), [
+    ("x=f16[5,448] w=u8[40,224] scale=f32[40] kind=s4", tile(8, 1, 1, 2, "none", 2)),
+    ("x=bf16[9,448] w=u8[72,224] scale=f32[72] zero_point=u8[72] kind=u4 bias=f32[72]", tile(16, 2, 1, 4, "none", 3)),
+    ("x=f16[17,1056] w=u8[40,528] scale=f16[40,9] kind=s4 group_size=128", tile(32, 1, 2, 4, "sums", 3)),
+    ("x=bf16[33,448] w=u8[136,224] scale=f32[136,7] zero_point=s8[136,7] kind=u4 group_size=64", tile(64, 2, 1, 2, "sums", 2)),
+    ("x=f16[100,416] w=u8[136,208] scale=f32[136,13] zero_point=s8[136,13] kind=s4 group_size=32", tile(64, 2, 1, 2, "numbers", 2)),
+    ("x=bf16[130,320] w=u8[72,160] scale=bf16[72,5] kind=nf4", tile(128, 1, 1, 2, "sums", 2)),
+    ("x=f16[270,352] w=u8[136,176] scale=f16[136,3] kind=s4 group_size=128", tile(256, 2, 1, 2, "numbers", 3, "own")),
+    ("x=bf16[70,864] w=s8[136,864] scale=f16[136] kind=s8", tile(64, 2, 1, 2, "none", 2, "own")),
+    ("x=bf16[70,864] w=u8[136,432] scale=f16[136,7] kind=s4 group_size=128", tile(128, 2, 1, 2, "sums", 4, "own")),
+    ("x=f16[5,720] w=s8[40,720] scale=f32[40] zero_point=s8[40] kind=s8", tile(8, 1, 4, 2, "none", 5)),
+    ("x=bf16[20,400] w=s8[72,400] scale=f32[72,4] zero_point=s8[72,4] kind=s8 group_size=128", tile(32, 1, 2, 2, "sums", 3)),
+    ("x=f16[20,400] w=e4m3[72,400] scale=f32[1] kind=e4m3 out_dtype=f32", tile(32, 2, 1, 2, "none", 2)),
+    ("x=bf16[2,10,400] w=e4m3[72,400] scale=f32[72,7] kind=e4m3 group_size=64 residual=f32[2,10,72] epilogue='relu(acc + residual)'",
+     tile(32, 1, 1, 2, "sums", 2)),
+    ("x=bf16[9,448] w=u8[72,224] scale=f32[72] permutation=s32[448] kind=nf4", tile(16, 1, 1, 2, "none", 2)),
+], ids=lambda v: v.name if isinstance(v, EngineConfig) else v.split()[1] + v.split("kind=")[1].split()[0])
+@pytest.mark.parametrize("schedule", ["lowest_pc", ("random", 5)], ids=["lowest", "random"])
+def test_wgmma(line: str, chosen: EngineConfig, schedule: object) -> None:
+    problem, backend = parse_case(f"quantized_linear {line}"), EmulatedBackend("sm_90a", checkers="all", schedule=schedule)
+    support = WGMMA.check_support(problem, backend.info)
+    assert support, support.reason
+    run_problem(backend, problem, WGMMA, chosen, seed=len(line))
+
+
 @pytest.mark.parametrize("line", [
     "x=f16[1,4096] w=u8[4096,2048] scale=f16[4096,32] zero_point=u8[4096,32] kind=u4",
     "x=bf16[64,4096] w=u8[4096,2048] scale=f16[4096,128] kind=s4", "x=bf16[16,4096] w=u8[4096,2048] scale=f32[4096,64] kind=nf4",
     "x=bf16[16,4096] w=s8[4096,4096] scale=f32[4096,32] zero_point=s8[4096,32] kind=s8",
-    "x=f16[64,4096] w=e4m3[4096,4096] scale=f32[4096] kind=e4m3",
-], ids=lambda line: line.split()[1] + line.split("kind=")[1].split()[0])
+    "x=f16[64,4096] w=e4m3[4096,4096] scale=f32[4096] kind=e4m3", "x=f16[4096,4096] w=u8[4096,2048] scale=f16[4096,32] kind=s4",
+    "x=bf16[4096,4096] w=u8[4096,2048] scale=f16[4096,64] kind=nf4",
+], ids=lambda line: line.split()[0] + line.split("kind=")[1].split()[0])
 def test_tiles_assemble_without_spills(line: str) -> None:
     info = known_device("sm_90a")
     problem = parse_case(f"quantized_linear {line}")
     seen = set()
-    for chosen in SKINNY.configs(problem, info):
-        spec = SKINNY.build_steps(problem, chosen, info).steps[0].spec
-        key = (chosen["rows"], chosen["blocks"], chosen["warps"])
-        if key in seen:
-            continue
-        seen.add(key)
-        result = assemble(render(spec), "sm_90a")
-        assert result.spill_bytes == 0, f"{chosen.name}: {result.spill_bytes} bytes spilled"
-        assert result.registers <= spec.max_registers, f"{chosen.name}: {result.registers} registers"
+    for engine in (SKINNY, WGMMA):
+        for chosen in engine.configs(problem, info) if engine.check_support(problem, info) else ():
+            key = tuple(value for name, value in chosen.knobs if name not in ("stages", "splits"))
+            if key in seen:
+                continue
+            seen.add(key)
+            spec = engine.build_steps(problem, chosen, info).steps[0].spec
+            result = assemble(render(spec), "sm_90a")
+            assert result.spill_bytes == 0, f"{chosen.name}: {result.spill_bytes} bytes spilled"
+            assert result.registers <= spec.max_registers, f"{chosen.name}: {result.registers} registers"
+            assert "serialized" not in result.log, f"{chosen.name}: {result.log}"
+    assert seen
 
 
 @pytest.mark.parametrize(("line", "reason"), [
