@@ -49,7 +49,12 @@ class Panels:
     @property
     def fixed(self) -> str:
         """A descriptor but for its address: 128-byte swizzle, 1024 bytes between groups of 8 lines, 64 lines between panels."""
-        return f"0x{1 << 62 | 1024 >> 4 << 32 | 64 * 128 >> 4 << 16:016X}"
+        return self.fixed_of(64)
+
+    @staticmethod
+    def fixed_of(lines: int) -> str:
+        """The same, of panels of more lines."""
+        return f"0x{1 << 62 | 1024 >> 4 << 32 | lines * 128 >> 4 << 16:016X}"
 
     @staticmethod
     def names(stem: str, count: int) -> list[str]:
@@ -60,7 +65,8 @@ class Panels:
 class BackwardConsts(Panels):
     """Shared memory: keys, values, stages of the ring, dS twice; barriers behind the rows of the first stage.
 
-    late: dq of a tile is multiplied behind the next tile's weights, else with the products after that.
+    late: dq of a tile is multiplied behind the next tile's weights, else with the products after that. alternates: by one warpgroup,
+    else each has half of the columns; implies late.
     """
 
     scores: ScoreConsts
@@ -70,6 +76,7 @@ class BackwardConsts(Panels):
     stages: int
     has_dq: bool
     late: bool
+    alternates: bool
 
     @property
     def stages_at(self) -> int:
@@ -96,7 +103,11 @@ class BackwardConsts(Panels):
     def barrier_counts(self) -> list[int]:
         """Arrivals: of copies on a stage, or on keys and values; of threads done with a stage; of threads that wrote dS; of warpgroups
         done with it."""
-        return [1] * (self.stages + 1) + [THREADS] * self.stages + [THREADS] * 2 + [2] * 2
+        return [1] * (self.stages + 1) + [THREADS] * self.stages + [THREADS] * 2 + [1 if self.alternates else 2] * 2
+
+    @property
+    def dq_columns(self) -> int:
+        return self.panels_qk * (64 if self.alternates else 32)
 
     @staticmethod
     def own_params(spec: KernelSpec) -> list[Param]:
@@ -270,7 +281,7 @@ class WgmmaBackwardEngine(Engine):
         p = problem
         assert isinstance(p, AttentionProblem)
         # Two panels of dq do not fit into registers beside dP.
-        return tuple(EngineConfig.of(stages=3, late=late) for late in ((True, False) if p.dim_qk <= 64 else (True,)))
+        return tuple(EngineConfig.of(stages=3, dq=dq) for dq in (("alternate", "late", "early") if p.dim_qk <= 64 else ("alternate", "late")))
 
     def estimate(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> float:
         p = problem
@@ -283,7 +294,8 @@ class WgmmaBackwardEngine(Engine):
         p = problem
         assert isinstance(p, AttentionProblem)
         scratch = Scratch()
-        consts = BackwardConsts(score_consts(p), p.desc("q").dtype.name, p.dim_qk, p.dim_v, config["stages"], True, config["late"])
+        consts = BackwardConsts(score_consts(p), p.desc("q").dtype.name, p.dim_qk, p.dim_v, config["stages"], True, config["dq"] != "early",
+                                config["dq"] == "alternate")
         pitch = _pitch(p)
         rows = p.batch * p.heads * pitch
         lse2, delta = scratch.take(4 * rows), scratch.take(4 * rows)
@@ -308,7 +320,7 @@ class ApartBackwardEngine(WgmmaBackwardEngine):
         found = []
         warpgroups = 2 if p.dim_qk > 64 else 3  # of three, threads have 168 registers
         for stages, key_stages in ((5, 4), (4, 4), (4, 3)):
-            keys = BackwardConsts(score_consts(p), p.desc("q").dtype.name, p.dim_qk, p.dim_v, key_stages, False, False)
+            keys = BackwardConsts(score_consts(p), p.desc("q").dtype.name, p.dim_qk, p.dim_v, key_stages, False, False, False)
             if max(_queries_consts(p, warpgroups, stages).smem_bytes, keys.smem_bytes) <= device.smem_per_cta:
                 found.append(EngineConfig.of(warpgroups=warpgroups, stages=stages, key_stages=key_stages))
         return tuple(found)
@@ -322,7 +334,7 @@ class ApartBackwardEngine(WgmmaBackwardEngine):
         p = problem
         assert isinstance(p, AttentionProblem)
         scratch = Scratch()
-        consts = BackwardConsts(score_consts(p), p.desc("q").dtype.name, p.dim_qk, p.dim_v, config["key_stages"], False, False)
+        consts = BackwardConsts(score_consts(p), p.desc("q").dtype.name, p.dim_qk, p.dim_v, config["key_stages"], False, False, False)
         pitch = _pitch(p)
         rows = p.batch * p.heads * pitch
         lse2, delta = scratch.take(4 * rows), scratch.take(4 * rows)
