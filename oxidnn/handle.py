@@ -1258,6 +1258,60 @@ class DnnHandle(ListOps):
         """
         return self._session.run(CALLS["gguf_matvec"], (blocks, x, ids, weights), (format, out_dtype), out, stream)
 
+    # ---- quantisation ------------------------------------------------------------------------------------------------------------
+
+    def quantize(self, x: Any, kind: str, scale: Any = None, *, axis: int | None = None, zero_point: Any = None, global_scale: Any = None,
+                 scaling: Any = None, layout: str = "plain", saturate: bool = True, rounding: str = "even", seed: int | None = None,
+                 offset: int = 0, state: Any = None, out: Any = None, stream: Any = None) -> Any:
+        """The codes of x / scale + zero_point, to nearest even: with scales given, or none, the codes alone; with scales found on the way
+        (codes, scale[, zero_point][, global scale]).
+
+        x: f32, f16 or bf16. kind: "e4m3", "e5m2", "s8", "u8"; of four bits, two to a byte in uint8 as of `pack4`, "s4", "u4", "nf4", "e2m1".
+        scale: an array (see scaling), or how to find scales: "tensor", "channel" (axis, 0), "token" (one for what lies along axis, -1),
+        ("group", 128) (along axis, -1), ("block", (128, 128)) of the last two dimensions, "mxfp8", "mxfp4" (32 along axis, powers of two as
+        uint8 exponents), "nvfp4" (16, e4m3). Their shapes are x's with as many extents as there are scales; "token" leaves its
+        dimension out, "channel" all others. scaling: the same words for an array, where its shape does not tell (groups that do
+        not divide x, mx and nvfp4). zero_point: an array beside a scale; "compute" (integers): asymmetric. global_scale (nvfp4): an f32
+        number by which scales are multiplied, or "compute". layout: of scales of mx and nvfp4, "plain" or "128x4" (Blackwell's order).
+        saturate: what is beyond the largest number becomes it, else NaN (e4m3), an infinity (e5m2), the lowest bits (integers).
+        rounding: "stochastic" draws by seed and offset, or state (see `dropout`). NaN, zero blocks, formulas: ops/quantize.py.
+        """
+        draw = _stochastic("quantize", rounding, seed, offset, state)
+        if isinstance(scale, (str, tuple, list)):
+            if saturate is not True:
+                raise expected("quantize", "saturate", saturate, "True where scales are found on the way")
+            if scaling is not None:
+                raise expected("quantize", "scaling", repr(scaling), f"None beside scale={scale!r}")
+            finds_zero, finds_global = (_computes("quantize", n, v) for n, v in (("zero_point", zero_point), ("global_scale", global_scale)))
+            if zero_point is not None and not finds_zero:
+                raise expected("quantize", "zero_point", "an array", "'compute', or None, where scales are found on the way")
+            arrays = (x, None if finds_global else global_scale, state)
+            attrs = (kind, hashable(scale), axis, layout, finds_zero, finds_global, rounding)
+            return self._session.run(CALLS["dynamic_quantize"], arrays, attrs, out, stream, draw)
+        attrs = (kind, scaling if scaling is None else hashable(scaling), axis, layout, saturate, rounding)
+        return self._session.run(CALLS["quantize"], (x, scale, zero_point, global_scale, state), attrs, out, stream, draw)
+
+    def dequantize(self, q: Any, scale: Any = None, zero_point: Any = None, *, kind: str | None = None, scaling: Any = None,
+                   axis: int | None = None, global_scale: Any = None, layout: str = "plain", size: int | None = None, dtype: Any = None,
+                   out: Any = None, stream: Any = None) -> Any:
+        """(q - zero_point) * scale in f32, as `dtype` (f32, f16, bf16). kind: of the codes, by default q's type, of fp4 scalings "e2m1".
+        size: of the last dimension, where codes of four bits end in half a byte. The rest as of `quantize`."""
+        attrs = (kind, scaling if scaling is None else hashable(scaling), axis, layout, size, dtype)
+        return self._session.run(CALLS["dequantize"], (q, scale, zero_point, global_scale), attrs, out, stream)
+
+    def fake_quantize(self, x: Any, kind: str, scale: Any, zero_point: Any = None, *, scaling: Any = None, axis: int | None = None,
+                      global_scale: Any = None, layout: str = "plain", out: Any = None, stream: Any = None) -> Any:
+        """What `dequantize` makes of what `quantize` makes of x, of x's type."""
+        attrs = (kind, scaling if scaling is None else hashable(scaling), axis, layout)
+        return self._session.run(CALLS["fake_quantize"], (x, scale, zero_point, global_scale), attrs, out, stream)
+
+    def fake_quantize_backward(self, dy: Any, x: Any, kind: str, scale: Any, zero_point: Any = None, *, scaling: Any = None,
+                               axis: int | None = None, global_scale: Any = None, layout: str = "plain", out: Any = None,
+                               stream: Any = None) -> Any:
+        """dx, straight through: dy where x was within the range of the codes, 0 where it was clipped."""
+        attrs = (kind, scaling if scaling is None else hashable(scaling), axis, layout)
+        return self._session.run(CALLS["fake_quantize_backward"], (dy, x, scale, zero_point, global_scale), attrs, out, stream)
+
     def broadcast_to(self, x: Any, shape: Sequence[int], *, out: Any = None, stream: Any = None) -> Any:
         """x repeated along dimensions of size 1 and new leading ones; gradient: `reduce` over them."""
         return self._session.run(CALLS["broadcast_to"], (x,), (_shape(shape),), out, stream)
@@ -1664,6 +1718,22 @@ def _draw(op: str, seed: int | None, offset: int, state: Any = None) -> dict[str
             raise expected(op, "seed and offset", (seed, offset), "none beside state")
         return {}
     return {"seed": check_integer(op, "seed", seed, 0, 2**64 - 1), "offset": check_integer(op, "offset", offset, 0, 2**64 - 1)}
+
+
+def _stochastic(op: str, rounding: Any, seed: int | None, offset: int, state: Any) -> dict[str, int] | None:
+    """The numbers of a draw, None where rounding draws none."""
+    if rounding == "stochastic":
+        return _draw(op, seed, offset, state)
+    if seed is not None or state is not None or offset != 0:
+        raise expected(op, "seed, offset and state", (seed, offset, state), "none unless rounding is 'stochastic'")
+    return None
+
+
+def _computes(op: str, name: str, value: Any) -> bool:
+    """Whether `value`, an array or None else, is the word "compute"."""
+    if isinstance(value, str) and value != "compute":
+        raise expected(op, name, repr(value), "an array, None or 'compute'")
+    return isinstance(value, str)
 
 
 def _signature(op: str, arrays: tuple[Any, ...], attrs: Mapping[str, Any]) -> tuple[Call, tuple[Any, ...], tuple[Any, ...]]:
