@@ -66,7 +66,7 @@ class BackwardConsts(Panels):
     """Shared memory: keys, values, stages of the ring, dS twice; barriers behind the rows of the first stage.
 
     late: dq of a tile is multiplied behind the next tile's weights, else with the products after that. alternates: by one warpgroup,
-    else each has half of the columns; implies late.
+    else each has half of the columns; implies late. holds: keys and values stay in registers; up to 64 columns.
     """
 
     scores: ScoreConsts
@@ -77,6 +77,7 @@ class BackwardConsts(Panels):
     has_dq: bool
     late: bool
     alternates: bool
+    holds: bool
 
     @property
     def stages_at(self) -> int:
@@ -280,8 +281,10 @@ class WgmmaBackwardEngine(Engine):
     def configs(self, problem: Problem, device: DeviceInfo) -> tuple[EngineConfig, ...]:
         p = problem
         assert isinstance(p, AttentionProblem)
+        if max(p.dim_qk, p.dim_v) <= 64:
+            return tuple(EngineConfig.of(stages=3, dq=dq, holds=holds) for holds in (True, False) for dq in ("alternate", "late", "early"))
         # Two panels of dq do not fit into registers beside dP.
-        return tuple(EngineConfig.of(stages=3, dq=dq) for dq in (("alternate", "late", "early") if p.dim_qk <= 64 else ("alternate", "late")))
+        return tuple(EngineConfig.of(stages=3, dq=dq, holds=False) for dq in ("alternate", "late"))
 
     def estimate(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> float:
         p = problem
@@ -295,7 +298,7 @@ class WgmmaBackwardEngine(Engine):
         assert isinstance(p, AttentionProblem)
         scratch = Scratch()
         consts = BackwardConsts(score_consts(p), p.desc("q").dtype.name, p.dim_qk, p.dim_v, config["stages"], True, config["dq"] != "early",
-                                config["dq"] == "alternate")
+                                config["dq"] == "alternate", config["holds"])
         pitch = _pitch(p)
         rows = p.batch * p.heads * pitch
         lse2, delta = scratch.take(4 * rows), scratch.take(4 * rows)
@@ -320,7 +323,7 @@ class ApartBackwardEngine(WgmmaBackwardEngine):
         found = []
         warpgroups = 2 if p.dim_qk > 64 else 3  # of three, threads have 168 registers
         for stages, key_stages in ((5, 4), (4, 4), (4, 3)):
-            keys = BackwardConsts(score_consts(p), p.desc("q").dtype.name, p.dim_qk, p.dim_v, key_stages, False, False, False)
+            keys = BackwardConsts(score_consts(p), p.desc("q").dtype.name, p.dim_qk, p.dim_v, key_stages, False, False, False, False)
             if max(_queries_consts(p, warpgroups, stages).smem_bytes, keys.smem_bytes) <= device.smem_per_cta:
                 found.append(EngineConfig.of(warpgroups=warpgroups, stages=stages, key_stages=key_stages))
         return tuple(found)
@@ -334,7 +337,7 @@ class ApartBackwardEngine(WgmmaBackwardEngine):
         p = problem
         assert isinstance(p, AttentionProblem)
         scratch = Scratch()
-        consts = BackwardConsts(score_consts(p), p.desc("q").dtype.name, p.dim_qk, p.dim_v, config["key_stages"], False, False, False)
+        consts = BackwardConsts(score_consts(p), p.desc("q").dtype.name, p.dim_qk, p.dim_v, config["key_stages"], False, False, False, False)
         pitch = _pitch(p)
         rows = p.batch * p.heads * pitch
         lse2, delta = scratch.take(4 * rows), scratch.take(4 * rows)
