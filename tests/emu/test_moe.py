@@ -1,4 +1,4 @@
-"""Mixtures of experts: published faults, empty and hot experts, gradients by differences and by autograd, parts of the experts, refusals."""
+"""Mixtures of experts: published faults, empty and hot experts, gradients, parts of the experts, refusals."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_uneven_groups_and_an_expert_without_tokens(h: oxidnn.DnnHandle) -> None
     for chosen, w in ((ids[:, :1], weights[:, :1]), (ids, weights)):
         np.testing.assert_allclose(h.moe(x, chosen, w, w_gate_up, w_down), layer(x, chosen, w, w_gate_up, w_down), rtol=1e-11, atol=1e-12)
     xs, order, inverse, counts = (np.asarray(a) for a in h.moe_permute(x, ids[:, :1], experts=4))
-    assert counts.tolist() == [5, 0, 3, 1] and order.tolist() == list(range(9)) and (xs == x).all() and inverse[:, 0].tolist() == order.tolist()
+    assert counts.tolist() == [5, 0, 3, 1] and order.tolist() == list(range(9)) == inverse[:, 0].tolist() and (xs == x).all()
 
 
 def test_one_expert_with_everything_and_none_at_all(h: oxidnn.DnnHandle) -> None:
@@ -176,7 +176,8 @@ def test_what_is_dropped_adds_nothing(h: oxidnn.DnnHandle) -> None:
 def test_refusals(h: oxidnn.DnnHandle) -> None:
     x, ids, weights, w_gate_up, w_down = drawn(9, 2, 4, 7, 5)
     wrong: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = [
-        ("rows of ids", (x, ids[:3], weights, w_gate_up, w_down), {}), ("shape of weights", (x, ids, weights[:, :1], w_gate_up, w_down), {}),
+        ("rows of ids", (x, ids[:3], weights, w_gate_up, w_down), {}),
+        ("shape of weights", (x, ids, weights[:, :1], w_gate_up, w_down), {}),
         ("shape of w_gate_up", (x, ids, weights, w_gate_up[:, 1:], w_down), {}), ("type of ids", (x, x, weights, w_gate_up, w_down), {}),
         ("shape of w_down", (x, ids, weights, w_gate_up, w_down[1:]), {}), ("type of weights", (x, ids, ids, w_gate_up, w_down), {}),
         ("activation", (x, ids, weights, w_gate_up, w_down), {"activation": "sine"})]
@@ -184,7 +185,8 @@ def test_refusals(h: oxidnn.DnnHandle) -> None:
         with pytest.raises(InvalidArgument, match=what):
             h.moe(*given, **more)
     logits = np.zeros((3, 6), np.float32)
-    for what, more in (("top_k", {"top_k": 7}), ("groups", {"top_k": 1, "groups": 4}), ("top_k", {"top_k": 3, "groups": 3, "top_groups": 1}),
+    for what, more in (("top_k", {"top_k": 7}), ("groups", {"top_k": 1, "groups": 4}),
+                       ("top_k", {"top_k": 3, "groups": 3, "top_groups": 1}),
                        ("scoring", {"top_k": 1, "scoring": "max"}), ("capacity", {"top_k": 1, "capacity": -1})):
         with pytest.raises(InvalidArgument, match=what):
             h.moe_route(logits, **more)
