@@ -1286,8 +1286,8 @@ class DnnHandle(ListOps):
             if zero_point is not None and not finds_zero:
                 raise expected("quantize", "zero_point", "an array", "'compute', or None, where scales are found on the way")
             arrays = (x, None if finds_global else global_scale, state)
-            attrs = (kind, hashable(scale), axis, layout, finds_zero, finds_global, rounding)
-            return self._session.run(CALLS["dynamic_quantize"], arrays, attrs, out, stream, draw)
+            found = (kind, hashable(scale), axis, layout, finds_zero, finds_global, rounding)
+            return self._session.run(CALLS["dynamic_quantize"], arrays, found, out, stream, draw)
         attrs = (kind, scaling if scaling is None else hashable(scaling), axis, layout, saturate, rounding)
         return self._session.run(CALLS["quantize"], (x, scale, zero_point, global_scale, state), attrs, out, stream, draw)
 

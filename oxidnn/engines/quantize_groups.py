@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..codegen.spec import Target
 from ..device import DeviceInfo
 from ..dtypes import F32, dtype
 from ..ops.base import Operand, Problem
@@ -20,7 +19,7 @@ from . import pointwise_map, reduce_tree
 from .base import SUPPORTED, Arg, ArgValue, Build, Engine, EngineConfig, ScalarArg, Scratch, Step, Support, TensorArg, refuse
 from .composition import cheapest, moved
 from .digits import DigitConsts, Digits, ceil_div, power_of_two
-from .quantize_map import LIMIT, MIN_CAPABILITY, QuantizeMap, map_step
+from .quantize_map import LIMIT, MIN_CAPABILITY, QuantizeMap, map_step, target_of
 from .quantize_space import Space, halved, middles, moves_packs
 
 _HELD = 32  # registers of numbers a thread holds
@@ -29,9 +28,9 @@ _MOST_LANES = 1024
 
 @dataclass(frozen=True, slots=True)
 class QuantizeGroupsConsts:
-    """A scale's numbers are `rows` by `columns`, in packs of vec: row_packs a row. lanes: threads a scale, packs: of each, at a time; loops:
-    that is not all. vector, wide, shares_words: as of QuantizeMapConsts. form: of scales. column_at, row_at: the index compared with an
-    extent beside the place within the group, "" if none; bounds: all such, of which others tell groups that lie outside."""
+    """A scale's numbers are `rows` by `columns`, in packs of vec: row_packs a row. lanes: threads a scale, packs: of each, at a time;
+    loops: that is not all. vector, wide, shares_words: as of QuantizeMapConsts. form: of scales. column_at, row_at: the index compared
+    with an extent beside the place within the group, "" if none; bounds: all such, of which others tell groups that lie outside."""
 
     kind: Kind
     wide: str
@@ -248,8 +247,8 @@ def _step(problem: QuantizeProblem, config: EngineConfig, device: DeviceInfo, gl
         args.append(Arg(f"pack_{n}", "s64", groups.column_steps[n] * groups.vec // 2))
         args.append(Arg(f"step_{n}", "s64", groups.column_steps[n] * (2 if by_byte else 1) // 2))
     grid = ceil_div(outer.size * lanes, threads)
-    return Step.of("quantize/groups", problem.op, Target.for_arch(device.arch, (7, 8) if device.capability >= (9, 0) else (7, 0)), threads,
-                   args, consts, grid, suffix=f"{problem.kind.name}_{consts.wide}")
+    return Step.of("quantize/groups", problem.op, target_of(device), threads, args, consts, grid,
+                   suffix=f"{problem.kind.name}_{consts.wide}")
 
 
 class QuantizeReduced(Engine):
@@ -285,12 +284,14 @@ class QuantizeReduced(Engine):
         assert isinstance(problem, QuantizeProblem)
         if problem.is_empty:
             return Build(())
-        scratch, steps = Scratch(), []
+        scratch = Scratch()
+        steps: list[Step] = []
         if problem.has("found_global"):
             x = problem.desc("x")
             amax = self._reduce(problem, "amax", x, tuple(range(x.rank)), scratch, device, steps)
             expression = "where(isinf(amax), amax - amax, where((s := amax / 2688) == 0, 1, s))"
-            self._pointwise(problem, expression, {"amax": amax}, {"found_global": F32}, TensorDesc.packed(x.dtype, ()), scratch, device, steps)
+            found = TensorDesc.packed(x.dtype, ())
+            self._pointwise(problem, expression, {"amax": amax}, {"found_global": F32}, found, scratch, device, steps)
             return Build((*steps, _step(problem, config, device, "found_global")), scratch.num_bytes)
         shape, strides, axes = _split(problem)
         x = problem.desc("x")

@@ -153,6 +153,11 @@ class QuantizeMap(Engine):
         return walk_of(problem, Space.of(problem, problem.desc("scale") if problem.has("scale") else None), most)
 
 
+def target_of(device: DeviceInfo) -> Target:
+    """Conversions of 8-bit floats came with PTX 7.8."""
+    return Target.for_arch(device.arch, (7, 8) if device.capability >= (9, 0) else (7, 0))
+
+
 def map_step(problem: QuantizeProblem, walk: Walk, device: DeviceInfo) -> Step:
     rows = halved(walk.digits).collapsed("d")
     zero = problem.desc("zero_point").dtype.name if problem.has("zero_point") else ""
@@ -176,12 +181,13 @@ def map_step(problem: QuantizeProblem, walk: Walk, device: DeviceInfo) -> Step:
                                                                                             for n in ("seed", "offset")]
     args += [Arg("num_threads", "u32", rows.size), *rows.args(consts.digits.wide)]
     args += [Arg(f"bound_{n}", "u32", bound) for n, bound in walk.bounds]
-    names = [n for n in consts.operands if not walk.vector or (n == "scale" and consts.scale_each) or (n == "zero_point" and consts.zero_each)]
+    each = {"scale": consts.scale_each, "zero_point": consts.zero_each}
+    names = [n for n in consts.operands if not walk.vector or each.get(n)]
     args += [Arg(f"step_{n}", "s64", walk.steps[n] * (2 if problem.kind.is_packed and n == problem.codes else 1) // 2) for n in names]
     if problem.stochastic and not consts.shares_words:
         args.append(Arg("step_index", "s64", walk.steps["index"] // 2))
-    return Step.of("quantize/map", problem.op, Target.for_arch(device.arch, (7, 8) if device.capability >= (9, 0) else (7, 0)), THREADS, args,
-                   consts, ceil_div(rows.size, THREADS), suffix=f"{problem.kind.name}_{consts.wide}")
+    return Step.of("quantize/map", problem.op, target_of(device), THREADS, args, consts, ceil_div(rows.size, THREADS),
+                   suffix=f"{problem.kind.name}_{consts.wide}")
 
 
 ENGINES: dict[str, tuple[Engine, ...]] = {op: (QuantizeMap(),) for op in ("quantize", "dequantize", "fake_quantize",

@@ -79,8 +79,8 @@ class Space:
 
     def rows(self, digits: Sequence[Digit], tensors: Mapping[str, TensorDesc], scales: Mapping[str, TensorDesc],
              order: str | None = None) -> Digits:
-        """The digits with half bytes a step for `tensors`, of numbers or codes, and `scales`, of a number a scale; and what a step adds to the
-        index of every ragged dimension (at<dim>) and to that of all elements (index), both doubled. order: the operand that moves
+        """The digits with half bytes a step for `tensors`, of numbers or codes, and `scales`, of a number a scale; and what a step adds to
+        the index of every ragged dimension (at<dim>) and to that of all elements (index), both doubled. order: the operand that moves
         least along the last ones."""
         problem = self.problem
         codes = problem.codes

@@ -5,7 +5,7 @@
     dynamic_quantize x=f32[64,512] kind=u8 scaling=token asymmetric=True    y, scale (f32, [64]), zero_point (u8, [64])
     dynamic_quantize x=bf16[64,512] kind=e2m1 scaling=nvfp4 layout=128x4    y (u8, [64,256]), scale (e4m3, [128,32])
     dequantize x=u8[64,256] kind=s4 scale=f32[64,4] dtype=bf16              y
-    fake_quantize x=f32[64,512] kind=s4 scale=f32[64,16]                    y: dequantize(quantize(x)); its gradient is dy, 0 where x was clipped
+    fake_quantize x=f32[64,512] kind=s4 scale=f32[64,16]                    y: dequantize(quantize(x)); gradient: dy, or 0 where clipped
 
 kind: "e4m3", "e5m2", "s8", "u8", and of four bits, two to a byte along the last dimension in u8 (see nibbles.py), "s4", "u4", "e2m1" (FP4)
 and "nf4" (QLoRA's sixteen quantiles of the normal distribution). scaling says which elements share a scale, of n along `axis`:
@@ -18,16 +18,16 @@ and "nf4" (QLoRA's sixteen quantiles of the normal distribution). scaling says w
     "mxfp8", "mxfp4"  32 along `axis`                       scale u8, as of a group: e of the power of two 2^(e - 127), NaN for 255
     "nvfp4"           16 along `axis`                       scale e4m3, as of a group, which a global scale in f32 multiplies
 
-Without it a scale of one element is the tensor's; one of rank 1 with `axis` given the channels'; one of x's shape without the last dimension
-the tokens'; one of x's rank has extents that divide x's. layout "128x4" (mx, nvfp4, along the last dimension): scales in the order that
-tensor cores of Blackwell read them: rows padded to 128, columns to 4, tiles of 128 by 4, in one the scale of (row, column) at
+Without it a scale of one element is the tensor's; one of rank 1 with `axis` given the channels'; one of x's shape without the last
+dimension the tokens'; one of x's rank has extents that divide x's. layout "128x4" (mx, nvfp4, along the last dimension): scales in the
+order that tensor cores of Blackwell read them: rows padded to 128, columns to 4, tiles of 128 by 4, in one the scale of (row, column) at
 row % 32 * 16 + row // 32 * 4 + column; what pads is 0.
 
 How scales are found, in f32, amax the largest size: amax / the kind's largest number (448, 57344, 127, 255, 7, 15, 6, 1), and 1 where that
 is 0; asymmetric (s8, u8, s4, u4): (high - low) / (2^bits - 1), where low <= 0 <= high are the least and the largest, or 1, and
-zero_point = round(clamp(least code - low / scale)); mx: 2^(floor(log2 amax) - that of the largest number), at least 2^-127 (0 where all are
-0); nvfp4: e4m3(amax / 6 / global), which multiplied by global in f32 is what elements are divided by; all codes are 0 where it is 0. Where a
-number is no finite one its scale is NaN.
+zero_point = round(clamp(least code - low / scale)); mx: 2^(floor(log2 amax) - that of the largest number), at least 2^-127 (code 0,
+where all are 0); nvfp4: e4m3(amax / 6 / global), which multiplied by global in f32 is what elements are divided by; all codes are 0 where
+it is 0. Where a number is no finite one its scale is NaN.
 Elements: x / scale, correctly rounded to f32, then to the nearest code, of two the even one (nf4: the lower); integers plus zero_point.
 What is beyond saturates; saturate=False: NaN (e4m3), an infinity (e5m2), the lowest bits (integers, as of two's complement). NaN is NaN,
 of e2m1 6, of nf4 -1, of integers the zero point. rounding="stochastic": one of the two codes around, the nearer the likelier (Philox, see

@@ -15,8 +15,8 @@ from ...tensor import TensorDesc
 from . import Fill, Sampler
 from .tensors import random_desc
 
-_SCALINGS: tuple[Any, ...] = ("tensor", "channel", "token", ("group", 4), ("group", 16), ("group", 128), ("block", (4, 8)), ("block", (16, 32)),
-                              "mxfp8", "mxfp4", "nvfp4")
+_SCALINGS: tuple[Any, ...] = ("tensor", "channel", "token", ("group", 4), ("group", 16), ("group", 128), ("block", (4, 8)),
+                              ("block", (16, 32)), "mxfp8", "mxfp4", "nvfp4")
 
 
 def _draw(op: str, rng: np.random.Generator, size: str) -> Problem:
@@ -127,13 +127,18 @@ CASES: dict[str, tuple[str, ...]] = {
         "quantize x=f16[6,9](20,2) kind=u4 scale=f32[6,9]nchw zero_point=u8[6,9]nchw", "quantize x=f32[4,1]nchw kind=s4",
         'quantize x=f32[3,40]nchw kind=s4 scale=f32[3,3]nchw scaling="(\'group\',16)" rounding=stochastic'),
     "dynamic_quantize": (
-        'dynamic_quantize x=bf16[5,256]nchw kind=e4m3 scaling="(\'group\',128)"', "dynamic_quantize x=f32[3,100]nchw kind=s8 scaling=token",
-        "dynamic_quantize x=f16[33,96]nchw kind=e2m1 scaling=mxfp4 layout=128x4", "dynamic_quantize x=f32[0,4]nchw kind=s8 scaling=tensor",
-        "dynamic_quantize x=bf16[4,64]nchw kind=e2m1 scaling=nvfp4 find_global=True", "dynamic_quantize x=f32[4,0]nchw kind=s8 scaling=token",
-        "dynamic_quantize x=f32[5,70]nchw kind=u8 scaling=tensor asymmetric=True", 
-        'dynamic_quantize x=f32[40,70]nchw kind=e4m3 scaling="(\'block\',(16,32))"', "dynamic_quantize x=f32[2,4,5]nchw kind=s8 scaling=channel axis=1",
+        'dynamic_quantize x=bf16[5,256]nchw kind=e4m3 scaling="(\'group\',128)"',
+        "dynamic_quantize x=f32[3,100]nchw kind=s8 scaling=token",
+        "dynamic_quantize x=f16[33,96]nchw kind=e2m1 scaling=mxfp4 layout=128x4",
+        "dynamic_quantize x=f32[0,4]nchw kind=s8 scaling=tensor",
+        "dynamic_quantize x=bf16[4,64]nchw kind=e2m1 scaling=nvfp4 find_global=True",
+        "dynamic_quantize x=f32[4,0]nchw kind=s8 scaling=token",
+        "dynamic_quantize x=f32[5,70]nchw kind=u8 scaling=tensor asymmetric=True",
+        'dynamic_quantize x=f32[40,70]nchw kind=e4m3 scaling="(\'block\',(16,32))"',
+        "dynamic_quantize x=f32[2,4,5]nchw kind=s8 scaling=channel axis=1",
         'dynamic_quantize x=f32[64,6]nchw kind=u4 scaling="(\'group\',32)" axis=0 asymmetric=True',
-        'dynamic_quantize x=bf16[3,130]nchw kind=nf4 scaling="(\'group\',64)"', "dynamic_quantize x=f32[2,9000]nchw kind=e4m3 scaling=token"),
+        'dynamic_quantize x=bf16[3,130]nchw kind=nf4 scaling="(\'group\',64)"',
+        "dynamic_quantize x=f32[2,9000]nchw kind=e4m3 scaling=token"),
     "dequantize": (
         "dequantize x=u8[3,17]nchw kind=s4 size=33 scale=f32[3]nchw", "dequantize x=e4m3[4,64]nchw scale=bf16[4,2]nchw dtype=bf16",
         "dequantize x=u8[4,24]nchw scale=e4m3[4,3]nchw global_scale=f32[]nchw scaling=nvfp4 dtype=f16", "dequantize x=s8[0,3]nchw",
