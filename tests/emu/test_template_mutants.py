@@ -83,7 +83,7 @@ class Problem:
         if isinstance(engine, MatmulEngine) and "stages" in self.knobs:
             self.config = EngineConfig.of(**self.knobs)
             engine = Fixed(problem.op, engine.algorithm)
-        elif "home" in self.knobs:  # arrangements that the list would not name for so short a row
+        elif "home" in self.knobs or "team" in self.knobs:  # arrangements that the list would not name for so short a row
             self.config = EngineConfig.of(**self.knobs)
         else:
             self.config = next(c for c in engine.configs(problem, info) if self.knobs.items() <= dict(c.knobs).items())
@@ -146,6 +146,14 @@ def _wgmma(schedule: str, loader: str, tile_m: int, tile_n: int, **more: Any) ->
     return {"schedule": schedule, "loader": loader, "tile_m": tile_m, "tile_n": tile_n, "stages": 2, "split_k": 1, **more}
 
 
+def _decode(**more: Any) -> dict[str, Any]:
+    return {"keys": 16, "team": 1, "warps": 2, "stages": 2, "splits": 1, **more}
+
+
+DECODE = (("no clamp", "%limit", "a causal limit is never beyond the last key"),
+          ("one further", "%last, %first_row", "rows beyond the tile see no more keys"),
+          ("no guard|guard inverted", r"@%p_first st\.shared\.v2", "all lanes of a quad have the pair"),
+          ("no xor", "%line_., 0", "nothing is changed"))
 INSIDE = ("no guard|other comparison|one further|no choice", r"%column_first, (0|64|128|192|256|320|384); .*(%p_column|%column_first)",
           "all columns of these packs lie inside")
 KERNELS = {
@@ -258,6 +266,36 @@ KERNELS = {
     "attention_sinks": Kernel("attention/sink_gradient", "attention_backward.mma", (
         "attention_backward d_out=bf16[2,2,70,24]nchw q=bf16[2,2,70,24]nchw k=bf16[2,1,40,24]nchw v=bf16[2,1,40,24]nchw "
         "out=bf16[2,2,70,24]nchw lse=f32[2,2,70] sinks=f32[2]",)),
+    "attention_forward_mma": Kernel("attention/forward_mma", "attention.mma_sm80", (
+        "attention q=bf16[1,2,19,40]nchw k=bf16[1,1,25,40]nchw v=bf16[1,1,25,40]nchw causal=bottom_right return_lse=True",
+        "attention q=bf16[1,2,70,40]nchw k=bf16[1,1,170,40]nchw v=bf16[1,1,170,40]nchw causal=bottom_right return_lse=True"),
+        {"warps": 2, "rows": 16, "tile_n": 32, "slots": 3, "swizzle": 0}),
+    "attention_forward": Kernel("attention/forward_sm90", "attention.wgmma_sm90", (
+        "attention q=bf16[1,1,30,64]nchw k=bf16[1,1,25,64]nchw v=bf16[1,1,25,64]nchw causal=top_left return_lse=True",
+        "attention q=bf16[1,1,270,64]nchw k=bf16[1,1,70,64]nchw v=bf16[1,1,70,64]nchw causal=top_left return_lse=True"),
+        {"warpgroups": 2, "keys": 32, "stages": 2, "parts": 0}),
+    "attention_decode": Kernel("attention/decode", "attention.decode", (
+        "attention q=bf16[1,6,3,64]nchw k=bf16[1,2,30,64]nchw v=bf16[1,2,30,32]nchw causal=bottom_right window=(7,None) return_lse=True",
+        "attention q=bf16[1,6,3,64]nchw k=bf16[1,2,159,64]nchw v=bf16[1,2,159,32]nchw causal=bottom_right window=(130,None) return_lse=True"),
+        _decode(), (*DECODE, ("no clamp", "%rounds", "the keys are not split"),
+                    ("no choice", "%address", "no byte is read of what is not seen"))),
+    "attention_decode_boxes": Kernel("attention/decode", "attention.decode_sm90", (
+        "attention q=bf16[1,6,3,72]nchw k=bf16[1,2,30,72]nchw v=bf16[1,2,30,64]nchw causal=bottom_right window=(7,None) return_lse=True",
+        "attention q=bf16[1,6,3,72]nchw k=bf16[1,2,159,72]nchw v=bf16[1,2,159,64]nchw causal=bottom_right window=(130,None) return_lse=True"),
+        _decode(), (*DECODE, ("no clamp", "%rounds", "the keys are not split"),
+                    ("no fence", "fence.proxy.async", "what is cleared is a team's last step"))),
+    "attention_decode_pages": Kernel("attention/decode", "attention.decode_sm90", (
+        "paged_attention q=bf16[3,6,3,64]nchw k_cache=bf16[40,2,32,64]nchw v_cache=bf16[40,2,32,64]nchw page_table=s32[3,12] "
+        "lengths_kv=s32[3] window=(200,None) causal=bottom_right",), _decode(splits=2), (*DECODE,
+        ("no guard|guard inverted", r"@%p_first st\.global", "all threads of a row have its pair"),
+        ("no clamp", "%last_page", "the table names pages that there are"))),
+    "attention_decode_combine": Kernel("attention/decode_combine", "attention.decode", (
+        "attention q=bf16[1,6,3,32]nchw k=bf16[1,2,320,32]nchw v=bf16[1,2,320,64]nchw sinks=f32[6] return_lse=True",),
+        _decode(warps=1, splits=20)),
+    "rope": Kernel("attention/rope", "rope.tokens", ("rope x=bf16[2,3,37,48](5760,1920,48,1) positions=s32[2,37] rotary_dim=32",)),
+    "kv_cache_append": Kernel("attention/rope", "kv_cache.tokens", (
+        "kv_cache_append k=bf16[2,2,9,64]nchw v=bf16[2,2,9,128]nchw slots=s64[2,9] k_cache=e4m3[5,2,8,64]nchw v_cache=e4m3[5,2,8,128]nchw "
+        "positions=s32[2,9] rope=True k_scale=f32[1] v_scale=f32[1]",)),
     "tiled_simt": Kernel("matmul/tiled_simt", "gemm.simt",
                          ("gemm a=f32[117,50] b=f32[50,21]", "gemm a=f32[37,10] b=f32[10,21]",
                           "gemm a=f32[96,10] b=f32[10,21]"), {"split_k": 1},
@@ -590,6 +628,8 @@ FLOOR = {
     "attention_backward_wide": (24, 26), "attention_backward_queries_wide": (26, 26),
     "attention_backward_mma": (21, 26), "attention_backward_mma_bias": (23, 26),
     "attention_backward_mma_dq": (23, 26), "attention_delta": (25, 26), "attention_sinks": (25, 26),
+    "attention_forward_mma": (23, 26), "attention_forward": (22, 26), "attention_decode": (25, 26), "attention_decode_boxes": (24, 26),
+    "attention_decode_pages": (25, 26), "attention_decode_combine": (23, 26), "rope": (25, 26), "kv_cache_append": (24, 26),
     "tiled_simt": (25, 26), "split_k_reduce": (25, 26), "direct": (26, 26), "tree": (24, 26), "tree_column": (25, 26),
     "tree_variance": (26, 26),
     "softmax_masked": (25, 26), "sparsemax": (26, 26), "row_map": (25, 26), "norm_eight_bits": (26, 26), "sinkhorn": (26, 26),
