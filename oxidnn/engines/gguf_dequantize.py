@@ -20,7 +20,8 @@ _SMEM = 48 * 1024
 
 @dataclass(frozen=True, slots=True)
 class DequantizeConsts:
-    """run: blocks of a quad. is_skewed: they may begin at any byte. moves_vectors: four elements of y lie together, aligned."""
+    """run: blocks of a quad. is_skewed: they may begin at any byte. moves_vectors: four elements of y lie together, aligned. begins_within:
+    the first block may lie within 16 bytes that begin before it."""
 
     format: FormatConsts
     run: int
@@ -28,6 +29,7 @@ class DequantizeConsts:
     dtype: str
     element_bytes: int
     moves_vectors: bool
+    begins_within: bool
     digits: DigitConsts
 
     @property
@@ -81,7 +83,8 @@ class GgufDequantize(Engine):
                    "y": (*(s * size for s in y.strides[:-1]), y.strides[-1] * size * per_warp * f.size)}
         digits = Digits((*(f"d{i}" for i in range(blocks.rank - 1)), "run"), (*blocks.shape[:-1], runs), strides)
         moves = y.strides[-1] == 1 and y.align % (4 * size) == 0 and all(s % (4 * size) == 0 for s in strides["y"])
-        consts = DequantizeConsts(f, run, is_skewed(blocks, run * f.num_bytes), y.dtype.name, size, moves, digits.consts())
+        consts = DequantizeConsts(f, run, is_skewed(blocks, run * f.num_bytes), y.dtype.name, size, moves, blocks.align < 16,
+                                  digits.consts())
         args = [Arg("ptr_blocks", "u64", TensorArg("blocks")), Arg("ptr_y", "u64", TensorArg("y")), Arg("num_units", "u32", digits.size),
                 *digits.args(consts.digits.wide), Arg("row_bytes", "u32", blocks.shape[-1]), Arg("y_step", "s64", y.strides[-1] * size)]
         warps = THREADS // 32

@@ -31,7 +31,7 @@ class MatvecConsts:
     """rows: of x that a CTA multiplies. parts: f16 numbers of one of x. run: blocks of a chunk. is_skewed: chunks may begin at addresses
     that are no multiples of 4. pieces: of 16 bytes that a row's chunk may touch; has_skew: it may begin within one. slot_areas: every
     expert of a row has an x of its own. scales_x: rows of x are multiplied by powers of two. moves_x: four numbers of x lie together,
-    aligned."""
+    aligned. begins_within: the first block may lie within 16 bytes that begin before it."""
 
     format: FormatConsts
     rows: int
@@ -50,6 +50,7 @@ class MatvecConsts:
     areas: int
     scales_x: bool
     moves_x: bool
+    begins_within: bool
 
     @property
     def columns(self) -> int:
@@ -144,7 +145,7 @@ def _consts(p: GgufMatvecProblem, warps: int, stages: int, chunk: int, panels: i
                         ceil_div(run_bytes + 16 - together + 4 * skewed, 16), x.dtype.name,
                         "f32" if panels > 1 else p.desc("y").dtype.name, p.desc("ids").dtype.name if is_indexed else "",
                         p.desc("weights").dtype.name if p.has("weights") else "", slot_areas, p.num_ids if slot_areas else rows,
-                        x.dtype is not F16 or f.has_min, moves_x)
+                        x.dtype is not F16 or f.has_min, moves_x, blocks.align < 16)
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,9 +275,10 @@ def _arguments(p: GgufMatvecProblem, plan: _Plan) -> list[Arg]:
     is_indexed = p.has("ids")
     x_row, x_area = (x.strides[0], x.strides[1] if x.rank == 3 else 0) if is_indexed else (0, x.strides[0] if x.rank == 2 else 0)
     args = [Arg("ptr_blocks", "u64", TensorArg("blocks")), Arg("row_bytes", "u32", blocks.shape[-1]),
-            Arg("row_step", "s64", blocks.strides[-2]), Arg("n", "u32", p.n), Arg("k", "u32", p.k), Arg("tiles", "u32", ceil_div(p.n, TILE)),
-            Arg("tile_ctas", "u32", plan.tile_ctas), Arg("num_chunks", "u32", plan.num_chunks), Arg("panels", "u32", plan.panels), Arg("panel_chunks", "u32", plan.panel_chunks),
-            Arg("ptr_x", "u64", TensorArg("x")), Arg("x_row_step", "s64", x_row * x_size), Arg("x_area_step", "s64", x_area * x_size),
+            Arg("row_step", "s64", blocks.strides[-2]), Arg("n", "u32", p.n), Arg("k", "u32", p.k),
+            Arg("tiles", "u32", ceil_div(p.n, TILE)), Arg("tile_ctas", "u32", plan.tile_ctas), Arg("num_chunks", "u32", plan.num_chunks),
+            Arg("panels", "u32", plan.panels), Arg("panel_chunks", "u32", plan.panel_chunks), Arg("ptr_x", "u64", TensorArg("x")),
+            Arg("x_row_step", "s64", x_row * x_size), Arg("x_area_step", "s64", x_area * x_size),
             Arg("x_step", "s64", x.strides[-1] * x_size), Arg("areas", "u32", plan.consts.areas), Arg("x_pitch", "u32", layout.x_pitch),
             Arg("sums_pitch", "u32", layout.sums_pitch), Arg("sums_begin", "u32", layout.sums_begin),
             Arg("partials_begin", "u32", layout.partials_begin), Arg("ring_begin", "u32", layout.ring_begin)]
