@@ -269,19 +269,23 @@ KERNELS = {
     "attention_forward_mma": Kernel("attention/forward_mma", "attention.mma_sm80", (
         "attention q=bf16[1,2,19,40]nchw k=bf16[1,1,25,40]nchw v=bf16[1,1,25,40]nchw causal=bottom_right return_lse=True",
         "attention q=bf16[1,2,70,40]nchw k=bf16[1,1,170,40]nchw v=bf16[1,1,170,40]nchw causal=bottom_right return_lse=True"),
-        {"warps": 2, "rows": 16, "tile_n": 32, "slots": 3, "swizzle": 0}),
+        {"warps": 2, "rows": 16, "tile_n": 32, "slots": 3, "swizzle": 0}, (
+        ("no wait|weaker wait", "keys_done.*wait_group 0", "the last tiles have been waited for"),
+        ("no choice", "%other, 0fFF800000, %p_some", "the logarithm of no weight is that"))),
     "attention_forward": Kernel("attention/forward_sm90", "attention.wgmma_sm90", (
         "attention q=bf16[1,1,30,64]nchw k=bf16[1,1,25,64]nchw v=bf16[1,1,25,64]nchw causal=top_left return_lse=True",
         "attention q=bf16[1,1,270,64]nchw k=bf16[1,1,70,64]nchw v=bf16[1,1,70,64]nchw causal=top_left return_lse=True"),
         {"warpgroups": 2, "keys": 32, "stages": 2, "parts": 0}),
     "attention_decode": Kernel("attention/decode", "attention.decode", (
         "attention q=bf16[1,6,3,64]nchw k=bf16[1,2,30,64]nchw v=bf16[1,2,30,32]nchw causal=bottom_right window=(7,None) return_lse=True",
-        "attention q=bf16[1,6,3,64]nchw k=bf16[1,2,159,64]nchw v=bf16[1,2,159,32]nchw causal=bottom_right window=(130,None) return_lse=True"),
+        "attention q=bf16[1,6,3,64]nchw k=bf16[1,2,159,64]nchw v=bf16[1,2,159,32]nchw causal=bottom_right window=(140,None) "
+        "return_lse=True"),
         _decode(), (*DECODE, ("no clamp", "%rounds", "the keys are not split"),
                     ("no choice", "%address", "no byte is read of what is not seen"))),
     "attention_decode_boxes": Kernel("attention/decode", "attention.decode_sm90", (
         "attention q=bf16[1,6,3,72]nchw k=bf16[1,2,30,72]nchw v=bf16[1,2,30,64]nchw causal=bottom_right window=(7,None) return_lse=True",
-        "attention q=bf16[1,6,3,72]nchw k=bf16[1,2,159,72]nchw v=bf16[1,2,159,64]nchw causal=bottom_right window=(130,None) return_lse=True"),
+        "attention q=bf16[1,6,3,72]nchw k=bf16[1,2,159,72]nchw v=bf16[1,2,159,64]nchw causal=bottom_right window=(140,None) "
+        "return_lse=True"),
         _decode(), (*DECODE, ("no clamp", "%rounds", "the keys are not split"),
                     ("no fence", "fence.proxy.async", "what is cleared is a team's last step"))),
     "attention_decode_pages": Kernel("attention/decode", "attention.decode_sm90", (
@@ -628,7 +632,7 @@ FLOOR = {
     "attention_backward_wide": (24, 26), "attention_backward_queries_wide": (26, 26),
     "attention_backward_mma": (21, 26), "attention_backward_mma_bias": (23, 26),
     "attention_backward_mma_dq": (23, 26), "attention_delta": (25, 26), "attention_sinks": (25, 26),
-    "attention_forward_mma": (23, 26), "attention_forward": (22, 26), "attention_decode": (25, 26), "attention_decode_boxes": (24, 26),
+    "attention_forward_mma": (26, 26), "attention_forward": (22, 26), "attention_decode": (25, 26), "attention_decode_boxes": (25, 26),
     "attention_decode_pages": (25, 26), "attention_decode_combine": (23, 26), "rope": (25, 26), "kv_cache_append": (24, 26),
     "tiled_simt": (25, 26), "split_k_reduce": (25, 26), "direct": (26, 26), "tree": (24, 26), "tree_column": (25, 26),
     "tree_variance": (26, 26),
