@@ -41,6 +41,8 @@ FAMILIES = {
         "Bernoulli Dropout NegativeLogLikelihoodLoss SoftmaxCrossEntropyLoss",
     "attention":
         "Attention FlexAttention RotaryEmbedding",
+    "quantisation":
+        "DequantizeLinear DynamicQuantizeLinear QuantizeLinear",
     "optimisers":
         "Adagrad Adam Momentum",
 }
