@@ -1266,7 +1266,7 @@ class DnnHandle(ListOps):
         """The codes of x / scale + zero_point, to nearest even: with scales given, or none, the codes alone; with scales found on the way
         (codes, scale[, zero_point][, global scale]).
 
-        x: f32, f16 or bf16. kind: "e4m3", "e5m2", "s8", "u8"; of four bits, two to a byte in uint8 as of `pack4`, "s4", "u4", "nf4", "e2m1".
+        x: f32, f16 or bf16. kind: "e4m3", "e5m2", "s8", "u8"; of four bits, two to a byte as of `pack4`, "s4", "u4", "nf4", "e2m1".
         scale: an array (see scaling), or how to find scales: "tensor", "channel" (axis, 0), "token" (one for what lies along axis, -1),
         ("group", 128) (along axis, -1), ("block", (128, 128)) of the last two dimensions, "mxfp8", "mxfp4" (32 along axis, powers of two as
         uint8 exponents), "nvfp4" (16, e4m3). Their shapes are x's with as many extents as there are scales; "token" leaves its
@@ -1282,7 +1282,8 @@ class DnnHandle(ListOps):
                 raise expected("quantize", "saturate", saturate, "True where scales are found on the way")
             if scaling is not None:
                 raise expected("quantize", "scaling", repr(scaling), f"None beside scale={scale!r}")
-            finds_zero, finds_global = (_computes("quantize", n, v) for n, v in (("zero_point", zero_point), ("global_scale", global_scale)))
+            finds_zero = _computes("quantize", "zero_point", zero_point)
+            finds_global = _computes("quantize", "global_scale", global_scale)
             if zero_point is not None and not finds_zero:
                 raise expected("quantize", "zero_point", "an array", "'compute', or None, where scales are found on the way")
             arrays = (x, None if finds_global else global_scale, state)
