@@ -49,6 +49,19 @@ class StreamConsts:
     pitch = ROWS + 4
 
     @property
+    def two(self) -> bool:
+        """Blocks of 64 rows: of both halves."""
+        return self.of == "up"
+
+    @property
+    def acc(self) -> list[str]:
+        return [f"%acc{i}" for i in range(self.tile_n // 2)]
+
+    @property
+    def ups(self) -> list[str]:
+        return [f"%up{i}" for i in range(self.tile_n // 2)]
+
+    @property
     def tile_n(self) -> int:
         return ceil_div(self.columns, 8) * 8
 
