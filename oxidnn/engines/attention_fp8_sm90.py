@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from math import ceil, inf, log, log2
+from math import ceil, inf, log, log2, prod
 from math import e as euler
 from typing import ClassVar
 
@@ -28,6 +28,7 @@ ROWS = 64  # of a warpgroup
 BARRIER_BYTES = 8
 REGISTERS = {1: 255, 2: 255, 3: 168, 4: 128}  # of a thread, by warpgroups
 OTHER_REGISTERS = 16  # beside scores, weights and results
+SEARCH_REGISTERS = 12  # where sequences lie side by side
 PANEL = 128  # keys of a box of values
 MAX_DIM = 256
 MAX_LENGTH = 2**29
@@ -37,7 +38,7 @@ MAX_LINES = 5950  # of the kernel's text, as estimated
 L2_SHARE = 0.5  # of L2 that keys and values of the heads at work may fill
 # (warpgroups, keys of a tile, columns of the results that are summed at a time), the preferred ones first.
 TILES = ((4, 128, 64), (4, 64, 64), (3, 128, 128), (3, 128, 64), (3, 160, 64), (3, 192, 64), (3, 96, 64), (2, 256, 128), (2, 224, 128),
-         (2, 192, 128), (2, 160, 128), (2, 128, 128), (2, 128, 64), (2, 64, 64), (1, 128, 128), (1, 64, 64), (1, 32, 32))
+         (2, 192, 128), (2, 160, 128), (2, 128, 128), (2, 128, 64), (2, 64, 64), (1, 128, 128), (1, 128, 64), (1, 64, 64), (1, 32, 32))
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +176,8 @@ class Fp8Consts:
     def registers(self) -> int:
         """About: of a thread."""
         tensors = sum(22 if t in self.scores.moving else 4 for t in self.scores.tensors)
-        return self.keys // 2 + self.keys // 8 + self.out_columns // 2 + OTHER_REGISTERS + tensors
+        others = OTHER_REGISTERS + SEARCH_REGISTERS * self.scores.is_varlen
+        return self.keys // 2 + self.keys // 8 + self.out_columns // 2 + others + tensors
 
     @property
     def descriptor_qk(self) -> str:
@@ -194,10 +196,11 @@ class Fp8Consts:
 
 @dataclass(frozen=True, slots=True)
 class TransposeConsts:
-    """Consts of attention/transpose_values."""
+    """Consts of attention/transpose_values. keys: of a tile, where sequences lie side by side: each begins and ends with one."""
 
     scores: ScoreConsts
     dim_v: int
+    keys: int
 
 
 def _steps(p: AttentionProblem, rows: int, keys: int) -> float:
@@ -212,9 +215,16 @@ def _steps(p: AttentionProblem, rows: int, keys: int) -> float:
     return total / max(1, len(picked))
 
 
-def _pitch(p: AttentionProblem) -> int:
-    """Bytes of a row of turned values."""
-    return -(-p.len_kv // 16) * 16
+def _tiles(p: AttentionProblem, rows: int) -> tuple[int, int]:
+    """(heads, of all batches; tiles of each)."""
+    if p.is_varlen:
+        return p.heads, -(-p.len_q // rows) + p.batch + 2
+    return p.batch * p.heads, -(-p.len_q // rows)
+
+
+def _pitch(p: AttentionProblem, keys: int) -> int:
+    """Bytes of a row of turned values. Sequences side by side each begin and end with a tile of keys."""
+    return (-(-p.len_kv // keys) + p.batch + 1) * keys if p.is_varlen else -(-p.len_kv // 16) * 16
 
 
 class AttentionFp8Engine(Engine):
@@ -234,7 +244,7 @@ class AttentionFp8Engine(Engine):
             return refuse(f"dimensions {p.dim_qk} and {p.dim_v}: at most {MAX_DIM}, that of v a multiple of 8")
         if p.has("mask"):
             return refuse("a mask may hide keys that hold NaN, which products with weights of 0 would keep")
-        for name, given in (("block_mask", p.has("block_mask")), ("cu_seqlens_q", p.is_varlen), ("dropout", p.dropout > 0)):
+        for name, given in (("block_mask", p.has("block_mask")), ("dropout", p.dropout > 0)):
             if given:
                 return refuse(f"{name} is given")
         if max(p.len_q, p.len_kv) >= MAX_LENGTH or (p.len_kv == 0 and not p.is_empty):
@@ -246,7 +256,7 @@ class AttentionFp8Engine(Engine):
                 return refuse(f"{name} {fault}")
         if not any(self._candidates(p)):
             return refuse("the scores' text is too long")
-        tiles = max(p.batch * p.heads * -(-p.len_q // ROWS), p.batch * p.heads_kv * -(-p.len_kv // TURNED) * 2)
+        tiles = max(prod(_tiles(p, ROWS)), p.heads_kv * (p.batch + 2) * (-(-p.len_kv // TURNED) + 1) * 2)
         if tiles >= 2**31:
             return refuse("2^31 tiles or more")
         return SUPPORTED
@@ -257,7 +267,7 @@ class AttentionFp8Engine(Engine):
 
     def _candidates(self, p: AttentionProblem) -> Iterator[EngineConfig]:
         for warpgroups, keys, chunk in TILES:
-            if chunk > max(64, p.dim_v) or chunk > keys:
+            if chunk > max(64, p.dim_v) or chunk > keys or p.is_varlen and keys != TURNED:
                 continue
             for stages in (4, 3, 2):
                 config = EngineConfig.of(warpgroups=warpgroups, keys=keys, chunk=chunk, stages=stages)
@@ -271,7 +281,7 @@ class AttentionFp8Engine(Engine):
         way through both. Before it the launch that turns the values."""
         assert isinstance(problem, AttentionProblem)
         p, c = problem, consts(problem, config)
-        tiles = p.batch * p.heads * -(-p.len_q // c.rows)
+        tiles = prod(_tiles(p, c.rows))
         if device.is_emulated:
             return 1000.0 * tiles * -(-p.len_kv // c.keys)
         products = c.keys * (c.steps_qk / 2 + c.dim_v / 64)
@@ -281,7 +291,7 @@ class AttentionFp8Engine(Engine):
         rounds = tiles / device.num_sms
         if p.right is None or p.left is not None or rounds < 1:
             rounds = ceil(rounds)  # tiles of one length
-        turning = 3 + 2 * p.batch * p.heads_kv * p.len_kv * p.dim_v / (device.bandwidth_gbs * 700)
+        turning = 3 + 2 * p.heads_of("v").numel / (device.bandwidth_gbs * 700)
         return turning + max(rounds * each / 1700, p.num_bytes / (device.bandwidth_gbs * 850)) + 5
 
     def build_steps(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> Build:
@@ -290,16 +300,16 @@ class AttentionFp8Engine(Engine):
         if p.is_empty:
             return Build(())
         c = consts(p, config)
-        pitch = _pitch(p)
-        values = scratch.take(p.batch * p.heads_kv * p.dim_v * pitch)
-        pairs, q_tiles = p.batch * p.heads, -(-p.len_q // c.rows)
+        pitch, batch = _pitch(p, c.keys), p.heads_of("v").shape[0]
+        values = scratch.take(batch * p.heads_kv * p.dim_v * pitch)
+        pairs, q_tiles = _tiles(p, c.rows)
         group = p.heads // p.heads_kv
         # As attention_wgmma_sm90 orders its tiles.
         held = p.len_kv * (p.dim_qk + p.dim_v) / group  # bytes, for each head of q
         is_triangle = p.right is not None and p.left is None
         most = pairs if is_triangle else max(group, int(device.l2_bytes * L2_SHARE / held))
         run = next(n for n in range(min(most, pairs), 0, -1) if pairs % n == 0 and (n % group == 0 or n <= group))
-        turned = TensorMapSpec("u8", (pitch, p.dim_v, p.heads_kv, p.batch),
+        turned = TensorMapSpec("u8", (pitch, p.dim_v, p.heads_kv, batch),
                                (pitch, pitch * p.dim_v, pitch * p.dim_v * p.heads_kv), (PANEL, p.dim_v, 1, 1), swizzle=128)
         args = [Arg("map_q", "tensor_map", TensorMapArg("q", _map(p.heads_of("q"), c.row_bytes, ROWS))),
                 Arg("map_k", "tensor_map", TensorMapArg("k", _map(p.heads_of("k"), c.row_bytes, c.keys))),
@@ -323,12 +333,13 @@ class AttentionFp8Engine(Engine):
 
 def _turning(p: AttentionProblem, c: Fp8Consts, place: Arg, pitch: int, device: DeviceInfo) -> Step:
     """The launch that turns the values."""
-    tiles, strips = -(-pitch // TURNED), -(-p.dim_v // TURNED)
+    tiles, strips = -(-p.len_kv // TURNED) + (p.batch + 2 if p.is_varlen else 0), -(-p.dim_v // TURNED)
     v = p.heads_of("v")
     args = [Arg("ptr_v", "u64", TensorArg("v")), *(Arg(f"v_{axis}", "s64", s) for axis, s in zip("bhl", v.strides, strict=False)), place,
             Arg("pitch", "u32", pitch), Arg("key_tiles", "u32", tiles), Arg("strips", "u32", strips), Arg("heads_kv", "u32", p.heads_kv)]
     return Step.of("attention/transpose_values", p.op, Target.for_arch(device.arch), TURN_THREADS, args + arguments(p),
-                   TransposeConsts(c.bare_scores, p.dim_v), tiles * strips * p.heads_kv * p.batch, suffix=f"{p.dim_v}")
+                   TransposeConsts(c.bare_scores, p.dim_v, c.keys if p.is_varlen else 0), tiles * strips * p.heads_kv * v.shape[0],
+                   suffix=f"{p.dim_v}")
 
 
 def _map(desc: TensorDesc, columns: int, rows: int) -> TensorMapSpec:
