@@ -74,10 +74,10 @@ class BackwardConsts(Panels):
     dim_qk: int
     dim_v: int
     stages: int
-    has_dq: bool
-    late: bool
-    alternates: bool
-    holds: bool
+    has_dq: bool = False
+    late: bool = False
+    alternates: bool = False
+    holds: bool = False
 
     @property
     def stages_at(self) -> int:
@@ -113,7 +113,7 @@ class BackwardConsts(Panels):
     @staticmethod
     def own_params(spec: KernelSpec) -> list[Param]:
         """Those that the macros of scores do not load."""
-        return [p for p in spec.params if p.name in ("ptr_lse2", "ptr_delta", "ptr_dq_sum", "ptr_dk", "ptr_dv")]
+        return [p for p in spec.params if p.name in ("ptr_lse2", "ptr_delta", "ptr_dq_sum")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +150,7 @@ class QueriesConsts(Panels):
 
     @staticmethod
     def own_params(spec: KernelSpec) -> list[Param]:
-        return [p for p in spec.params if p.name in ("ptr_lse2", "ptr_delta", "ptr_dq")]
+        return [p for p in spec.params if p.name in ("ptr_lse2", "ptr_delta")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +190,7 @@ class WideConsts(Panels):
 
     @staticmethod
     def own_params(spec: KernelSpec) -> list[Param]:
-        return [p for p in spec.params if p.name in ("ptr_lse2", "ptr_delta", "ptr_dk", "ptr_dv")]
+        return [p for p in spec.params if p.name in ("ptr_lse2", "ptr_delta")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,9 +238,10 @@ def _seen_keys(p: AttentionProblem) -> tuple[int, int]:
     return begin, p.len_kv if p.right is None else max(0, min(p.len_kv, p.len_q + shift + p.right))
 
 
-def _map(p: AttentionProblem, name: str, rows: int) -> TensorMapArg:
+def _map_arg(p: AttentionProblem, name: str, rows: int) -> Arg:
     """Boxes of `rows` rows; of keys and values those behind the last that is seen are zero."""
-    return TensorMapArg(name, head_map(p.heads_of(name), rows, max(1, _seen_keys(p)[1]) if name in ("k", "v") else None))
+    length = max(1, _seen_keys(p)[1]) if name in ("k", "v") else None
+    return Arg(f"map_{name}", "tensor_map", TensorMapArg(name, head_map(p.heads_of(name), rows, length)))
 
 
 class WgmmaBackwardEngine(Engine):
@@ -323,7 +324,7 @@ class ApartBackwardEngine(WgmmaBackwardEngine):
         found = []
         warpgroups = 2 if p.dim_qk > 64 else 3  # of three, threads have 168 registers
         for stages, key_stages in ((5, 4), (4, 4), (4, 3)):
-            keys = BackwardConsts(score_consts(p), p.desc("q").dtype.name, p.dim_qk, p.dim_v, key_stages, False, False, False, False)
+            keys = BackwardConsts(score_consts(p), p.desc("q").dtype.name, p.dim_qk, p.dim_v, key_stages)
             if max(_queries_consts(p, warpgroups, stages).smem_bytes, keys.smem_bytes) <= device.smem_per_cta:
                 found.append(EngineConfig.of(warpgroups=warpgroups, stages=stages, key_stages=key_stages))
         return tuple(found)
@@ -337,16 +338,16 @@ class ApartBackwardEngine(WgmmaBackwardEngine):
         p = problem
         assert isinstance(p, AttentionProblem)
         scratch = Scratch()
-        consts = BackwardConsts(score_consts(p), p.desc("q").dtype.name, p.dim_qk, p.dim_v, config["key_stages"], False, False, False, False)
+        consts = BackwardConsts(score_consts(p), p.desc("q").dtype.name, p.dim_qk, p.dim_v, config["key_stages"])
         pitch = _pitch(p)
         rows = p.batch * p.heads * pitch
         lse2, delta = scratch.take(4 * rows), scratch.take(4 * rows)
         own = _queries_consts(p, config["warpgroups"], config["stages"])
         tile = 64 * own.warpgroups
         queries = Step.of("attention/backward_queries_sm90", p.op, Target.for_arch(device.arch, (8, 1)), 128 * own.warpgroups, [
-            *(Arg(f"map_{n}", "tensor_map", _map(p, n, tile if n in ("q", "d_out") else 64)) for n in ("q", "k", "v", "d_out")),
+            *(_map_arg(p, n, tile if n in ("q", "d_out") else 64) for n in ("q", "k", "v", "d_out")),
             Arg("ptr_lse2", "u64", lse2), Arg("ptr_delta", "u64", delta), Arg("query_pitch", "u64", pitch),
-            Arg("ptr_dq", "u64", TensorArg("dq")), *_strides("dq", p.heads_of("dq")), *arguments(p)], own,
+            _map_arg(p, "dq", 64), *arguments(p)], own,
             (ceil_div(p.len_q, tile), p.heads, p.batch), dynamic_smem=own.smem_bytes, suffix=_suffix(p))
         return Build((delta_step(p, device, delta, lse2, None, pitch), _keys_step(p, device, consts, lse2, delta, []), queries),
                      scratch.num_bytes)
@@ -375,16 +376,15 @@ class WideBackwardEngine(WgmmaBackwardEngine):
         pitch = _pitch(p)
         rows = p.batch * p.heads * pitch
         lse2, delta = scratch.take(4 * rows), scratch.take(4 * rows)
-        args = [*(Arg(f"map_{n}", "tensor_map", _map(p, n, 64)) for n in ("q", "k", "v", "d_out")), Arg("ptr_lse2", "u64", lse2),
+        args = [*(_map_arg(p, n, 64) for n in ("q", "k", "v", "d_out")), Arg("ptr_lse2", "u64", lse2),
                 Arg("ptr_delta", "u64", delta), Arg("query_pitch", "u64", pitch), *arguments(p)]
-        results = {n: [Arg(f"ptr_{n}", "u64", TensorArg(n)), *_strides(n, p.heads_of(n))] for n in ("dq", "dk", "dv")}
         keys, queries = WideConsts(*shape, config["slots"]), WideQueriesConsts(*shape)
         target = Target.for_arch(device.arch, (8, 0))
         return Build((
             delta_step(p, device, delta, lse2, None, pitch),
-            Step.of("attention/backward_wide_sm90", p.op, target, THREADS, [*args, *results["dk"], *results["dv"]], keys,
+            Step.of("attention/backward_wide_sm90", p.op, target, THREADS, [*args, _map_arg(p, "dk", 64), _map_arg(p, "dv", 64)], keys,
                     (ceil_div(p.len_kv, 64), p.heads_kv, p.batch), dynamic_smem=keys.smem_bytes, suffix=_suffix(p)),
-            Step.of("attention/backward_queries_wide_sm90", p.op, target, THREADS, [*args, *results["dq"]], queries,
+            Step.of("attention/backward_queries_wide_sm90", p.op, target, THREADS, [*args, _map_arg(p, "dq", 64)], queries,
                     (ceil_div(p.len_q, 64), p.heads, p.batch), dynamic_smem=queries.smem_bytes, suffix=_suffix(p))), scratch.num_bytes)
 
 
@@ -405,10 +405,9 @@ def _keys_step(p: AttentionProblem, device: DeviceInfo, consts: BackwardConsts, 
                more: list[Arg]) -> Step:
     """dk and dv, and with more arguments dq."""
     return Step.of("attention/backward_sm90", p.op, Target.for_arch(device.arch, (8, 1)), THREADS, [
-        *(Arg(f"map_{n}", "tensor_map", _map(p, n, QUERIES if n in ("q", "d_out") else KEYS)) for n in ("q", "k", "v", "d_out")),
+        *(_map_arg(p, n, QUERIES if n in ("q", "d_out") else KEYS) for n in ("q", "k", "v", "d_out")),
         Arg("ptr_lse2", "u64", lse2), Arg("ptr_delta", "u64", delta), Arg("query_pitch", "u64", _pitch(p)), *more,
-        Arg("ptr_dk", "u64", TensorArg("dk")), *_strides("dk", p.heads_of("dk")),
-        Arg("ptr_dv", "u64", TensorArg("dv")), *_strides("dv", p.heads_of("dv")), *arguments(p)], consts,
+        _map_arg(p, "dk", 64), _map_arg(p, "dv", 64), *arguments(p)], consts,
         (ceil_div(p.len_kv, KEYS), p.heads_kv, p.batch), dynamic_smem=consts.smem_bytes, suffix=_suffix(p))
 
 
