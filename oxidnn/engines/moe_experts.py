@@ -81,6 +81,17 @@ def _sorted_rows(p: MoeProblem) -> tuple[TensorDesc, TensorDesc]:
     return packed(x, p.rows, p.hidden), packed(x, p.rows, p.inter)
 
 
+def working(p: MoeProblem, device: DeviceInfo, scratch: Scratch, steps: list[Step]) -> tuple[Held, WorkspaceArg, Held, Held]:
+    """(ids, order, inverse, counts): what is sorted, and where the result goes; ids of rows that were exchanged are made first."""
+    order, counts = scratch.take(4 * p.rows), Held(TensorDesc.packed(index(1).dtype, (p.experts,)), scratch.take(4 * p.experts))
+    inverse = Held(index(p.tokens, p.topk), scratch.take(4 * p.rows))
+    if p.has("ids"):
+        return held(p, "ids"), order, inverse, counts
+    ids = Held(index(p.rows), scratch.take(4 * p.rows))
+    steps.append(expand_step(p, held(p, "counts"), ids.place, device))
+    return ids, order, inverse, counts
+
+
 class Moe(_Experts):
     """moe and moe_exchanged: sort, rows to their experts, the first product with its gate, the second, the weighted sum."""
 
@@ -97,12 +108,9 @@ class Moe(_Experts):
         assert isinstance(p, MoeProblem)
         if p.is_empty:
             return Build(())
-        scratch, (xs, h) = Scratch(), _sorted_rows(p)
-        order, counts = scratch.take(4 * p.rows), Held(TensorDesc.packed(index(1).dtype, (p.experts,)), scratch.take(4 * p.experts))
-        inverse = Held(index(p.tokens, p.topk), scratch.take(4 * p.rows))
+        scratch, (xs, h), steps = Scratch(), _sorted_rows(p), list[Step]()
+        ids, order, inverse, counts = working(p, device, scratch, steps)
         rows, middle = _take(scratch, xs), _take(scratch, h)
-        ids = held(p, "ids") if p.has("ids") else Held(index(p.rows), scratch.take(4 * p.rows))
-        steps: list[Step] = [] if p.has("ids") else [expand_step(p, held(p, "counts"), ids.place, device)]
         steps += sort_steps(p, ids, order, inverse, counts, device, scratch)
         steps.append(scatter_step(p, held(p, "x"), inverse, Held(xs, rows), device))
         builds, most = self.build_products(p, config, device)
@@ -134,14 +142,13 @@ class MoeBackward(_Experts):
         assert isinstance(p, MoeProblem)
         if p.is_empty:
             return Build(())
-        scratch, (xs, h) = Scratch(), _sorted_rows(p)
+        scratch, (xs, h), steps = Scratch(), _sorted_rows(p), list[Step]()
         z = packed(xs, p.rows, 2 * p.inter)
-        order, counts = scratch.take(4 * p.rows), Held(TensorDesc.packed(index(1).dtype, (p.experts,)), scratch.take(4 * p.experts))
-        inverse = Held(index(p.tokens, p.topk), scratch.take(4 * p.rows))
+        ids, order, inverse, counts = working(p, device, scratch, steps)
         rows, upstream = (_take(scratch, xs) for _ in range(2))
         made, dmade = (_take(scratch, z) for _ in range(2))
         dh, scaled = (_take(scratch, h) for _ in range(2))
-        steps = sort_steps(p, held(p, "ids"), order, inverse, counts, device, scratch)
+        steps += sort_steps(p, ids, order, inverse, counts, device, scratch)
         builds, most = self.build_products(p, config, device)
         workspace = scratch.take(most)
         sizes = counts.place

@@ -19,8 +19,8 @@ from .digits import ceil_div, power_of_two
 from .rope import strides, vector
 
 _SMEM = 48 * 1024
-_WHOLE = 8192  # assignments that one CTA sorts
-_CHUNK = 2048  # of a CTA of several
+_WHOLE = 2048  # assignments that one CTA sorts
+_CHUNK = 1024  # of a CTA of several
 _MOST_CTAS = 64
 _VALUES = 64  # registers of a thread for what it adds up
 

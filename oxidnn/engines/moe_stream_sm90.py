@@ -15,9 +15,11 @@ from ..dtypes import BF16, F16
 from ..ops.base import Problem
 from ..ops.moe import MoeProblem
 from ..tensor import TensorDesc
-from .base import SUPPORTED, Arg, Build, Engine, EngineConfig, Scratch, Step, Support, TensorMapArg, WorkspaceMapArg, refuse
+from .affine_tiling import RaggedConsts
+from .base import SUPPORTED, Arg, Build, Engine, EngineConfig, Scratch, Step, Support, TensorMapArg, WorkspaceArg, WorkspaceMapArg, refuse
 from .digits import ceil_div
-from .moe_rows import held
+from .moe_experts import working
+from .moe_rows import Held, combine_step, held, packed, scatter_step, sort_steps
 
 MAX_TOKENS = 64
 MAX_EXPERTS = 1024  # whose list is kept in shared memory
@@ -30,8 +32,9 @@ _BOX_BYTES = 2 * ROWS * TILE_K
 
 @dataclass(frozen=True, slots=True)
 class StreamConsts:
-    """of: "up" or "down". columns: tokens, of tile_n that wgmma takes; tiles: of 64 rows; k_tiles: of an expert's sum; middle_bytes: of a
-    token's middle; splits: CTAs of a cluster that deal out k tiles; pitch: words from token to token of staged sums."""
+    """of: "up" or "down". columns: tokens, of tile_n that wgmma takes; tiles: of 64 rows of weights (two: of two such blocks); k_tiles: of
+    an expert's sum; middle_bytes: of a token's middle; splits: CTAs of a cluster that deal out k tiles; pitch: words from token to token of
+    staged sums. ragged: rows are sorted by expert."""
 
     kind: str
     ids: str
@@ -45,13 +48,13 @@ class StreamConsts:
     splits: int
     middle_bytes: int
     gate: Expression | None
+    ragged: RaggedConsts | None = None
 
     pitch = ROWS + 4
 
     @property
     def two(self) -> bool:
-        """Blocks of 64 rows: of both halves."""
-        return self.of == "up"
+        return self.of == "up" or self.ragged is not None
 
     @property
     def acc(self) -> list[str]:
@@ -67,7 +70,7 @@ class StreamConsts:
 
     @property
     def tiles(self) -> int:
-        return ceil_div(self.inter if self.of == "up" else self.hidden, ROWS)
+        return ceil_div(self.inter, ROWS) if self.of == "up" else ceil_div(self.hidden, 2 * ROWS if self.two else ROWS)
 
     @property
     def k_tiles(self) -> int:
@@ -75,7 +78,7 @@ class StreamConsts:
 
     @property
     def weight_bytes(self) -> int:
-        return _BOX_BYTES * (2 if self.of == "up" else 1)
+        return _BOX_BYTES * (2 if self.two else 1)
 
     @property
     def stage_bytes(self) -> int:
@@ -83,10 +86,11 @@ class StreamConsts:
 
     @property
     def ring_bytes(self) -> int:
-        return max(self.stages * self.stage_bytes, 4 * self.pitch * self.tile_n if self.of == "down" else 0)
+        return max(self.stages * self.stage_bytes, 0 if self.two else 4 * self.pitch * self.tile_n)
 
     @property
     def smem_bytes(self) -> int:
+        """With barriers, and a word for each expert and its flag, or a pair of a table."""
         return self.ring_bytes + 16 * self.stages + 8 * self.experts + 16
 
     def lower_forward(self, gate: str, up: str, result: str) -> str:
@@ -184,9 +188,95 @@ class MoeStream(Engine):
         return Build((first, second), scratch.num_bytes)
 
 
+class MoeStreamSorted(Engine):
+    """Rows sorted by expert; few of each, so that bringing weights takes most of the time."""
+
+    def __init__(self, op: str) -> None:
+        self.id = f"{op}.stream_sorted_sm90"  # type: ignore[misc]
+
+    def check_support(self, problem: Problem, device: DeviceInfo) -> Support:
+        p = problem
+        assert isinstance(p, MoeProblem)
+        if device.arch != "sm_90a":
+            return refuse(f"it needs sm_90a, the device is {device.arch}")
+        if p.kind not in (F16, BF16) or not p.rows or p.experts > MAX_EXPERTS or not p.hidden or not p.inter:
+            return refuse(f"f16 or bf16, at most {MAX_EXPERTS} experts")
+        wrong = [n for n in ("w_gate_up", "w_down") if not _fits_map(p.desc(n))]
+        if wrong:
+            return refuse(f"tensor maps need rows of {' and '.join(wrong)} that begin at multiples of 16 bytes")
+        if ceil_div(p.hidden + p.inter, ROWS) * (p.rows + p.experts) >= 2**31:
+            return refuse("fewer rows or columns")
+        return SUPPORTED
+
+    def configs(self, problem: Problem, device: DeviceInfo) -> tuple[EngineConfig, ...]:
+        """columns: rows of an expert that a tile takes."""
+        p = problem
+        assert isinstance(p, MoeProblem)
+        found = []
+        for columns in (8, 16, 32, 48, 64, 80, 96):  # more sums than that find no registers
+            for share in (1, 2):
+                up, down = (self._stages(p, of, columns, share, device) for of in ("up", "down"))
+                if up >= 3 or device.is_emulated:
+                    found.append(EngineConfig.of(columns=columns, up=up, down=down))
+        return tuple(sorted(dict.fromkeys(found), key=lambda config: self.estimate(problem, config, device)))
+
+    @staticmethod
+    def _stages(p: MoeProblem, of: str, columns: int, share: int, device: DeviceInfo) -> int:
+        room = min(device.smem_per_cta, device.smem_per_sm // share - 1024) - 16 * MAX_STAGES - 8 * p.experts - 16
+        most = room // _sorted_consts(p, of, columns, 1).stage_bytes
+        return max(1, min(MAX_STAGES, most, 3 if device.is_emulated else most))
+
+    def estimate(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> float:
+        """Weights once from memory, again from L2 for every further tile of an expert's rows; rows from L2 with every block of weights."""
+        p = problem
+        assert isinstance(p, MoeProblem)
+        hits, columns = _expected_hits(p), config["columns"]
+        each = p.rows / hits
+        tiles = hits * max(1.0, each / columns + (0.5 if each > columns / 2 else 0.0))
+        weights = 6 * p.hidden * p.inter
+        memory_us = hits * weights / (device.bandwidth_gbs * 1.0e3)
+        l2_us = tiles * weights * (1 + columns / 128) / (device.num_sms * 60e3)
+        multiply_us = tiles * weights / (16384 * device.num_sms) * max(160.0, 4.4 * columns) / 1.6e3
+        moved_us = (p.tokens + 3 * p.rows) * p.hidden * 2 / (device.bandwidth_gbs * 800)
+        return 25.0 + max(memory_us, l2_us, multiply_us) + 0.1 * min(memory_us, max(l2_us, multiply_us)) + moved_us
+
+    def build_steps(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> Build:
+        p, scratch, steps = problem, Scratch(), list[Step]()
+        assert isinstance(p, MoeProblem)
+        ids, order, inverse, counts = working(p, device, scratch, steps)
+        xs_desc, middle_desc = packed(p.desc("x"), p.rows, p.hidden), packed(p.desc("x"), p.rows, p.inter)
+        xs, middle = (Held(d, scratch.take(d.shape[0] * d.strides[0] * 2)) for d in (xs_desc, middle_desc))
+        steps += sort_steps(p, ids, order, inverse, counts, device, scratch)
+        steps.append(scatter_step(p, held(p, "x"), inverse, xs, device))
+        for of, source, weights, result in (("up", xs, "w_gate_up", middle), ("down", middle, "w_down", xs)):
+            c = _sorted_consts(p, of, config["columns"], config[of])
+            assert isinstance(source.place, WorkspaceArg)
+            rows = source.desc
+            map_ = TensorMapSpec(p.kind.name, (rows.shape[1], rows.shape[0]), (rows.strides[0] * 2,), (TILE_K, c.tile_n), swizzle=128)
+            per_sm = max(1, device.smem_per_sm // (c.smem_bytes + 1024))
+            tiles = min(p.experts, p.rows) + p.rows // c.tile_n
+            num_ctas = min(device.num_sms * per_sm, tiles * c.tiles)
+            args = [Arg("map_weights", "tensor_map", TensorMapArg(weights, _weights_map(p.desc(weights), p.kind.name))),
+                    Arg("map_tokens", "tensor_map", WorkspaceMapArg(map_, source.place.byte_offset)),
+                    Arg("ptr_group_sizes", "u64", counts.place), Arg("groups_count", "u32", p.experts), Arg("groups_total", "u32", p.rows),
+                    Arg("groups_step", "s64", 4), Arg("ptr_result", "u64", result.place),
+                    Arg("result_row_bytes", "s64", 2 * result.desc.strides[0]), Arg("num_ctas", "u32", num_ctas)]
+            steps.append(Step.of("moe/stream_sorted_sm90", p.op, Target.for_arch(device.arch), THREADS, args, c, num_ctas,
+                                 dynamic_smem=c.smem_bytes, follows=True, suffix=f"{of}_{p.kind.name}_{c.tile_n}"))
+        weights_held = held(p, "weights") if p.has("weights") else None
+        steps.append(combine_step(p, xs, inverse, weights_held, held(p, "y"), device))
+        return Build(tuple(steps), scratch.num_bytes)
+
+
+def _sorted_consts(p: MoeProblem, of: str, columns: int, stages: int) -> StreamConsts:
+    return StreamConsts(p.kind.name, "", of, columns, 0, p.experts, p.hidden, p.inter, stages, 1, 0, p.gate if of == "up" else None,
+                        RaggedConsts("m", "s32", False))
+
+
 def _consts(p: MoeProblem, of: str, stages: int, splits: int) -> StreamConsts:
     return StreamConsts(p.kind.name, p.desc("ids").dtype.name, of, p.tokens, p.topk, p.experts, p.hidden, p.inter, stages, splits,
                         2 * ceil_div(p.inter, 8) * 8, p.gate if of == "up" else None)
 
 
-ENGINES: dict[str, tuple[Engine, ...]] = {"moe": (MoeStream(),)}
+ENGINES: dict[str, tuple[Engine, ...]] = {"moe": (MoeStream(), MoeStreamSorted("moe")),
+                                          "moe_exchanged": (MoeStreamSorted("moe_exchanged"),)}
