@@ -173,6 +173,7 @@ def main() -> None:
     parser.add_argument("--configs", type=int, default=5, help="only the first N of each engine by estimate")
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--steps", action="store_true", help="time each launch of the first config by itself, too")
+    parser.add_argument("--all", action="store_true", help="print every config")
     parser.add_argument("--seconds", type=float, default=math.inf, help="start no case after so many seconds")
     parser.add_argument("--json", default="")
     parser.add_argument("--workers", type=int, default=16, help="processes that assemble kernels beforehand")
@@ -221,6 +222,8 @@ def main() -> None:
             complain("moe", r["case"], r["rows"])
             for failure in r["failures"]:
                 print("   ", failure)
+            for row in r["rows"] if options.all else ():
+                print(f"    {row['engine']} {row['config']}: {row.get('us', math.nan):.1f} us, estimated {row['estimate_us']:.1f}")
             best, us = fastest(r["rows"]), r["us"]
             if best is None:
                 continue
