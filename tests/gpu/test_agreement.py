@@ -26,7 +26,7 @@ pytestmark = pytest.mark.gpu
 RUNS = 4
 # Functions of these come from approximate instructions (ex2, lg2, rcp, rsqrt), which the emulator rounds better than silicon does.
 APPROXIMATE = ("softmax", "cross_entropy", "activation", "glu", "pointwise", "norm", "lp_pool", "reduce", "lrn", "ctc_loss", "logcumsumexp",
-               "random", "sinkhorn", "causal_conv1d", "attention")
+               "random", "sinkhorn", "causal_conv1d", "attention", "moe")
 
 
 @pytest.mark.parametrize(("op", "engine"), PAIRS, ids=IDS)
