@@ -1,4 +1,4 @@
-"""notes/2026-11-28-rows.md tells the truth: every call, function and test that it names exists."""
+"""Notes on rows of the feature list tell the truth: every call, function and test that they name exists."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ from oxidnn.codegen.pointwise import TABLE
 from oxidnn.handle import DnnHandle
 
 ROOT = Path(__file__).resolve().parents[2]
-LINES = [line for line in (ROOT / "notes/2026-11-28-rows.md").read_text().splitlines() if line.startswith("- ")]
+NOTES = ("rows", "attention-rows")
+LINES = [line for note in NOTES for line in (ROOT / f"notes/2026-11-28-{note}.md").read_text().splitlines() if line.startswith("- ")]
 ROWS = {"FE": [4, 5, 9, 10, 12, 13], "PL": range(1, 14), "NM": range(1, 20), "SM": range(1, 6), "AC": range(1, 7), "EW": range(1, 24),
-        "LS": range(1, 22), "RD": range(1, 12), "RZ": range(1, 6), "SC": range(1, 6), "SH": range(1, 11), "IM": [4]}
-FAULTS = (11, 12, 13, 21, 22, 23, 28, 29, 30, 31, 32, 33, 38)
+        "LS": range(1, 22), "RD": range(1, 12), "RZ": range(1, 6), "SC": range(1, 6), "SH": range(1, 11), "IM": [4],
+        "AN": range(1, 32), "KV": range(1, 9), "RO": range(1, 6)}
+FAULTS = (11, 12, 13, 14, 15, 16, 17, 18, 21, 22, 23, 28, 29, 30, 31, 32, 33, 36, 38)
 
 
 def test_every_call_and_function_exists() -> None:
