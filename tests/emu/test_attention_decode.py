@@ -8,14 +8,15 @@ import numpy as np
 import pytest
 
 from oxidnn.engines import attention_decode
-from oxidnn.engines.base import EngineConfig
+from oxidnn.engines.base import Engine, EngineConfig
 from oxidnn.ops.case import parse_case
 from oxidnn.runtime.emu_backend import EmulatedBackend
 from oxidnn.testing.data import random_inputs
 from oxidnn.testing.harness import compare, exact, execute, run_problem
 from oxidnn.testing.reference import REFERENCES
 
-ENGINE = attention_decode.ENGINES["attention"][0]  # of both ops
+ENGINE, BOXES = attention_decode.ENGINES["attention"]  # of both ops: by cp.async, by tensor copies
+SIDES = [("sm_80", ENGINE), ("sm_90a", ENGINE), ("sm_90a", BOXES)]
 
 
 def config(**knobs: Any) -> EngineConfig:
@@ -23,8 +24,8 @@ def config(**knobs: Any) -> EngineConfig:
 
 
 @pytest.mark.parametrize("splits", [1, 2, 8])
-@pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
-def test_what_lies_beyond_lengths_is_never_used(arch: str, splits: int) -> None:
+@pytest.mark.parametrize(("arch", "engine"), SIDES)
+def test_what_lies_beyond_lengths_is_never_used(arch: str, engine: Engine, splits: int) -> None:
     """Lengths of 0, 1, 17 and all; every unused row of keys and values is NaN."""
     problem = parse_case("attention q=bf16[4,6,1,64]nchw k=bf16[4,2,96,64]nchw v=bf16[4,2,96,64]nchw lengths_kv=s32[4] return_lse=True")
     inputs = random_inputs(problem, np.random.default_rng(1))
@@ -33,7 +34,7 @@ def test_what_lies_beyond_lengths_is_never_used(arch: str, splits: int) -> None:
     for b, length in enumerate(inputs["lengths_kv"]):
         for name in ("k", "v"):
             inputs[name][b, :, length:] = np.nan
-    got = execute(EmulatedBackend(arch, checkers="all"), problem, ENGINE, config(splits=splits), inputs)
+    got = execute(EmulatedBackend(arch, checkers="all"), problem, engine, config(splits=splits), inputs)
     compare(problem, got, want)
     assert not got["out"][0].any() and np.isneginf(got["lse"][0]).all()
 
@@ -43,7 +44,8 @@ def test_what_lies_beyond_lengths_is_never_used(arch: str, splits: int) -> None:
     "attention q=f16[1,2,1,32]nchw k=f16[1,1,50,32]nchw v=f16[1,1,50,32]nchw score='where(j < 20, -inf, score)'",
     "attention q=f16[1,2,2,32]nchw k=f16[1,1,50,32]nchw v=f16[1,1,50,32]nchw causal=bottom_right window=(7,None)",
 ])
-def test_values_that_no_query_sees_are_never_used(case: str) -> None:
+@pytest.mark.parametrize("engine", [ENGINE, BOXES])
+def test_values_that_no_query_sees_are_never_used(case: str, engine: Engine) -> None:
     problem = parse_case(case)
     inputs = random_inputs(problem, np.random.default_rng(2))
     seen = np.arange(50) >= (20 if "score" in case else 41)
@@ -52,7 +54,7 @@ def test_values_that_no_query_sees_are_never_used(case: str) -> None:
     for name in ("k", "v"):
         inputs[name][:, :, ~seen] = np.inf
     want = REFERENCES["attention"](problem, exact(problem, inputs | {n: np.where(seen[:, None], inputs[n], 0) for n in ("k", "v")}), {})
-    got = execute(EmulatedBackend("sm_90a", checkers="all"), problem, ENGINE, config(keys=32, splits=2), inputs)
+    got = execute(EmulatedBackend("sm_90a", checkers="all"), problem, engine, config(keys=32, splits=2), inputs)
     compare(problem, got, want)
 
 
@@ -63,12 +65,14 @@ def test_teams_of_warps(team: int, warps: int, keys: int) -> None:
     for case in (f"attention q=bf16[1,3,{5 * team},72]nchw k=bf16[1,1,131,72]nchw v=bf16[1,1,131,40]nchw causal=bottom_right",
                  f"attention q=f16[2,4,{4 * team - 1},19]nchw k=f16[2,1,77,19]nchw v=f16[2,1,77,9]nchw sinks=f32[4] alibi=f32[4]"):
         for splits in (1, 3):
-            run_problem(backend, parse_case(case), ENGINE, config(team=team, warps=warps, keys=keys, splits=splits))
+            for engine in (ENGINE, BOXES) if BOXES.check_support(parse_case(case), backend.info) else (ENGINE,):
+                run_problem(backend, parse_case(case), engine, config(team=team, warps=warps, keys=keys, splits=splits))
 
 
 @pytest.mark.parametrize("splits", [1, 2, 8])
 @pytest.mark.parametrize("kind", ["bf16", "e4m3"])
-def test_pages_whose_unused_slots_hold_nan(kind: str, splits: int) -> None:
+@pytest.mark.parametrize("engine", [ENGINE, BOXES])
+def test_pages_whose_unused_slots_hold_nan(engine: Engine, kind: str, splits: int) -> None:
     """Pages of 16, lengths of 17 and 0; the table's unused entries are no pages. The same bits as attention over the gathered keys."""
     problem = parse_case(f"paged_attention q=bf16[2,4,1,64]nchw k_cache={kind}[9,2,16,64](2048,64,128,1) v_cache={kind}[9,2,16,64]nchw "
                          f"page_table=s32[2,4] lengths_kv=s32[2] num_splits={splits} return_lse=True")
@@ -80,13 +84,33 @@ def test_pages_whose_unused_slots_hold_nan(kind: str, splits: int) -> None:
         inputs[name][...] = np.nan
         inputs[name][5], inputs[name][2, :, 0] = kept[5], kept[2, :, 0]
     backend = EmulatedBackend("sm_90a", checkers="all")
-    got = execute(backend, problem, ENGINE, ENGINE.configs(problem, backend.info)[0], inputs)
+    got = execute(backend, problem, engine, engine.configs(problem, backend.info)[0], inputs)
     assert not got["out"][1].any() and np.isneginf(got["lse"][1]).all()
     plain = parse_case("attention q=bf16[1,4,1,64]nchw k=bf16[1,2,17,64]nchw v=bf16[1,2,17,64]nchw return_lse=True")
     k, v = (np.concatenate((inputs[n][5], inputs[n][2, :, :1]), axis=1)[None].astype(inputs["q"].dtype) for n in ("k_cache", "v_cache"))
     gathered = {"q": inputs["q"][:1], "k": k, "v": v}
     want = REFERENCES["attention"](plain, exact(plain, gathered), {})
     compare(plain, {name: a[:1] for name, a in got.items()}, want)
+
+
+@pytest.mark.parametrize("page", [16, 32])
+def test_windows_over_pages(page: int) -> None:
+    """Boxes begin with a page's keys, some of which no query sees; these and all unused slots hold NaN."""
+    problem = parse_case(f"paged_attention q=bf16[2,4,3,64]nchw k_cache=bf16[12,2,{page},64]nchw v_cache=bf16[12,2,{page},64]nchw "
+                         "page_table=s32[2,6] lengths_kv=s32[2] window=(21,None) causal=bottom_right")
+    rng = np.random.default_rng(6)
+    inputs = random_inputs(problem, rng)
+    inputs["page_table"][:] = rng.permutation(12).reshape(2, 6)
+    inputs["lengths_kv"][:] = 5 * page + 9, 40
+    want = REFERENCES["paged_attention"](problem, exact(problem, inputs), {})
+    for b, length in enumerate(inputs["lengths_kv"]):
+        for key in (*range(length - 24), *range(length, 6 * page)):
+            for name in ("k_cache", "v_cache"):
+                inputs[name][inputs["page_table"][b, key // page], :, key % page] = np.nan
+    for keys in (16, page):
+        for knobs in ({"warps": 2, "stages": 2}, {"splits": 2}):
+            got = execute(EmulatedBackend("sm_90a", checkers="all"), problem, BOXES, config(keys=keys, **knobs), inputs)
+            compare(problem, got, want)
 
 
 def test_prompts_and_steps_side_by_side() -> None:
