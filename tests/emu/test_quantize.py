@@ -113,6 +113,22 @@ def test_quotients_are_correctly_rounded(h: oxidnn.DnnHandle) -> None:
     np.testing.assert_array_equal(h.quantize(odd, "s8", one), [[2, 1, 0, 127, -128, 0]])
 
 
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
+@pytest.mark.parametrize("kind", ["s8", "u8", "s4", "e4m3", "e5m2", "e2m1"])
+def test_quotients_of_halves_by_scales_next_to_those_of_middles(kind: str, dtype: Any, h: oxidnn.DnnHandle) -> None:
+    """One step of correction has to do: scales are the f32 numbers about x / (middle of two codes)."""
+    rng = np.random.default_rng(9)
+    numbers = numbers_of(kind)
+    numbers = np.unique(numbers[np.isfinite(numbers) & (numbers >= 0)])
+    middle = rng.choice((numbers[1:] + numbers[:-1]) / 2, 6000)
+    x = rng.uniform(1, 2, 6000).astype(dtype)
+    x[:500], middle[:500] = 2, (numbers[1:] + numbers[:-1])[0] / 2  # where the one step is as close as it gets
+    scale = (x.astype(np.float64) / middle).astype(np.float32)
+    scale = (scale.view(np.int32) + rng.integers(-2, 3, 6000).astype(np.int32)).view(np.float32)
+    want = nearest(x.astype(np.float32) / scale, kind)
+    np.testing.assert_array_equal(codes(h.quantize(x, kind, scale, axis=0), kind, 6000), want)
+
+
 @pytest.mark.parametrize("handle", ["h", "old"])
 def test_published_casts_to_fp8(handle: str, request: Any) -> None:
     """jax-ml/ml_dtypes#260, #400, #147; onnx/onnx#6220, #7085."""
