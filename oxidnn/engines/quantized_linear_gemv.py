@@ -1,0 +1,332 @@
+"""Linear layers of quantised weights and at most 8 rows of x: codes and scales come from memory straight into registers, several steps
+ahead, become 16-bit numbers, exactly, and are multiplied by mma.sync; scales multiply the f32 sums of their groups. sm_80 up.
+
+Beside the loop of more rows (quantized_linear_skinny) nothing passes through shared memory but the sums of a CTA's warps, which deal out k.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+from ..codegen.spec import Target as PtxTarget
+from ..device import DeviceInfo
+from ..dtypes import BF16, F16
+from ..ops.base import Problem
+from ..ops.quantized_linear import NF4, NIBBLES, QuantizedLinearProblem
+from . import affine_tiling as tiling
+from .affine import AffineMatmul
+from .base import Arg, Build, Engine, EngineConfig, Step, Support, TensorArg, WorkspaceArg, refuse
+from .composition import Place, relocated
+from .quantized_linear_apart import gather_step
+from .quantized_linear_skinny import lower, x_desc
+
+MAX_ROWS = 8
+MAX_REGISTERS_FOR = {128: 255, 256: 255, 512: 128}  # by threads
+TABLE_COPIES = 32  # of the pairs of nf4 numbers: a bank for each lane
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizedGemvConsts:
+    """Consts of quantized_linear/gemv. dtype: of x; bits: of a code; depth: steps under way; lane_bytes: of a row that a lane loads at
+    once; flush_blocks: blocks of 8 numbers of a lane of which a group's sums are made, or parts of a group; group_size: 0 where scales do
+    not change along k; scale_group, zero_group: bytes from a group's to the next; zero: PTX type of zero points, "" without; whole: k has
+    whole steps."""
+
+    kind: str
+    dtype: str
+    bits: int
+    tiles_r: int
+    warps: int
+    depth: int
+    lane_bytes: int
+    flush_blocks: int
+    group_size: int
+    scale_group: int
+    zero_group: int
+    zero: str
+    scale: str
+    whole: bool
+    native_fp8: bool
+    table: tuple[float, ...]
+    epilogue: tiling.EpilogueConsts
+    epilogue_threads: int
+
+    @property
+    def grouped(self) -> bool:
+        return self.group_size > 0
+
+    @property
+    def scale_round(self) -> int:
+        """Bytes of scales from a warp's step to its next."""
+        return self.scale_group * (self.round_k // self.group_size) if self.grouped else 0
+
+    @property
+    def scale_unit(self) -> int:
+        """From the scale of one unit of a step to that of the next."""
+        return self.scale_group * (self.step_k // self.units // self.group_size)
+
+    @property
+    def zero_round(self) -> int:
+        return self.zero_group * (self.round_k // self.group_size) if self.grouped else 0
+
+    @property
+    def zero_unit(self) -> int:
+        return self.zero_group * (self.step_k // self.units // self.group_size)
+
+    @property
+    def rows(self) -> int:
+        return 16 * self.tiles_r
+
+    @property
+    def row_count(self) -> int:
+        """Rows of a lane."""
+        return 2 * self.tiles_r
+
+    @property
+    def exchanges(self) -> bool:
+        """Codes come out of a word as numbers 0 and 4, 1 and 5, ..."""
+        return self.kind in ("s4", "u4")
+
+    @property
+    def blocks(self) -> int:
+        """Of 8 numbers of a lane, 32 of its quad, in a step."""
+        return 16 // self.bits
+
+    @property
+    def step_k(self) -> int:
+        return 32 * self.blocks
+
+    @property
+    def round_k(self) -> int:
+        """From a warp's step to its next."""
+        return self.step_k * self.warps
+
+    @property
+    def segments(self) -> int:
+        return 16 // self.lane_bytes
+
+    @property
+    def segment_k(self) -> int:
+        return self.step_k // self.segments
+
+    @property
+    def segment_blocks(self) -> int:
+        return self.blocks // self.segments
+
+    @property
+    def lane_k(self) -> int:
+        """Of a segment."""
+        return self.lane_bytes * 8 // self.bits
+
+    @property
+    def units(self) -> int:
+        """Scales of a row in a step."""
+        return self.blocks // self.flush_blocks if self.grouped else 1
+
+    @property
+    def copies(self) -> int:
+        return TABLE_COPIES
+
+    @property
+    def table_pitch(self) -> int:
+        return 4 * TABLE_COPIES
+
+    @property
+    def slab_bytes(self) -> int:
+        """Of a warp's sums."""
+        return self.epilogue.smem_bytes
+
+    @property
+    def slab_words(self) -> int:
+        return self.slab_bytes // 4
+
+    @property
+    def pitches(self) -> tuple[int, int]:
+        """Words of shared memory from one row (of W) to the next, and from one column, in the staged sums."""
+        return (1, self.epilogue.pitch) if self.epilogue.inner == "n" else (self.epilogue.pitch, 1)
+
+    @property
+    def smem_bytes(self) -> int:
+        return max(self.warps * self.slab_bytes, 256 * self.table_pitch if self.kind == "nf4" else 0)
+
+    def sums(self, stem: str, i: int) -> list[str]:
+        return [f"%{stem}{4 * i + e}" for e in range(4)]
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    consts: QuantizedGemvConsts
+    am: AffineMatmul
+    digits: tiling.Digits
+    row_tiles: int
+    rounds: int
+
+
+@lru_cache(maxsize=512)
+def _plan(p: QuantizedLinearProblem, config: EngineConfig, device: DeviceInfo) -> _Plan:
+    am = lower(p)
+    d = tiling.merged_digits(am)
+    bits, rows = 4 if p.kind in NIBBLES else 8, config["rows"]
+    threads = min(32 * config["warps"], rows * 8)
+    epilogue = tiling.plan_epilogue(d, am, 8, rows, threads, tiling.needs_wide(d), False)
+    epilogue = replace(epilogue, pitch=epilogue.tile_inner)  # no gaps: all words of a slab are added
+    has_zero = p.has("zero_point")
+    consts = QuantizedGemvConsts(
+        p.kind, p.desc("x").dtype.name, bits, rows // 16, config["warps"], config["depth"], _lane_bytes(p),
+        min(16 // bits, max(1, p.group_size // 32)), p.group_size if p.groups > 1 else 0,
+        p.grid_strides("scale")[1] * p.desc("scale").dtype.num_bytes, p.grid_strides("zero_point")[1] if has_zero else 0,
+        p.desc("zero_point").dtype.name if has_zero else "", p.desc("scale").dtype.name, p.k % (512 // bits) == 0,
+        device.at_least(8, 9), tuple(map(float, NF4)) if p.kind == "nf4" else (), epilogue, threads)
+    return _Plan(consts, am, d, -(-p.n // rows), -(-p.k // (consts.round_k * consts.depth)))
+
+
+def _lane_bytes(p: QuantizedLinearProblem) -> int:
+    """16, or less where a quad would load numbers of several groups together."""
+    bits = 4 if p.kind in NIBBLES else 8
+    if p.groups == 1:
+        return 16
+    return next(n for n in (16, 8, 4) if p.group_size % (4 * n * 8 // bits) == 0)
+
+
+def _registers_needed(c: QuantizedGemvConsts) -> int:
+    factors = c.row_count * c.units * ((1 if c.grouped else 0) + (1 if c.zero else 0)) * (c.depth if c.grouped else 1)
+    pointers = 2 * c.row_count * (1 + (1 if c.grouped else 0) + (1 if c.zero and c.grouped else 0))
+    return 4 * c.row_count * c.depth + factors + pointers + 4 * c.blocks + 22 * c.tiles_r + (24 if c.kind == "nf4" else 12)
+
+
+def _ctas_per_sm(c: QuantizedGemvConsts) -> int:
+    """As many as their registers allow, which the assembler is held to: it would load all of x ahead."""
+    return max(1, min(2048, 65536 // (_registers_needed(c) + 8)) // (32 * c.warps))
+
+
+class QuantizedLinearGemv(Engine):
+    """f16 and bf16 x of at most 8 rows."""
+
+    id = "quantized_linear.gemv"
+
+    def check_support(self, problem: Problem, device: DeviceInfo) -> Support:
+        """Codes and x in 16-byte vectors along k; groups of a multiple of 32, which a round of a CTA's warps has a whole number of."""
+        p = problem
+        assert isinstance(p, QuantizedLinearProblem)
+        if not device.at_least(8):
+            return refuse(f"the gemv loop needs compute capability 8.0, the device has {device.capability[0]}.{device.capability[1]}")
+        x, w = x_desc(p), p.desc("w")
+        if x.dtype not in (F16, BF16):
+            return refuse(f"the gemv loop takes f16 or bf16 x, not {x.dtype}")
+        if p.is_empty or not p.k:
+            return refuse("there are no products to sum")
+        if p.rows > MAX_ROWS:
+            return refuse(f"the gemv loop takes at most {MAX_ROWS} rows of x, not {p.rows}")
+        am = lower(p)
+        d = tiling.merged_digits(am)
+        if len(d.a.rows) > 1 or tiling.widest_vector(d.a, d.k, d.batch, "k").width < 8:
+            return refuse(f"the gemv loop loads 16 bytes of x along k from rows at even distances; x is {x}")
+        step = 32 if p.kind in NIBBLES else 16
+        if p.k % step or w.strides[1] != 1 or (p.n > 1 and w.strides[0] % 16) or w.align % 16:
+            return refuse(f"the gemv loop loads 16 bytes of w along k, of {p.k} {p.kind} in {w}")
+        if p.groups > 1 and p.group_size % 32:
+            return refuse(f"groups of {p.group_size}; the gemv loop takes multiples of 32")
+        if max(p.n, p.k, p.n * p.groups) >= 2**31 - 2**20:
+            return refuse(f"weights of {p.n} x {p.k} are too many for a launch")
+        common = tiling.check_common(am, device)
+        return common if not common or self.configs(p, device) else refuse(f"groups of {p.group_size} in rounds of whole steps")
+
+    def configs(self, problem: Problem, device: DeviceInfo) -> tuple[EngineConfig, ...]:
+        """Legal configs, the fastest by estimate first."""
+        assert isinstance(problem, QuantizedLinearProblem)
+        return _sorted_configs(problem, device)
+
+    def estimate(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> float:
+        p = problem
+        assert isinstance(p, QuantizedLinearProblem)
+        plan = _plan(p, config, device)
+        c = plan.consts
+        if device.is_emulated:
+            warps = plan.row_tiles * c.warps
+            return plan.rounds * c.depth * (60 + 60 * c.tiles_r * c.blocks) * (4.0 * -(-warps // 512) + 0.07 * warps) + 2000
+        return (3.0 if p.has("permutation") else 0.0) + _estimate_us(p, plan, device)
+
+    def build_steps(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> Build:
+        p = problem
+        assert isinstance(p, QuantizedLinearProblem)
+        plan = _plan(p, config, device)
+        c = plan.consts
+        follows = device.at_least(9)
+        target = PtxTarget.for_arch(device.arch, (7, 8) if follows or (c.kind == "e4m3" and c.native_fp8) else (7, 4))
+        suffix = f"{c.kind}_{c.dtype}_{c.rows}{'_grouped' if c.grouped else ''}{'_zero' if c.zero else ''}"
+        step = Step.of("quantized_linear/gemv", p.op, target, 32 * c.warps, _arguments(p, plan), c, plan.row_tiles,
+                       dynamic_smem=c.smem_bytes, follows=follows, min_ctas_per_sm=_ctas_per_sm(c), suffix=suffix)
+        if not p.has("permutation"):
+            return Build((step,))
+        ordered = WorkspaceArg(0)
+        places: dict[str, Place] = {o.name: TensorArg(o.name) for o in p.operands} | {"x": ordered}
+        return Build((gather_step(p, ordered, device), relocated(step, places)), p.desc("x").numel * 2)
+
+
+def _estimate_us(p: QuantizedLinearProblem, plan: _Plan, device: DeviceInfo) -> float:
+    """The slower of memory and instructions, once launched; rounds of CTAs begin and end."""
+    c = plan.consts
+    per_sm = max(1, min(_ctas_per_sm(c), device.smem_per_sm // (c.smem_bytes + 1024)))
+    ctas = plan.row_tiles
+    resident = min(per_sm * device.num_sms, ctas)
+    num_bytes = p.desc("w").num_bytes + p.desc("scale").num_bytes
+    in_flight = resident * c.warps * c.depth * c.rows * 64
+    memory_us = num_bytes / (device.bandwidth_gbs * 0.9e3) * max(1.0, min(num_bytes, 45e3 * device.num_sms) / in_flight) ** 0.6
+    numbers = {"s4": 10, "u4": 10, "nf4": 18, "s8": 10 if c.dtype == "f16" else 26, "e4m3": 12 if c.dtype == "f16" else 28}[c.kind]
+    block = c.row_count * numbers + 2 * c.tiles_r * 2 + 4 + 4 * c.exchanges + (4 * c.tiles_r + 8) / c.flush_blocks * c.grouped
+    instructions = plan.rounds * c.depth * (c.blocks * block + 10 * c.row_count) + 250
+    issue_us = -(-ctas // device.num_sms) * c.warps * instructions / 4 / 0.8 / 1700
+    waves = -(-ctas // (per_sm * device.num_sms))
+    return 3.4 + max(memory_us, issue_us) + 0.15 * min(memory_us, issue_us) + 0.4 * (waves - 1)
+
+
+def _arguments(p: QuantizedLinearProblem, plan: _Plan) -> list[Arg]:
+    c, d = plan.consts, plan.digits
+    t = tiling.Arguments(c.epilogue.wide)
+    t.add("rounds", "u32", plan.rounds)
+    t.add("k_size", "u32", p.k)
+    t.add("ptr_w", "u64", TensorArg("w"))
+    t.add("w_size", "u32", p.n)
+    t.add("w_row_bytes", "s64", p.desc("w").strides[0])
+    t.add("ptr_x", "u64", TensorArg("x"))
+    t.add("x_size", "u32", d.a.rows[0])
+    t.add("x_row_bytes", "s64", d.a.row_strides[0] * 2)
+    for name, operand, wanted in (("scale", "scale", c.grouped), ("zero", "zero_point", c.zero)):
+        if wanted:
+            t.add(f"ptr_{name}", "u64", TensorArg(operand))
+            t.add(f"{name}_row", "s64", p.grid_strides(operand)[0] * p.desc(operand).dtype.num_bytes)
+    tiling._target_arguments(t, plan.am, d, c.epilogue)
+    return t.args
+
+
+GEMV = QuantizedLinearGemv()
+
+
+@lru_cache(maxsize=256)
+def _sorted_configs(p: QuantizedLinearProblem, device: DeviceInfo) -> tuple[EngineConfig, ...]:
+    return tuple(sorted(_candidates(p, device), key=lambda c: GEMV.estimate(p, c, device)))
+
+
+def _candidates(p: QuantizedLinearProblem, device: DeviceInfo) -> Iterator[EngineConfig]:
+    step = 128 if p.kind in NIBBLES else 64
+    steps = -(-p.k // step)
+    for rows in (16, 32):
+        if rows > 16 and rows >= 2 * p.n:
+            continue
+        for warps in (4, 8, 16):
+            if warps > 4 and warps >= 2 * steps:
+                continue
+            if p.groups > 1 and ((step * warps) % p.group_size or (p.group_size % step and step % p.group_size)):
+                continue
+            own = -(-steps // warps)  # steps of a warp
+            for depth in (min(2, own),) if device.is_emulated else (1, 2, 3, 4, 6, 8):
+                if not device.is_emulated and (depth > own or -(-own // depth) * depth - own > own // 8):
+                    continue
+                config = EngineConfig.of(rows=rows, warps=warps, depth=depth)
+                if _registers_needed(_plan(p, config, device).consts) <= MAX_REGISTERS_FOR[32 * warps]:
+                    yield config
+
+
+ENGINES: dict[str, tuple[Engine, ...]] = {"quantized_linear": (GEMV,)}
