@@ -6,6 +6,7 @@ from functools import lru_cache
 from typing import Any
 
 from ..device import DeviceInfo
+from ..dtypes import S32
 from ..ops import OPS
 from ..ops.base import Policy, Problem
 from ..ops.moe import MoeProblem
@@ -67,7 +68,7 @@ class _Experts(Engine):
 
 
 def _grouped(a: TensorDesc, b: TensorDesc, d: TensorDesc, experts: int, **attrs: Any) -> Product:
-    sizes = TensorDesc.packed(index(1).dtype, (experts,))
+    sizes = TensorDesc.packed(S32, (experts,))
     return (("a", a), ("b", b), ("group_sizes", sizes), ("d", d)), tuple(attrs.items())
 
 
@@ -81,9 +82,9 @@ def _sorted_rows(p: MoeProblem) -> tuple[TensorDesc, TensorDesc]:
     return packed(x, p.rows, p.hidden), packed(x, p.rows, p.inter)
 
 
-def working(p: MoeProblem, device: DeviceInfo, scratch: Scratch, steps: list[Step]) -> tuple[Held, WorkspaceArg, Held, Held]:
+def working(p: MoeProblem, device: DeviceInfo, scratch: Scratch, steps: list[Step]) -> tuple[Held, Held, Held, Held]:
     """(ids, order, inverse, counts): what is sorted, and where the result goes; ids of rows that were exchanged are made first."""
-    order, counts = scratch.take(4 * p.rows), Held(TensorDesc.packed(index(1).dtype, (p.experts,)), scratch.take(4 * p.experts))
+    order, counts = (Held(TensorDesc.packed(S32, (n,)), scratch.take(4 * n)) for n in (p.rows, p.experts))
     inverse = Held(index(p.tokens, p.topk), scratch.take(4 * p.rows))
     if p.has("ids"):
         return held(p, "ids"), order, inverse, counts
@@ -157,8 +158,8 @@ class MoeBackward(_Experts):
                       scatter_step(p, held(p, "dy"), inverse, Held(xs, upstream), device)]
             steps += moved(builds["up"], workspace, a=rows, b=TensorArg("w_gate_up"), group_sizes=sizes, d=made)
             steps += moved(builds["down"], workspace, a=upstream, b=TensorArg("w_down"), group_sizes=sizes, d=dh)
-            steps.append(gate_gradient_step(p, Held(z, made), Held(h, dh), scaled, dmade, order, held(p, "weights"), held(p, "dweights"),
-                                            device))
+            weights, dweights = held(p, "weights"), held(p, "dweights")
+            steps.append(gate_gradient_step(p, Held(z, made), Held(h, dh), scaled, dmade, order.place, weights, dweights, device))
         steps += moved(builds["dw_down"], workspace, a=upstream, b=scaled, group_sizes=sizes, d=TensorArg("dw_down"))
         steps += moved(builds["dw_gate_up"], workspace, a=dmade, b=rows, group_sizes=sizes, d=TensorArg("dw_gate_up"))
         if p.rows:

@@ -130,9 +130,10 @@ def _sort(op: str, experts: int, ids: Held, args: list[Arg], limits: bool, devic
     return steps
 
 
-def sort_steps(p: MoeProblem, ids: Held, order: Place, inverse: Held, counts: Held, device: DeviceInfo, scratch: Scratch) -> list[Step]:
+def sort_steps(p: MoeProblem, ids: Held, order: Held, inverse: Held, counts: Held, device: DeviceInfo, scratch: Scratch) -> list[Step]:
     """order, inverse and counts of the assignments."""
-    args = [Arg("first_expert", "s64", p.first), Arg("ptr_order", "u64", order), *inverse.args("inverse"),
+    args = [Arg("first_expert", "s64", p.first), Arg("ptr_order", "u64", order.place),
+            Arg("order_bytes", "s64", 4 * order.desc.strides[0]), *inverse.args("inverse"),
             Arg("ptr_counts", "u64", counts.place), Arg("counts_bytes", "s64", 4 * counts.desc.strides[0])]
     return _sort(p.op, p.experts, ids, args, False, device, scratch)
 
@@ -231,7 +232,7 @@ class MoePermute(_Rows):
     def build_steps(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> Build:
         p, scratch = problem, Scratch()
         assert isinstance(p, MoeProblem)
-        steps = sort_steps(p, held(p, "ids"), TensorArg("order"), held(p, "inverse"), held(p, "counts"), device, scratch)
+        steps = sort_steps(p, held(p, "ids"), held(p, "order"), held(p, "inverse"), held(p, "counts"), device, scratch)
         if p.rows * p.hidden:
             steps.append(scatter_step(p, held(p, "x"), held(p, "inverse"), held(p, "xs"), device))
         return Build(tuple(steps), scratch.num_bytes)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ...codegen import pointwise as expr
+from ...dtypes import DType
 from ...ops.base import Problem
 from ...ops.moe import MoeProblem
 from ..compare import accumulated_error
@@ -78,8 +79,9 @@ class _Value:
     value: np.ndarray
     reach: np.ndarray
 
-    def rounded(self, epsilon: float) -> _Value:
-        return _Value(self.value, self.reach + epsilon * (np.abs(self.value) + self.reach))
+    def rounded(self, kind: DType, more: float = 0.0) -> _Value:
+        """To the type, with a relative error of `more` beside."""
+        return _Value(self.value, self.reach + (kind.epsilon + more) * (np.abs(self.value) + self.reach) + kind.smallest)
 
     def scaled(self, by: np.ndarray) -> _Value:
         return _Value(self.value * by, self.reach * np.abs(by))
@@ -91,7 +93,7 @@ class _Layer:
     def __init__(self, p: MoeProblem, inputs: Inputs) -> None:
         self.p, self.inputs = p, inputs
         self.bucket = buckets_of(p, ids_of(p, inputs))
-        self.epsilon, self.product_error = p.kind.epsilon, product_error(p)
+        self.product_error = product_error(p)
         self.x = self.rows_of("x")
         self.weights = np.ones(p.rows) if "weights" not in inputs else inputs["weights"].reshape(-1)
         self.weights = np.where(self.bucket < p.experts, self.weights, 0.0)[:, None]
@@ -146,10 +148,11 @@ class _Layer:
 
 
 def forward(problem: Problem, inputs: Inputs, scalars: Mapping[str, float]) -> dict[str, Expected]:
-    assert isinstance(problem, MoeProblem)
-    layer = _Layer(problem, inputs)
-    (h,) = layer.of_middle(layer.z, problem.gate)
-    ys = layer.multiply(h.rounded(layer.epsilon), inputs["w_down"].transpose(0, 2, 1)).rounded(layer.epsilon)
+    p = problem
+    assert isinstance(p, MoeProblem)
+    layer = _Layer(p, inputs)
+    (h,) = layer.of_middle(layer.z, p.gate)
+    ys = layer.multiply(h.rounded(p.kind), inputs["w_down"].transpose(0, 2, 1)).rounded(p.kind)
     return {"y": layer.combine(ys.scaled(layer.weights))}
 
 
@@ -157,8 +160,8 @@ def backward(problem: Problem, inputs: Inputs, scalars: Mapping[str, float]) -> 
     p = problem
     assert isinstance(p, MoeProblem)
     layer = _Layer(p, inputs)
-    dy, epsilon = layer.rows_of("dy"), layer.epsilon
-    z, dh = layer.z.rounded(epsilon), layer.multiply(dy, inputs["w_down"]).rounded(epsilon)
+    dy = layer.rows_of("dy")
+    z, dh = layer.z.rounded(p.kind), layer.multiply(dy, inputs["w_down"]).rounded(p.kind)
     (h,) = layer.of_middle(z, p.gate)
     slopes = layer.of_middle(z, expr.outputs(p.gate.differentiate("g"), p.gate.differentiate("u")))
     terms = np.abs(dh.value * h.value).sum(-1)
@@ -167,10 +170,10 @@ def backward(problem: Problem, inputs: Inputs, scalars: Mapping[str, float]) -> 
                         slack=reach.reshape(p.tokens, p.topk))
     parts = [_Value(dh.value * s.value, dh.reach * (np.abs(s.value) + s.reach) + np.abs(dh.value) * s.reach) for s in slopes]
     dz = _Value(np.concatenate([x.value for x in parts], -1), np.concatenate([x.reach for x in parts], -1))
-    dz = dz.scaled(layer.weights).rounded(epsilon + 4 * p.accumulator.epsilon)
-    dx = layer.multiply(dz, inputs["w_gate_up"]).rounded(epsilon)
+    dz = dz.scaled(layer.weights).rounded(p.kind, 4 * p.accumulator.epsilon)
+    dx = layer.multiply(dz, inputs["w_gate_up"]).rounded(p.kind)
     return {"dx": layer.combine(dx), "dweights": dweights, "dw_gate_up": layer.multiply_gradient(dz, layer.x),
-            "dw_down": layer.multiply_gradient(dy, h.scaled(layer.weights).rounded(epsilon))}
+            "dw_down": layer.multiply_gradient(dy, h.scaled(layer.weights).rounded(p.kind))}
 
 
 REFERENCES: dict[str, Reference] = {"moe_permute": permute, "moe_unpermute": unpermute, "moe_unpermute_backward": unpermute_backward,

@@ -36,7 +36,7 @@ def _chosen(p: MoeRouteProblem, choice: np.ndarray) -> np.ndarray:
     """The top_k of each token, of its best groups; the lower index first among equals."""
     choice = np.where(np.isnan(choice), -np.inf, choice)
     if p.groups > 1:
-        grouped = np.sort(choice.reshape(p.tokens, p.groups, -1), -1)[..., ::-1]
+        grouped = np.sort(choice.reshape(p.tokens, p.groups, p.experts // p.groups), -1)[..., ::-1]
         group_score = grouped[..., 0] + (grouped[..., 1] if p.group_score == "top2" and grouped.shape[-1] > 1 else 0)
         kept = np.argsort(-group_score, -1, kind="stable")[:, : p.top_groups]
         is_kept = np.zeros((p.tokens, p.groups), bool)

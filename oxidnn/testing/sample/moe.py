@@ -41,7 +41,7 @@ def _draw(op: str, rng: np.random.Generator, size: str) -> Problem:
         tensors = {"x": tensor(moved, tokens, hidden), "ids": ids}
         attrs = {"experts": experts, "first_expert": int(rng.choice([0, 0, 2]))}
     elif op in _SIZED:
-        tensors = {"ys": tensor(kind, tokens * topk, hidden), "inverse": tensor(S32, tokens, topk)}
+        tensors = {"ys": tensor(kind, tokens * topk, hidden), "inverse": random_desc(rng, S32, (tokens, topk), is_output=True)}
         if op.endswith("backward") or rng.random() < 0.7:
             tensors["weights"] = weights
         if op.endswith("backward"):
