@@ -65,7 +65,6 @@ class ForwardConsts:
     dim_qk: int
     dim_v: int
     parts: int  # of a step's exponentials, which follow each other without what needs them; 0: as the assembler likes
-    refills_late: bool  # stages are refilled behind both groups of a step's products, not between them
     softcap: bool  # the scores' only expression, by one exponential and one reciprocal
     has_scores: bool
     has_lse: bool
@@ -79,11 +78,6 @@ class ForwardConsts:
     def in_turns(self) -> bool:
         """Warpgroups issue their products one after the other."""
         return self.warpgroups > 1
-
-    @property
-    def fillers(self) -> tuple[int, int]:
-        """Warpgroups that refill stages of keys and of values, where these have long been used up when their turn comes."""
-        return max(0, self.warpgroups - 2), self.warpgroups - 1
 
     @property
     def bare_scores(self) -> ScoreConsts:
@@ -142,14 +136,13 @@ class ForwardConsts:
     def barriers_at(self) -> int:
         return self.values_at + self.stages * self.stage_bytes("v")
 
-    def barrier_at(self, which: str, state: str) -> int:
-        """From the barriers of the queries on: a full and an empty one for each stage."""
-        place = ("k", "v").index(which) * 2 + ("full", "empty").index(state)
-        return BARRIER_BYTES * (self.warpgroups + place * self.stages)
+    def barrier_at(self, which: str) -> int:
+        """From the barriers of the queries on: one for each stage."""
+        return BARRIER_BYTES * (self.warpgroups + ("k", "v").index(which) * self.stages)
 
     @property
     def smem_bytes(self) -> int:
-        return self.barriers_at + BARRIER_BYTES * (self.warpgroups + 4 * self.stages)
+        return self.barriers_at + BARRIER_BYTES * (self.warpgroups + 2 * self.stages)
 
     @property
     def registers(self) -> int:
@@ -274,11 +267,11 @@ class AttentionWgmmaEngine(Engine):
         for warpgroups, keys in TILES:
             if warpgroups > 2 and p.dropout:
                 continue
-            found = [consts(p, EngineConfig.of(warpgroups=warpgroups, keys=keys, stages=stages, parts=0, late=0)) for stages in (3, 2)]
+            found = [consts(p, EngineConfig.of(warpgroups=warpgroups, keys=keys, stages=stages, parts=0)) for stages in (3, 2)]
             c = next((c for c in found[warpgroups < 3:] if c.smem_bytes <= SMEM_BYTES and c.registers <= REGISTERS[warpgroups]), None)
             if c is not None and (c.overlaps or keys <= MAX_LONG_KEYS):
                 for parts in (0, 2) if p.dim_v <= MAX_PARTED_DIM else (0,):
-                    yield EngineConfig.of(warpgroups=warpgroups, keys=keys, stages=c.stages, parts=parts, late=0)
+                    yield EngineConfig.of(warpgroups=warpgroups, keys=keys, stages=c.stages, parts=parts)
 
     def estimate(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> float:
         """The largest share of tiles that a CTA gets, and what memory adds."""
@@ -357,7 +350,7 @@ def consts(p: AttentionProblem, config: EngineConfig) -> ForwardConsts:
     scores = replace(score_consts(p), expression=None) if has_cap else score_consts(p)
     has_scores = not has_cap and (p.expression is not None or not p.scale > 0)
     return ForwardConsts(scores, p.desc("q").dtype.name, config["warpgroups"], config["keys"], config["stages"], p.dim_qk, p.dim_v,
-                         config["parts"], bool(config["late"]), has_cap, has_scores, p.has("lse"), _clears(p))
+                         config["parts"], has_cap, has_scores, p.has("lse"), _clears(p))
 
 
 ENGINES: dict[str, tuple[Engine, ...]] = {"attention": (AttentionWgmmaEngine(),)}
