@@ -1,14 +1,14 @@
 """Attention against cuDNN's and FlashAttention-2's (torch's scaled_dot_product_attention) in one run.
 
-    python benches/attention.py [--parts forward,backward,groups,decode,scores] [--dims 64,128,256]
+    python benches/attention.py [--parts forward,backward,groups,decode,paged,scores] [--dims 64,128,256]
                                 [--lengths 512,1024,2048,4096,8192,16384] [--candidates 2] [--repeats 5] [--workers 16] [--seconds 150]
                                 [--json attention.json]
 
-bf16; 16,384 tokens, heads times head dimension 2048, as they are and causal; heads in groups; decoding of one token; what scores by
-expression cost. TFLOP/s count 4 * B * H * S * S * D forward, half of it where causal, and 2.5 times that backward. Candidates are the
-untuned choice, the first config of each engine estimated within 1.6 of it, then the next by estimate. Every result is compared with
-FlashAttention's, on poisoned outputs. Times are medians in microseconds, all sides interleaved, L2 flushed before each run. What
---seconds cut off is listed.
+bf16; 16,384 tokens, heads times head dimension 2048, as they are and causal; heads in groups; decoding of one token, of one tensor and of
+pages in any order (the peers have the keys gathered); what scores by expression cost. TFLOP/s count 4 * B * H * S * S * D forward, half of
+it where causal, and 2.5 times that backward. Candidates are the untuned choice, the first config of each engine estimated within 1.6 of it,
+then the next by estimate. Every result is compared with FlashAttention's, on poisoned outputs. Times are medians in microseconds, all sides
+interleaved, L2 flushed before each run. What --seconds cut off is listed.
 """
 
 from __future__ import annotations
@@ -43,10 +43,12 @@ from oxidnn.ops.case import parse_case
 from oxidnn.runtime.cuda_backend import CudaBackend
 
 PEERS = {"cudnn": SDPBackend.CUDNN_ATTENTION, "flash": SDPBackend.FLASH_ATTENTION}
-PARTS = ("forward", "backward", "groups", "decode", "scores")
+PARTS = ("forward", "backward", "groups", "decode", "paged", "scores")
 TOKENS, WIDTH = 16384, 2048
 GROUPS = ((4, 4096, 32, 8, 128), (2, 8192, 64, 8, 128))  # batch, length, heads, heads of keys, dimension
-DECODE = ((1, 8192, 32, 8, 128), (16, 4096, 32, 8, 128), (64, 2048, 32, 8, 128), (128, 1024, 64, 8, 128), (1, 131072, 32, 8, 128))
+# batch, keys, heads, heads of keys, dimension, keys of a page
+DECODE = ((1, 8192, 32, 8, 128, 16), (16, 4096, 32, 8, 128, 16), (64, 2048, 32, 8, 128, 64), (128, 1024, 64, 8, 128, 64),
+          (1, 131072, 32, 8, 128, 64))
 SCORES = ("causal=top_left", "score='where(i >= j, score, -inf)'", "causal=top_left score='score - 0.0625 * abs(p - j)'",
           "causal=top_left softcap=30.0", "causal=top_left window=(256,None)", "causal=top_left deterministic=True")
 
@@ -61,6 +63,7 @@ class Case:
     len_kv: int
     dim: int
     more: str
+    page: int = 0  # keys of one, laid out (page, key, head, dim)
 
     @property
     def is_backward(self) -> bool:
@@ -70,7 +73,8 @@ class Case:
     def name(self) -> str:
         lengths = f"S{self.len_kv}" if self.len_q == self.len_kv else f"L{self.len_q} M{self.len_kv}"
         heads = f"H{self.heads}" + (f"/{self.heads_kv}" if self.heads_kv != self.heads else "")
-        return f"{'backward ' if self.is_backward else ''}B{self.batch} {lengths} {heads} D{self.dim} {self.more or 'full'}"
+        more = f"pages of {self.page}" if self.page else self.more or "full"
+        return f"{'backward ' if self.is_backward else ''}B{self.batch} {lengths} {heads} D{self.dim} {more}"
 
     @property
     def flops(self) -> float:
@@ -90,6 +94,11 @@ class Case:
         rows = f"f32[{self.batch},{self.heads},{self.len_q}]"
         if self.is_backward:
             return parse_case(f"attention_backward d_out={q} q={q} k={kv} v={kv} out={q} lse={rows} {self.more}")
+        if self.page:
+            count, g, d = self.batch * self.len_kv // self.page, self.heads_kv, self.dim
+            cache = f"bf16[{count},{g},{self.page},{d}]({g * self.page * d},{d},{g * d},1)"
+            return parse_case(f"paged_attention q={q} k_cache={cache} v_cache={cache} page_table=s32[{self.batch},{count // self.batch}] "
+                              f"lengths_kv=s32[{self.batch}]")
         return parse_case(f"attention q={q} k={kv} v={kv} {self.more}")
 
 
@@ -102,8 +111,9 @@ def cases(options: argparse.Namespace) -> list[Case]:
                 found += [Case(part, TOKENS // length, heads, heads, length, length, dim, more) for more in ("", "causal=top_left")]
     if "groups" in parts:
         found += [Case(part, b, h, g, n, n, d, "causal=top_left") for b, n, h, g, d in GROUPS for part in ("groups", "backward")]
-    if "decode" in parts:
-        found += [Case("decode", b, h, g, 1, n, d, "") for b, n, h, g, d in DECODE]
+    for part in ("decode", "paged"):
+        if part in parts:
+            found += [Case(part, b, h, g, 1, n, d, "", page if part == "paged" else 0) for b, n, h, g, d, page in DECODE]
     if "scores" in parts:
         found += [Case("scores", 4, 16, 16, 4096, 4096, 128, more) for more in SCORES]
     return found
@@ -132,6 +142,12 @@ def peers_of(case: Case, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, d_ou
     return found
 
 
+def gathered(tensors: dict[str, torch.Tensor], name: str) -> torch.Tensor:
+    """(batch, heads, keys, dim) of a cache of pages."""
+    found = tensors[f"{name}_cache"][tensors["page_table"].long()]  # (batch, pages, heads, keys of a page, dim)
+    return found.transpose(1, 2).reshape(found.shape[0], found.shape[2], -1, found.shape[4]).contiguous()
+
+
 def disagreement(got: list[torch.Tensor], want: list[torch.Tensor]) -> float:
     """Norm of the difference over 1 % of the norm, the largest; infinite where a poisoned element was left."""
     ratios = [float((g.float() - w.float()).norm() / (0.01 * w.float().norm())) for g, w in zip(got, want, strict=True)]
@@ -143,9 +159,15 @@ def measure(backend: CudaBackend, case: Case, choices: Choices, repeats: int) ->
     generator = torch.Generator("cuda").manual_seed(1)
     tensors: dict[str, torch.Tensor] = {}
     for o in problem.operands:
-        kind = torch.float32 if o.desc.dtype.name == "f32" else torch.bfloat16
-        tensors[o.name] = torch.empty(o.desc.shape, dtype=kind, device="cuda").normal_(generator=generator)
-    q, k, v = (tensors[n].detach().requires_grad_(case.is_backward) for n in "qkv")
+        if o.name == "page_table":
+            order = torch.randperm(o.desc.numel, device="cuda", generator=generator)
+            tensors[o.name] = order.to(torch.int32).reshape(o.desc.shape)
+        elif o.name == "lengths_kv":
+            tensors[o.name] = torch.full(o.desc.shape, case.len_kv, dtype=torch.int32, device="cuda")
+        else:
+            kind = torch.float32 if o.desc.dtype.name == "f32" else torch.bfloat16
+            tensors[o.name] = torch.empty_strided(o.desc.shape, o.desc.strides, dtype=kind, device="cuda").normal_(generator=generator)
+    q, k, v = (gathered(tensors, n) if case.page and n != "q" else tensors[n].detach().requires_grad_(case.is_backward) for n in "qkv")
     d_out = tensors.get("d_out", tensors.get("out"))
     assert d_out is not None
     theirs = peers_of(case, q, k, v, d_out)
@@ -179,7 +201,7 @@ def show(results: list[dict[str, Any]]) -> None:
             print(f"{r['case']:56} {r['first'].get('failure', 'not run')[:100]}")
             continue
         us, best = r["first"]["us"], r["best"]["us"]
-        speed = f"{r['flops'] / us / 1e6:8.0f}" if r["part"] != "decode" else f"{r['kv_bytes'] / us / 1e6:5.2f} TB/s"
+        speed = f"{r['flops'] / us / 1e6:8.0f}" if r["part"] not in ("decode", "paged") else f"{r['kv_bytes'] / us / 1e6:5.2f} TB/s"
         cells = [f"{r['peers_us'][n]:7.1f} {r['peers_us'][n] / us:5.2f}" if n in r["peers_us"] else f"{'-':>7} {'-':>5}" for n in PEERS]
         ratio = f"{r['peers_us']['cudnn'] / best:6.2f}" if "cudnn" in r["peers_us"] else f"{'-':>6}"
         print(f"{r['case']:56} {us:8.1f} {speed} | {cells[0]} {ratio} | {cells[1]} | {r['first']['engine']} {r['first']['config']}")
