@@ -49,12 +49,7 @@ class Panels:
     @property
     def fixed(self) -> str:
         """A descriptor but for its address: 128-byte swizzle, 1024 bytes between groups of 8 lines, 64 lines between panels."""
-        return self.fixed_of(64)
-
-    @staticmethod
-    def fixed_of(lines: int) -> str:
-        """The same, of panels of more lines."""
-        return f"0x{1 << 62 | 1024 >> 4 << 32 | lines * 128 >> 4 << 16:016X}"
+        return f"0x{1 << 62 | 1024 >> 4 << 32 | 64 * 128 >> 4 << 16:016X}"
 
     @staticmethod
     def names(stem: str, count: int) -> list[str]:
@@ -65,8 +60,7 @@ class Panels:
 class BackwardConsts(Panels):
     """Shared memory: keys, values, stages of the ring, dS twice; barriers behind the rows of the first stage.
 
-    late: dq of a tile is multiplied behind the next tile's weights, else with the products after that. alternates: by one warpgroup,
-    else each has half of the columns; implies late. holds: keys and values stay in registers; up to 64 columns.
+    has_dq: dq is added up in the workspace.
     """
 
     scores: ScoreConsts
@@ -74,10 +68,7 @@ class BackwardConsts(Panels):
     dim_qk: int
     dim_v: int
     stages: int
-    has_dq: bool = False
-    late: bool = False
-    alternates: bool = False
-    holds: bool = False
+    has_dq: bool
 
     @property
     def stages_at(self) -> int:
@@ -104,11 +95,12 @@ class BackwardConsts(Panels):
     def barrier_counts(self) -> list[int]:
         """Arrivals: of copies on a stage, or on keys and values; of threads done with a stage; of threads that wrote dS; of warpgroups
         done with it."""
-        return [1] * (self.stages + 1) + [THREADS] * self.stages + [THREADS] * 2 + [1 if self.alternates else 2] * 2
+        return [1] * (self.stages + 1) + [THREADS] * self.stages + [THREADS] * 2 + [2] * 2
 
     @property
-    def dq_columns(self) -> int:
-        return self.panels_qk * (64 if self.alternates else 32)
+    def holds(self) -> bool:
+        """Keys and values stay in registers."""
+        return max(self.dim_qk, self.dim_v) <= 64
 
     @staticmethod
     def own_params(spec: KernelSpec) -> list[Param]:
@@ -280,12 +272,7 @@ class WgmmaBackwardEngine(Engine):
         return SUPPORTED
 
     def configs(self, problem: Problem, device: DeviceInfo) -> tuple[EngineConfig, ...]:
-        p = problem
-        assert isinstance(p, AttentionProblem)
-        if max(p.dim_qk, p.dim_v) <= 64:
-            return tuple(EngineConfig.of(stages=3, dq=dq, holds=holds) for holds in (True, False) for dq in ("alternate", "late", "early"))
-        # Two panels of dq do not fit into registers beside dP.
-        return tuple(EngineConfig.of(stages=3, dq=dq, holds=False) for dq in ("alternate", "late"))
+        return (EngineConfig.of(stages=3),)
 
     def estimate(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> float:
         p = problem
@@ -298,8 +285,7 @@ class WgmmaBackwardEngine(Engine):
         p = problem
         assert isinstance(p, AttentionProblem)
         scratch = Scratch()
-        consts = BackwardConsts(score_consts(p), p.desc("q").dtype.name, p.dim_qk, p.dim_v, config["stages"], True, config["dq"] != "early",
-                                config["dq"] == "alternate", config["holds"])
+        consts = BackwardConsts(score_consts(p), p.desc("q").dtype.name, p.dim_qk, p.dim_v, config["stages"], True)
         pitch = _pitch(p)
         rows = p.batch * p.heads * pitch
         lse2, delta = scratch.take(4 * rows), scratch.take(4 * rows)
@@ -324,7 +310,7 @@ class ApartBackwardEngine(WgmmaBackwardEngine):
         found = []
         warpgroups = 2 if p.dim_qk > 64 else 3  # of three, threads have 168 registers
         for stages, key_stages in ((5, 4), (4, 4), (4, 3)):
-            keys = BackwardConsts(score_consts(p), p.desc("q").dtype.name, p.dim_qk, p.dim_v, key_stages)
+            keys = BackwardConsts(score_consts(p), p.desc("q").dtype.name, p.dim_qk, p.dim_v, key_stages, False)
             if max(_queries_consts(p, warpgroups, stages).smem_bytes, keys.smem_bytes) <= device.smem_per_cta:
                 found.append(EngineConfig.of(warpgroups=warpgroups, stages=stages, key_stages=key_stages))
         return tuple(found)
@@ -338,7 +324,7 @@ class ApartBackwardEngine(WgmmaBackwardEngine):
         p = problem
         assert isinstance(p, AttentionProblem)
         scratch = Scratch()
-        consts = BackwardConsts(score_consts(p), p.desc("q").dtype.name, p.dim_qk, p.dim_v, config["key_stages"])
+        consts = BackwardConsts(score_consts(p), p.desc("q").dtype.name, p.dim_qk, p.dim_v, config["key_stages"], False)
         pitch = _pitch(p)
         rows = p.batch * p.heads * pitch
         lse2, delta = scratch.take(4 * rows), scratch.take(4 * rows)
