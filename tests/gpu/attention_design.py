@@ -162,12 +162,13 @@ def _text_of(config: EngineConfig) -> tuple[tuple[str, Any], ...]:
 
 
 def run_row(backend: Backend, op: str, engine: Engine, row: Row, at: int, draws: int, most: int = 160) -> tuple[int, list[str]]:
-    """`draws` problems of the row, the `at`-th, by one config, as far as problems have the same: (problems run, failures)."""
+    """`draws` problems of the row, the `at`-th, that the engine takes, by one config, as far as they have the same: (problems run,
+    failures)."""
     first: EngineConfig | None = None
     count, failures = 0, []
-    for number in range(draws):
+    for number in range(5 * draws):
         problem = draw(op, row, np.random.default_rng([number, at]), most)
-        if problem.is_empty or not engine.check_support(problem, backend.info):
+        if count == draws or problem.is_empty or not engine.check_support(problem, backend.info):
             continue
         configs = engine.configs(problem, backend.info)
         config = next((c for c in configs if first is not None and _text_of(c) == _text_of(first)), configs[at % len(configs)])
