@@ -41,6 +41,10 @@ class DequantizeConsts:
     def span_pitch(self) -> int:
         return 16 * self.span_pieces
 
+    @property
+    def multiplies(self) -> bool:
+        return False
+
     def pair(self, value: float) -> str:
         return half_pair(value)
 

@@ -55,6 +55,39 @@ class FormatConsts:
         return self.group if self.has_factor and not self.folds else self.steps
 
     @property
+    def is_signed(self) -> bool:
+        """Codes are e2m1 numbers, which are f16 but for a power of two."""
+        return self.values == E2M1_DOUBLED
+
+    @property
+    def in_order(self) -> bool:
+        """The two f16 of a word stand for elements 0 and 1, 2 and 3; else for 0 and 2, 1 and 3."""
+        return self.values == IQ4_VALUES
+
+    @property
+    def order(self) -> tuple[int, ...]:
+        """Elements of a lane in the order of the f16 that stand for them."""
+        return (0, 1, 2, 3) if self.in_order else (0, 2, 1, 3)
+
+    @property
+    def is_split(self) -> bool:
+        """Halves of a word are taken out of it where they are."""
+        return self.name in ("Q4_0", "Q4_1", "Q4_K")
+
+    def is_high(self, step: int) -> bool:
+        """The step's codes are taken out 16-fold."""
+        return self.is_split and (step if self.size == 32 else step // 2 % 2) == 1
+
+    def is_signed_high(self, step: int) -> bool:
+        """The step's e2m1 codes lie in the upper halves of bytes."""
+        return self.name == "MXFP4" and step == 1
+
+    @property
+    def unit(self) -> float:
+        """What sums of products are multiplied with."""
+        return 1.0 if not self.is_signed else 2.0**7 if self.has_factor else 2.0**15
+
+    @property
     def table(self) -> list[str]:
         """Four words: the 16 codes of a nibble."""
         codes = bytes(v + self.bias for v in self.values)

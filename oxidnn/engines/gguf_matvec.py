@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import product
 from math import gcd
 
 from ..codegen.spec import Target
@@ -28,15 +29,16 @@ _COMBINE_THREADS = 128
 
 @dataclass(frozen=True, slots=True)
 class MatvecConsts:
-    """rows: of x that a CTA multiplies. parts: f16 numbers of one of x. run: blocks of a chunk. is_skewed: chunks may begin at addresses
-    that are no multiples of 4. pieces: of 16 bytes that a row's chunk may touch; has_skew: it may begin within one. slot_areas: every
-    expert of a row has an x of its own. scales_x: rows of x are multiplied by powers of two. moves_x: four numbers of x lie together,
-    aligned. begins_within: the first block may lie within 16 bytes that begin before it."""
+    """warps: of a team, which shares tiles. rows: of x that a CTA multiplies. parts: f16 numbers of one of x. run: blocks of a chunk.
+    is_skewed: chunks may begin at addresses that are no multiples of 4. pieces: of 16 bytes that a row's chunk may touch; has_skew: it may
+    begin within one. slot_areas: every expert of a row has an x of its own. scales_x: rows of x are multiplied by powers of two. moves_x:
+    four numbers of x lie together, aligned. begins_within: the first block may lie within 16 bytes that begin before it."""
 
     format: FormatConsts
     rows: int
     parts: int
     warps: int
+    teams: int
     stages: int
     run: int
     is_skewed: bool
@@ -51,6 +53,15 @@ class MatvecConsts:
     scales_x: bool
     moves_x: bool
     begins_within: bool
+
+    @property
+    def multiplies(self) -> bool:
+        return True
+
+    @property
+    def elements(self) -> tuple[int, ...]:
+        """Of a lane's fragment of sums, those that count: of a single column the first of either row."""
+        return (0, 2) if self.columns == 1 else (0, 1, 2, 3)
 
     @property
     def columns(self) -> int:
@@ -124,11 +135,11 @@ def _layout(c: MatvecConsts, panel_chunks: int) -> _Layout:
     sums_pitch = ceil_div(panel_chunks * c.units * 32, 128) * 128 + 32 if c.format.has_min else 0
     sums = c.format.grid_bytes + c.scale_bytes + columns * x_pitch
     partials = sums + columns * sums_pitch
-    ring = ceil_div(partials + 2 * c.warps * c.columns * 64, 128) * 128
-    return _Layout(x_pitch, sums_pitch, sums, partials, ring, ring + c.warps * c.stages * c.stage_bytes)
+    ring = ceil_div(partials + 2 * c.teams * c.warps * c.columns * 64, 128) * 128
+    return _Layout(x_pitch, sums_pitch, sums, partials, ring, ring + c.teams * c.warps * c.stages * c.stage_bytes)
 
 
-def _consts(p: GgufMatvecProblem, warps: int, stages: int, chunk: int, panels: int) -> MatvecConsts:
+def _consts(p: GgufMatvecProblem, warps: int, teams: int, stages: int, chunk: int, panels: int) -> MatvecConsts:
     f, blocks, x = FORMAT_CONSTS[p.format], p.desc("blocks"), p.desc("x")
     run = f.run * chunk
     run_bytes = run * f.num_bytes
@@ -141,7 +152,7 @@ def _consts(p: GgufMatvecProblem, warps: int, stages: int, chunk: int, panels: i
     moves_x = (x.strides[-1] == 1 and x.align % (4 * size) == 0
                and all(s % 4 == 0 for s, n in zip(x.strides[:-1], x.shape[:-1], strict=True) if n > 1))
     rows = 1 if is_indexed else p.rows
-    return MatvecConsts(f, rows, 3 if x.dtype is F32 else 1, warps, stages, run, skewed, together < 16,
+    return MatvecConsts(f, rows, 3 if x.dtype is F32 else 1, warps, teams, stages, run, skewed, together < 16,
                         ceil_div(run_bytes + 16 - together + 4 * skewed, 16), x.dtype.name,
                         "f32" if panels > 1 else p.desc("y").dtype.name, p.desc("ids").dtype.name if is_indexed else "",
                         p.desc("weights").dtype.name if p.has("weights") else "", slot_areas, p.num_ids if slot_areas else rows,
@@ -165,18 +176,17 @@ class _Plan:
 
 @lru_cache(maxsize=1024)
 def _plan(p: GgufMatvecProblem, config: EngineConfig, device: DeviceInfo) -> _Plan:
-    c = _consts(p, config["warps"], config["stages"], config["chunk"], config["panels"])
+    c = _consts(p, config["warps"], config["teams"], config["stages"], config["chunk"], config["panels"])
     num_chunks = ceil_div(p.k, c.chunk_size)
     panel_chunks = max(ceil_div(num_chunks, config["panels"]), 1)
     panels = max(ceil_div(num_chunks, panel_chunks), 1)
-    layout = _layout(c, panel_chunks)
-    per_sm = max(1, min(device.smem_per_sm // (layout.num_bytes + 1024), 16 // c.warps))
+    per_sm = config["ctas"]
     places = ceil_div(per_sm * device.num_sms, panels * (p.rows if p.has("ids") else 1))
-    return _Plan(c, layout, num_chunks, panels, panel_chunks, max(1, min(ceil_div(p.n, TILE), places)), per_sm)
+    return _Plan(c, _layout(c, panel_chunks), num_chunks, panels, panel_chunks, max(1, min(ceil_div(p.n, TILE * c.teams), places)), per_sm)
 
 
 def _fits(p: GgufMatvecProblem, config: EngineConfig, device: DeviceInfo) -> bool:
-    return _plan(p, config, device).layout.num_bytes <= device.smem_per_cta
+    return _plan(p, config, device).layout.num_bytes <= min(device.smem_per_cta, device.smem_per_sm // config["ctas"] - 1024)
 
 
 @lru_cache(maxsize=256)
@@ -184,35 +194,43 @@ def _configs(p: GgufMatvecProblem, device: DeviceInfo) -> tuple[EngineConfig, ..
     return tuple(sorted(_candidates(p, device), key=lambda c: _estimate(p, c, device)))
 
 
+def _most_warps(p: GgufMatvecProblem) -> int:
+    """Of an SM, that have registers enough."""
+    columns = (1 if p.has("ids") else p.rows) * (3 if p.desc("x").dtype is F32 else 1)
+    return 16 if columns > 8 or (p.format == "Q6_K" and columns == 1) else 32
+
+
 def _candidates(p: GgufMatvecProblem, device: DeviceInfo) -> Iterator[EngineConfig]:
-    for warps in (16, 8, 4):
-        for chunk in (1, 2):
-            for stages in (2, 3, 4, 6, MAX_STAGES):
-                fitting = (n for n in range(1, MAX_PANELS + 1)
-                           if _fits(p, EngineConfig.of(warps=warps, stages=stages, chunk=chunk, panels=n), device))
-                least = next(fitting, 0)
-                for panels in sorted({least, max(least, 2), max(least, 4)} - {0}):
-                    if panels == least or _plan(p, EngineConfig.of(warps=warps, stages=stages, chunk=chunk, panels=panels),
-                                                device).num_chunks >= 2 * panels * warps:
-                        yield EngineConfig.of(warps=warps, stages=stages, chunk=chunk, panels=panels)
+    for warps, teams, ctas in product((2, 4, 8, 16), (1, 2, 4, 6, 8), (1, 2, 3, 4)):
+        total = warps * teams * ctas
+        if not 8 <= total <= _most_warps(p) or warps * teams > 32 or total % 4 or (device.is_emulated and (teams > 2 or ctas > 2)):
+            continue
+        for chunk, stages in product((1, 2), (2, 3, 4, 6)):
+            fitting = (n for n in range(1, MAX_PANELS + 1)
+                       if _fits(p, EngineConfig.of(warps=warps, teams=teams, ctas=ctas, stages=stages, chunk=chunk, panels=n), device))
+            least = next(fitting, 0)
+            for panels in {least, *((2, 4) if least else ())}:
+                config = EngineConfig.of(warps=warps, teams=teams, ctas=ctas, stages=stages, chunk=chunk, panels=panels)
+                if panels and panels >= least and (panels == least or _plan(p, config, device).num_chunks >= 2 * panels * warps):
+                    yield config
 
 
 def _estimate(p: GgufMatvecProblem, config: EngineConfig, device: DeviceInfo) -> float:
     """The blocks at the memory's speed, or what an SM can take apart; more where few bytes are under way or SMs have nothing to do."""
     plan = _plan(p, config, device)
     c = plan.consts
-    products = p.rows if p.has("ids") else 1
+    rows = p.rows if p.has("ids") else 1
     tiles = ceil_div(p.n, TILE)
-    resident = min(plan.per_sm * device.num_sms, plan.tile_ctas * plan.panels * products)
-    turns = ceil_div(tiles, plan.tile_ctas) * ceil_div(plan.tile_ctas * plan.panels * products, plan.per_sm * device.num_sms)
-    in_flight = resident * c.warps * min(c.stages - 1, turns * plan.rounds) * c.stage_bytes / device.num_sms
+    resident = min(plan.per_sm * device.num_sms, plan.tile_ctas * plan.panels * rows)
+    turns = ceil_div(tiles, plan.tile_ctas * c.teams) * ceil_div(plan.tile_ctas * plan.panels * rows, plan.per_sm * device.num_sms)
+    in_flight = resident * c.warps * c.teams * min(c.stages - 1, turns * plan.rounds) * c.stage_bytes / device.num_sms
     memory_us = p.num_bytes / (device.bandwidth_gbs * 1e3) * max(1.0, 48e3 / max(in_flight, 1)) ** 0.5
     # of a warp: a chunk takes about 2.5 instructions for each 16 elements of a lane, a tile 400 for its sums
     steps = turns * max(p.num_ids, 1) * plan.rounds
     instructions = steps * (150 + c.chunk_size * (2.0 + 0.5 * c.tiles) / 2) + turns * 500
-    issue_us = instructions * max(1.0, min(plan.per_sm, ceil_div(resident, device.num_sms)) * c.warps / 4 * 1.3) / 1.7e3 * (
-        1.0 + 2.0 / max(1.0, c.warps / 4))
-    stage_us = 1.0 + c.areas * plan.panel_chunks * c.chunk_size / (8.0 * 32 * c.warps) * 0.02
+    issue_us = instructions * max(1.0, min(plan.per_sm, ceil_div(resident, device.num_sms)) * c.warps * c.teams / 4 * 1.3) / 1.7e3 * (
+        1.0 + 2.0 / max(1.0, c.warps * c.teams / 4))
+    stage_us = 1.0 + c.areas * plan.panel_chunks * c.chunk_size / (8.0 * 32 * c.warps * c.teams) * 0.02
     return 3.0 + max(memory_us, issue_us) + 0.2 * min(memory_us, issue_us) + stage_us + (2.5 if plan.panels > 1 else 0.0)
 
 
@@ -263,9 +281,9 @@ class GgufMatvec(Engine):
             out = [Arg("ptr_y", "u64", sums), Arg("y_row_step", "s64", 4 * p.n), Arg("y_step", "s64", 4),
                    Arg("y_panel_step", "s64", 4 * p.rows * p.n)]
         grid = plan.tile_ctas * plan.panels * (p.rows if p.has("ids") else 1)
-        step = Step.of("gguf/matvec", p.op, target, 32 * c.warps, [*_arguments(p, plan), *out], c, grid,
-                       dynamic_smem=plan.layout.num_bytes, min_ctas_per_sm=max(1, min(plan.per_sm, 16 // c.warps)),
-                       suffix=f"{p.format.lower()}_{c.x_dtype}_{c.rows}_{c.warps}x{c.stages}x{c.run}")
+        step = Step.of("gguf/matvec", p.op, target, 32 * c.warps * c.teams, [*_arguments(p, plan), *out], c, grid,
+                       dynamic_smem=plan.layout.num_bytes, min_ctas_per_sm=plan.per_sm,
+                       suffix=f"{p.format.lower()}_{c.x_dtype}_{c.rows}_{c.warps}x{c.teams}x{c.stages}x{c.run}")
         return Build((step, *combine), scratch.num_bytes)
 
 
