@@ -42,7 +42,7 @@ FAMILIES = {
     "attention":
         "Attention FlexAttention RotaryEmbedding",
     "quantisation":
-        "DequantizeLinear DynamicQuantizeLinear QuantizeLinear",
+        "DequantizeLinear DynamicQuantizeLinear MatMulInteger QLinearMatMul QuantizeLinear",
     "optimisers":
         "Adagrad Adam Momentum",
 }
