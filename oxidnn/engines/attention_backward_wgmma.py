@@ -191,8 +191,8 @@ class WideConsts(Panels):
 
     @property
     def barrier_counts(self) -> list[int]:
-        """Arrivals: of copies on a slot of queries, of warps done with it; of d_out, of warpgroups; of copies on keys and values."""
-        return [1] * self.query_slots + [8] * self.query_slots + [1, 1, 2, 2, 1]
+        """Arrivals: of copies on a slot of queries, of threads done with it; of d_out, of warpgroups; of copies on keys and values."""
+        return [1] * self.query_slots + [THREADS] * self.query_slots + [1, 1, 2, 2, 1]
 
     @staticmethod
     def own_params(spec: KernelSpec) -> list[Param]:
