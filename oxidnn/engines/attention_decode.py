@@ -28,7 +28,7 @@ from .digits import ceil_div, power_of_two
 
 MAX_DIM = 256
 MAX_ROWS = 64  # of a tile
-COMBINE_THREADS = 128
+COMBINE_THREADS = 128, 32  # of a CTA that adds up splits; where there are few rows these lie on more SMs
 _LIMIT = 2**31
 
 
@@ -261,7 +261,7 @@ def _consts(p: AttentionProblem, config: EngineConfig, device: DeviceInfo, boxes
     q, k, v, out = (p.heads_of(n) for n in ("q", "k", "v", "out"))
     rows = p.len_q * (p.heads // p.heads_kv)
     vec = next(n for n in (4, 2, 1) if p.dim_v % n == 0)
-    streams = rows <= MAX_ROWS and k.num_bytes + v.num_bytes > 4 * device.l2_bytes
+    streams = not boxes and rows <= MAX_ROWS and k.num_bytes + v.num_bytes > 4 * device.l2_bytes
     score, page, scales, tile_queries = score_consts(p), 0, ("", ""), 0
     if isinstance(p, PagedAttentionProblem):
         score = replace(score, is_varlen=False, lengths=("kv", *(("q",) if p.has("lengths_q") else ())))
@@ -505,8 +505,9 @@ def _build(p: AttentionProblem, config: EngineConfig, device: DeviceInfo, boxes:
             Arg("queries", "u32", p.len_q), *_divisor("queries", p.len_q), Arg("num_items", "u32", items)]
     more += scales
     more += [a for a in arguments(p) if a.name in ("ptr_sinks", "step_sinks")]
-    add = Step.of("attention/decode_combine", p.op, target, COMBINE_THREADS, more, combine, ceil_div(items, COMBINE_THREADS),
-                  follows=device.at_least(9), suffix=suffix)
+    threads = COMBINE_THREADS[items < COMBINE_THREADS[0] * device.num_sms]
+    add = Step.of("attention/decode_combine", p.op, target, threads, more, combine, ceil_div(items, threads), follows=device.at_least(9),
+                  suffix=suffix)
     return Build((main, add), scratch.num_bytes)
 
 

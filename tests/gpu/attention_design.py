@@ -130,7 +130,7 @@ def draw(op: str, row: Row, rng: np.random.Generator, most: int = 160) -> Proble
     elif row["score"] == "alibi":
         tensors["alibi"] = TensorDesc.packed(F32, (heads,))
     elif row["score"] == "expression":
-        attrs["score"], tensors["slope"] = "score + slope * (j - p)", TensorDesc.packed(F32, (heads, 1, 1))
+        attrs["score"], tensors["slope"] = "score - 0.05 * slope * abs(j - p)", TensorDesc.packed(F32, (heads, 1, 1))
     elif row["score"] == "hides":
         attrs["score"] = "where(eq(floor(i / 3), floor(j / 5)), score, where(j < 2, score * 0.5, -inf))"
     if row["blocks"] != "no":
