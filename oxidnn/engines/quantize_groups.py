@@ -22,7 +22,6 @@ from .digits import DigitConsts, Digits, ceil_div, power_of_two
 from .quantize_map import LIMIT, MIN_CAPABILITY, QuantizeMap, map_step, target_of
 from .quantize_space import Space, halved, middles, moves_packs
 
-_HELD = 32  # registers of numbers a thread holds
 _MOST_LANES = 1024
 
 
@@ -95,6 +94,7 @@ class Groups:
     bounds: tuple[tuple[str, int], ...]
     column_at: str
     row_at: str
+    wide_bytes: int = 4
 
     @property
     def row_packs(self) -> int:
@@ -122,7 +122,10 @@ def groups_of(problem: QuantizeProblem) -> Groups | None:
         return Groups(digits.collapsed("g"), 1, 0, {}, {"x": 0, "y": 0, "index": 0}, 1 + kind.is_packed, False, (), "", "")
     last = len(problem.shape) - 1
     inner = [d for d in space.digits if d.inner]
-    outer = space.rows([d for d in space.digits if not d.inner], tensors, scales).collapsed("g")
+    outer = space.rows([d for d in space.digits if not d.inner], tensors, scales)
+    if problem.swizzled:  # neighbours are those whose scales are: 32 threads read 128 bytes of eight rows, and write 32 scales side by side
+        outer = outer.ordered_for("scale")
+    outer = outer.collapsed("g")
     if kind.is_packed:
         if not inner or inner[-1].dim != last or inner[-1].extent == 1:
             return None  # two codes of one byte have scales of their own
@@ -140,7 +143,8 @@ def groups_of(problem: QuantizeProblem) -> Groups | None:
     row_at = next((n for n, _ in ragged if row_steps.get(n)), "")
 
     def made(vec: int, vector: bool) -> Groups:
-        return Groups(outer, rows, columns, row_steps, steps, vec, vector, tuple(ragged), column_at, row_at)
+        return Groups(outer, rows, columns, row_steps, steps, vec, vector, tuple(ragged), column_at, row_at,
+                      problem.desc("x").dtype.num_bytes)
 
     for vec in (8, 4, 2):
         whole = columns % vec == 0 and all(bound % vec == 0 for n, bound in ragged if n == column_at)
@@ -202,17 +206,20 @@ def _supports(problem: QuantizeProblem) -> Support:
 
 
 def _configs(groups: Groups, device: DeviceInfo) -> tuple[EngineConfig, ...]:
-    """lanes and packs. Few packs a thread, but where a scale has many: two or four, so that a CTA has more under way."""
-    each = groups.vec // 2 if groups.vector else groups.vec
-    most = max(1, _HELD // max(1, 2 * each))
+    """lanes and packs: four packs a thread where a scale has many, two where four would leave neighbours far from one another; one where
+    there are too few numbers for all threads, and eight rather than more than 256 threads that wait for one another."""
+    most = 8 if groups.vector and groups.vec * groups.wide_bytes <= 16 else 4
+    count = max(groups.packs, 1)
     found = []
-    for packs in (p for p in (2, 1, 4, 8) if p <= most):
-        lanes = min(_MOST_LANES, max(1, power_of_two(ceil_div(max(groups.packs, 1), packs))))
-        if lanes * (packs // 2) < max(groups.packs, 1) or packs == 1:
+    for packs in (p for p in (1, 2, 4, 8) if p <= most):
+        lanes = min(_MOST_LANES, power_of_two(ceil_div(count, packs)))
+        if lanes * (packs // 2) < count or packs == 1:
             found.append(EngineConfig.of(lanes=lanes, packs=packs))
-    if groups.packs > _MOST_LANES * most:  # read twice
-        found = [EngineConfig.of(lanes=lanes, packs=most) for lanes in (512, 1024)]
-    return tuple(dict.fromkeys(found))
+    if count > _MOST_LANES * most:  # read twice
+        return tuple(EngineConfig.of(lanes=lanes, packs=4) for lanes in (512, 1024))
+    is_small = groups.outer.size * count < 4 * 1024 * device.num_sms
+    wanted = 1 if is_small else 8 if count > 4 * 256 and most == 8 else 4 if count >= 16 else 2
+    return tuple(sorted(dict.fromkeys(found), key=lambda config: abs(config["packs"] - wanted)))
 
 
 def _step(problem: QuantizeProblem, config: EngineConfig, device: DeviceInfo, global_name: str) -> Step:
@@ -310,7 +317,7 @@ class QuantizeReduced(Engine):
             expression = f"where(isinf(amax), amax - amax, where((s := amax / {kind.largest!r}) == 0, 1, s))"
             self._pointwise(problem, expression, {"amax": amax}, {"scale": F32}, found, scratch, device, steps)
         given = _given(problem)
-        steps.append(map_step(given, QuantizeMap()._walk(given, config["vec"]), device))
+        steps.append(map_step(given, QuantizeMap()._walk(given, config["vec"]), device, config["packs"]))
         return Build(tuple(steps), scratch.num_bytes)
 
     def _reduce(self, problem: QuantizeProblem, op: str, x: TensorDesc, axes: tuple[int, ...], scratch: Scratch, device: DeviceInfo,

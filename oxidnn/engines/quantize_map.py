@@ -22,7 +22,7 @@ MIN_CAPABILITY = (8, 0)
 @dataclass(frozen=True, slots=True)
 class QuantizeMapConsts:
     """op: of the problem. vec: numbers a thread. vector: they lie together, aligned, and are all there; else they are guarded and their
-    steps are parameters. wide: the type of numbers. scale, zero: the types of scales ("e8m0": codes of powers of two) and zero points, ""
+    steps are parameters. packs: of vec, a thread. wide: the type of numbers. scale, zero: the types of scales ("e8m0": codes of powers of two) and zero points, ""
     without; *_each: one an element. bounds: names of the indices compared with an extent; run: that of the pack's. shares_words: a pack
     begins at a multiple of four of the order of elements."""
 
@@ -42,6 +42,7 @@ class QuantizeMapConsts:
     shares_words: bool
     bounds: tuple[str, ...]
     run: str
+    packs: int = 1
 
     nf4: ClassVar[tuple[float, ...]] = NF4
 
@@ -85,12 +86,11 @@ def walk_of(problem: QuantizeProblem, space: Space, most: int) -> Walk:
         tensors.pop(name, None)
     scales = {n: problem.desc(n) for n in ("scale", "zero_point") if problem.has(n)}
     packed = kind.is_packed and codes is not None
-    if packed:  # the last dimension's digits stay last
-        last = len(problem.shape) - 1
-        lead = [d for d in space.digits if d.dim != last]
-        order = space.rows(lead, tensors, scales, problem.wide)
-        chosen = [lead[int(n[1:])] for n in order.names] + [d for d in space.digits if d.dim == last]
-        rows = space.rows(chosen, tensors, scales)
+    if packed or problem.swizzled:  # the last dimension's last digit stays last, as codes of four bits lie along it
+        own = max(i for i, d in enumerate(space.digits) if d.dim == len(problem.shape) - 1)
+        lead = [d for i, d in enumerate(space.digits) if i != own]
+        order = space.rows(lead, tensors, scales, "scale" if problem.swizzled else problem.wide)
+        rows = space.rows([*(lead[int(n[1:])] for n in order.names), space.digits[own]], tensors, scales)
     else:
         rows = space.rows(space.digits, tensors, scales, problem.wide)
     rows = rows.collapsed("d")
@@ -135,10 +135,13 @@ class QuantizeMap(Engine):
 
     def configs(self, problem: Problem, device: DeviceInfo) -> tuple[EngineConfig, ...]:
         assert isinstance(problem, QuantizeProblem)
-        best = self._walk(problem, 16)
-        if not best.vector or best.vec < 16:
-            return (EngineConfig.of(vec=best.vec),)
-        return (EngineConfig.of(vec=8), EngineConfig.of(vec=16))
+        best = self._walk(problem, 8)
+        if not _takes_packs(problem, best):
+            return (EngineConfig.of(vec=best.vec, packs=1),)
+        found = [EngineConfig.of(vec=best.vec, packs=packs) for packs in (1, 2, 4)]
+        fills = best.digits.size >= 2 * THREADS * 8 * device.num_sms  # as many threads as there is room for, with two packs each
+        found = sorted(found, key=lambda config: (config["packs"] != (2 if fills else 1), config["packs"]))
+        return (*found, EngineConfig.of(vec=16, packs=1)) if self._walk(problem, 16).vec == 16 else tuple(found)
 
     def estimate(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> float:
         assert isinstance(problem, QuantizeProblem)
@@ -147,7 +150,7 @@ class QuantizeMap(Engine):
 
     def build_steps(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> Build:
         assert isinstance(problem, QuantizeProblem)
-        return Build(()) if problem.is_empty else Build((map_step(problem, self._walk(problem, config["vec"]), device),))
+        return Build(()) if problem.is_empty else Build((map_step(problem, self._walk(problem, config["vec"]), device, config["packs"]),))
 
     def _walk(self, problem: QuantizeProblem, most: int) -> Walk:
         return walk_of(problem, Space.of(problem, problem.desc("scale") if problem.has("scale") else None), most)
@@ -158,7 +161,14 @@ def target_of(device: DeviceInfo) -> Target:
     return Target.for_arch(device.arch, (7, 8) if device.capability >= (9, 0) else (7, 0))
 
 
-def map_step(problem: QuantizeProblem, walk: Walk, device: DeviceInfo) -> Step:
+def _takes_packs(problem: QuantizeProblem, walk: Walk) -> bool:
+    """Whether a thread may have several packs: none is compared with an extent, and no other thread's is read after it was written."""
+    if not walk.vector or walk.bounds or problem.stochastic or problem.aliases:
+        return False
+    return not (problem.has("scale") and walk.steps["scale"] or problem.has("zero_point") and walk.steps["zero_point"])
+
+
+def map_step(problem: QuantizeProblem, walk: Walk, device: DeviceInfo, packs: int = 1) -> Step:
     rows = halved(walk.digits).collapsed("d")
     zero = problem.desc("zero_point").dtype.name if problem.has("zero_point") else ""
     scale = ""
@@ -171,7 +181,7 @@ def map_step(problem: QuantizeProblem, walk: Walk, device: DeviceInfo) -> Step:
     consts = QuantizeMapConsts(problem.op, problem.kind, walk.vec, walk.vector, problem.desc(problem.wide).dtype.name, rows.consts(), scale,
                                bool(scale and walk.steps["scale"]), zero, bool(zero and walk.steps["zero_point"]),
                                problem.has("global_scale"), problem.saturate, problem.stochastic, shares,
-                               tuple(n for n, _ in walk.bounds), walk.run)
+                               tuple(n for n, _ in walk.bounds), walk.run, packs)
     values: dict[str, ArgValue] = {n: TensorArg(n) if problem.has(n) else 0 for n in strides}
     args = [Arg(f"ptr_{n}", "u64", value) for n, value in values.items()]
     if consts.has_global:
@@ -186,7 +196,7 @@ def map_step(problem: QuantizeProblem, walk: Walk, device: DeviceInfo) -> Step:
     args += [Arg(f"step_{n}", "s64", walk.steps[n] * (2 if problem.kind.is_packed and n == problem.codes else 1) // 2) for n in names]
     if problem.stochastic and not consts.shares_words:
         args.append(Arg("step_index", "s64", walk.steps["index"] // 2))
-    return Step.of("quantize/map", problem.op, target_of(device), THREADS, args, consts, ceil_div(rows.size, THREADS),
+    return Step.of("quantize/map", problem.op, target_of(device), THREADS, args, consts, ceil_div(rows.size, THREADS * packs),
                    suffix=f"{problem.kind.name}_{consts.wide}")
 
 
