@@ -22,6 +22,7 @@ from ..tensor import TensorDesc
 from .affine_wgmma_sm90 import SMEM_BYTES
 from .attention_maps import map_fault
 from .attention_scores import ScoreConsts, arguments, score_consts
+from .attention_walk import head_tiles, walk
 from .base import SUPPORTED, Arg, Build, Engine, EngineConfig, Scratch, Step, Support, TensorArg, TensorMapArg, WorkspaceMapArg, refuse
 
 ROWS = 64  # of a warpgroup
@@ -35,7 +36,6 @@ MAX_LENGTH = 2**29
 TURNED = 128  # keys, and columns, of a CTA that turns values
 TURN_THREADS = 256
 MAX_LINES = 5950  # of the kernel's text, as estimated
-L2_SHARE = 0.5  # of L2 that keys and values of the heads at work may fill
 # (warpgroups, keys of a tile, columns of the results that are summed at a time), the preferred ones first.
 TILES = ((4, 128, 64), (4, 64, 64), (3, 128, 128), (3, 128, 64), (3, 160, 64), (3, 192, 64), (3, 96, 64), (2, 256, 128), (2, 224, 128),
          (2, 192, 128), (2, 160, 128), (2, 128, 128), (2, 128, 64), (2, 64, 64), (1, 128, 128), (1, 128, 64), (1, 64, 64), (1, 32, 32))
@@ -43,7 +43,8 @@ TILES = ((4, 128, 64), (4, 64, 64), (3, 128, 128), (3, 128, 64), (3, 160, 64), (
 
 @dataclass(frozen=True, slots=True)
 class Fp8Consts:
-    """Consts of attention/forward_fp8_sm90. keys: of a tile; chunk: columns of the results that are summed at a time.
+    """Consts of attention/forward_fp8_sm90. keys: of a tile; chunk: columns of the results that are summed at a time. parts: of a step's
+    exponentials, which follow each other without what needs them; 0: as the assembler likes. halves: groups of a step's scores.
 
     Shared memory: queries of each warpgroup, `stages` tiles of keys, in panels of row_bytes columns, as many of values, in panels of 128
     keys; barriers.
@@ -58,6 +59,8 @@ class Fp8Consts:
     keys: int
     chunk: int
     stages: int
+    parts: int
+    halves: int
     dim_qk: int
     dim_v: int
     has_scores: bool
@@ -140,6 +143,10 @@ class Fp8Consts:
         first = chunk % self.chunk_sets * self.chunk // 2
         return [f"%part{first + i}" for i in range(self.chunk_columns(chunk) // 2)]
 
+    def half_names(self, half: int) -> list[str]:
+        count = self.keys // 2 // self.halves
+        return self.names("score")[half * count:(half + 1) * count]
+
     @property
     def query_bytes(self) -> int:
         """Of a warpgroup."""
@@ -203,23 +210,12 @@ class TransposeConsts:
     keys: int
 
 
-def _steps(p: AttentionProblem, rows: int, keys: int) -> float:
-    """Tiles of keys of a tile of queries, on average."""
-    total, tiles = 0, -(-p.len_q // rows)
-    picked = range(0, tiles, max(1, tiles // 64))
-    shift = 0 if p.alignment == "top_left" else p.len_kv - p.len_q
-    for i in picked:
-        end = p.len_kv if p.right is None else min(p.len_kv, min(p.len_q, (i + 1) * rows) + shift + p.right)
-        begin = 0 if p.left is None else max(0, i * rows + shift - p.left)
-        total += max(0, -(-end // keys) - begin // keys)
-    return total / max(1, len(picked))
-
-
-def _tiles(p: AttentionProblem, rows: int) -> tuple[int, int]:
-    """(heads, of all batches; tiles of each)."""
-    if p.is_varlen:
-        return p.heads, -(-p.len_q // rows) + p.batch + 2
-    return p.batch * p.heads, -(-p.len_q // rows)
+def _step_clocks(c: Fp8Consts) -> float:
+    """Of all warpgroups together, fitted to measured steps (notes: attention-fp8): what a warpgroup waits for, its products, and all
+    warpgroups' exponentials."""
+    products = c.keys * (c.steps_qk / 2 + c.dim_v / 64)
+    work = ROWS * c.keys / 16 * (1 + 0.2 * len(c.scores.tensors) + 0.5 * c.has_scores)
+    return 1070 + 1.1 * products + (1.1 * c.warpgroups - 0.25) * work - 40 * (c.chunk_sets > 1)
 
 
 def _pitch(p: AttentionProblem, keys: int) -> int:
@@ -256,7 +252,7 @@ class AttentionFp8Engine(Engine):
                 return refuse(f"{name} {fault}")
         if not any(self._candidates(p)):
             return refuse("the scores' text is too long")
-        tiles = max(prod(_tiles(p, ROWS)), p.heads_kv * (p.batch + 2) * (-(-p.len_kv // TURNED) + 1) * 2)
+        tiles = max(prod(head_tiles(p, ROWS)), p.heads_kv * (p.batch + 2) * (-(-p.len_kv // TURNED) + 1) * 2)
         if tiles >= 2**31:
             return refuse("2^31 tiles or more")
         return SUPPORTED
@@ -270,29 +266,21 @@ class AttentionFp8Engine(Engine):
             if chunk > max(64, p.dim_v) or chunk > keys or p.is_varlen and keys != TURNED:
                 continue
             for stages in (4, 3, 2):
-                config = EngineConfig.of(warpgroups=warpgroups, keys=keys, chunk=chunk, stages=stages)
+                config = EngineConfig.of(warpgroups=warpgroups, keys=keys, chunk=chunk, stages=stages, parts=0, halves=1)
                 c = consts(p, config)
                 if c.smem_bytes <= SMEM_BYTES and c.lines <= MAX_LINES and c.registers <= REGISTERS[warpgroups]:
                     yield config
                     break
 
     def estimate(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> float:
-        """Rounds of tiles over the SMs; of a step of all warpgroups what takes longest: products, exponentials, or one warpgroup's own
-        way through both. Before it the launch that turns the values."""
+        """The largest share of tiles that a CTA gets, what memory adds, and the launch before, which turns the values."""
         assert isinstance(problem, AttentionProblem)
         p, c = problem, consts(problem, config)
-        tiles = prod(_tiles(p, c.rows))
-        if device.is_emulated:
-            return 1000.0 * tiles * -(-p.len_kv // c.keys)
-        products = c.keys * (c.steps_qk / 2 + c.dim_v / 64)
-        work = ROWS * c.keys / 16 * (1.7 + 0.3 * len(c.scores.tensors) + 0.7 * c.has_scores)
-        step = max(products + work + 900, c.warpgroups * max(1.05 * products, 0.54 * products + 0.85 * work)) + 2 * c.chunks
-        each = _steps(p, c.rows, c.keys) * step + 3300
-        rounds = tiles / device.num_sms
-        if p.right is None or p.left is not None or rounds < 1:
-            rounds = ceil(rounds)  # tiles of one length
+        if device.is_emulated or p.is_empty:
+            return 1000.0 * prod(head_tiles(p, c.rows)) * -(-p.len_kv // c.keys)
+        _, time = walk(p, c.rows, c.keys, _step_clocks(c), device)
         turning = 3 + 2 * p.heads_of("v").numel / (device.bandwidth_gbs * 700)
-        return turning + max(rounds * each / 1700, p.num_bytes / (device.bandwidth_gbs * 850)) + 5
+        return turning + max(time, p.num_bytes / (device.bandwidth_gbs * 850)) + 5
 
     def build_steps(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> Build:
         assert isinstance(problem, AttentionProblem)
@@ -302,19 +290,14 @@ class AttentionFp8Engine(Engine):
         c = consts(p, config)
         pitch, batch = _pitch(p, c.keys), p.heads_of("v").shape[0]
         values = scratch.take(batch * p.heads_kv * p.dim_v * pitch)
-        pairs, q_tiles = _tiles(p, c.rows)
-        group = p.heads // p.heads_kv
-        # As attention_wgmma_sm90 orders its tiles.
-        held = p.len_kv * (p.dim_qk + p.dim_v) / group  # bytes, for each head of q
-        is_triangle = p.right is not None and p.left is None
-        most = pairs if is_triangle else max(group, int(device.l2_bytes * L2_SHARE / held))
-        run = next(n for n in range(min(most, pairs), 0, -1) if pairs % n == 0 and (n % group == 0 or n <= group))
+        pairs, q_tiles = head_tiles(p, c.rows)
+        run, _ = walk(p, c.rows, c.keys, _step_clocks(c), device)
         turned = TensorMapSpec("u8", (pitch, p.dim_v, p.heads_kv, batch),
                                (pitch, pitch * p.dim_v, pitch * p.dim_v * p.heads_kv), (PANEL, p.dim_v, 1, 1), swizzle=128)
         args = [Arg("map_q", "tensor_map", TensorMapArg("q", _map(p.heads_of("q"), c.row_bytes, ROWS))),
                 Arg("map_k", "tensor_map", TensorMapArg("k", _map(p.heads_of("k"), c.row_bytes, c.keys))),
                 Arg("map_v", "tensor_map", WorkspaceMapArg(turned, values.byte_offset))]
-        divisors = {"run": run, "run_tiles": run * q_tiles, "num_heads": p.heads, "group": group}
+        divisors = {"run": run, "run_tiles": run * q_tiles, "num_heads": p.heads, "group": p.heads // p.heads_kv}
         for name, divisor in divisors.items():
             shift = (divisor - 1).bit_length()
             args += [Arg(f"{name}_multiplier", "u32", -(-(1 << (31 + shift)) // divisor)), Arg(f"{name}_shift", "u32", shift)]
@@ -353,9 +336,10 @@ def _map(desc: TensorDesc, columns: int, rows: int) -> TensorMapSpec:
 def consts(p: AttentionProblem, config: EngineConfig) -> Fp8Consts:
     has_scores = p.expression is not None or not p.scale > 0
     kind_q, kind_k, kind_v, kind_out = (p.desc(n).dtype.name for n in ("q", "k", "v", "out"))
-    warpgroups, keys, chunk, stages = (config[n] for n in ("warpgroups", "keys", "chunk", "stages"))
-    return Fp8Consts(score_consts(p), kind_q, kind_k, kind_v, kind_out, warpgroups, keys, chunk, stages, p.dim_qk, p.dim_v, has_scores,
-                     p.has("lse"))
+    warpgroups, keys, chunk, stages, parts = (config[n] for n in ("warpgroups", "keys", "chunk", "stages", "parts"))
+    halves = 1 if has_scores or keys % 32 else config["halves"]
+    return Fp8Consts(score_consts(p), kind_q, kind_k, kind_v, kind_out, warpgroups, keys, chunk, stages, parts, halves, p.dim_qk, p.dim_v,
+                     has_scores, p.has("lse"))
 
 
 ENGINES: dict[str, tuple[Engine, ...]] = {"attention": (AttentionFp8Engine(),)}

@@ -9,11 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from math import ceil, inf, isqrt, log, log2, prod
+from math import ceil, inf, log, log2, prod
 from math import e as euler
 from typing import ClassVar
-
-import numpy as np
 
 from ..codegen import pointwise as expr
 from ..codegen.spec import Target, TensorMapSpec
@@ -25,6 +23,7 @@ from ..tensor import TensorDesc
 from .affine_wgmma_sm90 import SMEM_BYTES
 from .attention_maps import PANEL, ROW_BYTES, head_map, map_fault
 from .attention_scores import ScoreConsts, arguments, score_consts
+from .attention_walk import head_tiles, walk
 from .base import SUPPORTED, Arg, Build, Engine, EngineConfig, Step, Support, TensorArg, TensorMapArg, refuse
 
 ROWS = 64  # of a warpgroup
@@ -40,11 +39,6 @@ MAX_DIM = 256
 MAX_SOFTCAP = 1024
 MAX_LENGTH = 2**29
 MAX_PARTED_DIM = 64  # results are so narrow that exponentials take as long as products
-TILE_CLOCKS = 3300  # between tiles
-CLOCKS = 1700  # in a microsecond
-MEMORY_SHARE = 0.3  # of the time that memory takes and products do not hide
-MAX_PICKED, MAX_WALKED = 4096, 1 << 18  # tiles, of a head and in all, that are looked at one by one
-L2_SHARE = 0.5  # of L2 that keys and values of the heads at work may fill
 # (warpgroups, keys of a tile), the preferred ones first.
 TILES = ((3, 128), (2, 176), (2, 160), (2, 128), (3, 96), (3, 80), (2, 96), (2, 80), (2, 64), (3, 64), (4, 80), (4, 64), (1, 128), (1, 64),
          (2, 32), (1, 32))
@@ -166,23 +160,6 @@ class ForwardConsts:
         return [f"%{which}{i}" for i in range(count)]
 
 
-def _tiles(p: AttentionProblem, rows: int) -> tuple[int, int]:
-    """(heads, of all batches; tiles of each)."""
-    if p.is_varlen:
-        return p.heads, -(-p.len_q // rows) + p.batch + 2
-    return p.batch * p.heads, -(-p.len_q // rows)
-
-
-def _steps(p: AttentionProblem, rows: int, keys: int) -> np.ndarray:
-    """Tiles of keys of the tiles of queries, from the first on; of at most MAX_PICKED of them, where there are more."""
-    tiles = -(-p.len_q // rows)
-    at = np.arange(0, tiles, max(1, tiles // MAX_PICKED)) * rows
-    shift = 0 if p.alignment == "top_left" else p.len_kv - p.len_q
-    end = np.full_like(at, p.len_kv) if p.right is None else np.minimum(p.len_kv, np.minimum(p.len_q, at + rows) + shift + p.right)
-    begin = np.zeros_like(at) if p.left is None else np.maximum(0, at + shift - p.left)
-    return np.maximum(0, -(-end // keys) - begin // keys)
-
-
 def _step_clocks(c: ForwardConsts) -> float:
     """Of all warpgroups together, by what takes longest: products, exponentials, or one warpgroup's own way through both; fitted to
     measured steps (notes: attention-forward)."""
@@ -190,45 +167,6 @@ def _step_clocks(c: ForwardConsts) -> float:
     work = ROWS * c.keys / 16 * (1.7 + 0.3 * len(c.scores.tensors) + 0.7 * c.has_scores + 2 * c.softcap
                                      + 5 * c.scores.has_dropout)
     return max(products + work + 1100, c.warpgroups * max(1.05 * products, 0.54 * products + 0.85 * work)) + c.parts
-
-
-def walk(p: AttentionProblem, c: ForwardConsts, device: DeviceInfo) -> tuple[int, float]:
-    """(how many heads' tiles are walked together, the longest of all of them first; microseconds). The fewer heads, the sooner L2 gives
-    their keys and values again; but the CTAs should get equal shares."""
-    pairs, q_tiles = _tiles(p, c.rows)
-    group, ctas = p.heads // p.heads_kv, min(device.num_sms, pairs * q_tiles)
-    steps = _steps(p, c.rows, c.keys)[::-1]
-    tiles = steps * _step_clocks(c) + TILE_CLOCKS
-    held = p.len_kv * (p.dim_qk + p.dim_v) * 2 / group  # bytes, for each head of q
-    passes = len(tiles) and q_tiles * steps.mean() * c.keys / p.len_kv
-    is_known = len(tiles) == q_tiles and pairs * q_tiles <= MAX_WALKED
-    # From the longest to the shortest of all heads the shares are never far from equal.
-    picked = _divisors(pairs) if is_known or p.right is None or p.left is not None else [pairs]
-    found = []
-    for n in picked:
-        if n % group == 0 or n <= group:
-            # Heads that L2 does not hold are read by each of their tiles that are not walked at the same time.
-            is_held = max(n, group) * held <= device.l2_bytes * L2_SHARE
-            reads = held * (1 if is_held else max(1.0, passes * n / max(n, ctas)))
-            memory = (pairs * reads + p.num_bytes) / (device.bandwidth_gbs * 1e3)
-            order = np.tile(np.repeat(tiles, n), pairs // n) if is_known else None
-            share = pairs * q_tiles * float(tiles.mean()) / ctas if order is None else _largest_share(order, ctas)
-            found.append((share / CLOCKS + MEMORY_SHARE * memory, -n))
-    time, n = min(found)
-    return -n, time
-
-
-def _divisors(number: int) -> list[int]:
-    low = [n for n in range(1, isqrt(number) + 1) if number % n == 0]
-    return sorted({*low, *(number // n for n in low)})
-
-
-def _largest_share(tiles: np.ndarray, ctas: int) -> float:
-    """Of the CTAs' shares of the tiles, which are walked in rounds, every other one backwards: the largest."""
-    rounds = np.zeros((-(-len(tiles) // ctas), ctas))
-    rounds.reshape(-1)[:len(tiles)] = tiles
-    rounds[1::2] = rounds[1::2, ::-1]
-    return float(rounds.sum(0).max())
 
 
 class AttentionWgmmaEngine(Engine):
@@ -255,7 +193,7 @@ class AttentionWgmmaEngine(Engine):
             fault = map_fault(p.heads_of(name))
             if fault:
                 return refuse(f"{name} {fault}")
-        if prod(_tiles(p, ROWS)) >= 2**31:
+        if prod(head_tiles(p, ROWS)) >= 2**31:
             return refuse("2^31 tiles or more")
         return SUPPORTED
 
@@ -277,10 +215,10 @@ class AttentionWgmmaEngine(Engine):
         """The largest share of tiles that a CTA gets, and what memory adds."""
         assert isinstance(problem, AttentionProblem)
         p, c = problem, consts(problem, config)
-        tiles = prod(_tiles(p, c.rows))
+        tiles = prod(head_tiles(p, c.rows))
         if device.is_emulated:
             return 1000.0 * tiles * -(-p.len_kv // c.keys)
-        _, time = walk(p, c, device)
+        _, time = walk(p, c.rows, c.keys, _step_clocks(c), device)
         return max(time, p.num_bytes / (device.bandwidth_gbs * 850)) + 5
 
     def build_steps(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> Build:
@@ -290,9 +228,9 @@ class AttentionWgmmaEngine(Engine):
             return Build(())
         c = consts(p, config)
         q, k, v, out = (p.heads_of(n) for n in ("q", "k", "v", "out"))
-        pairs, q_tiles = _tiles(p, c.rows)
+        pairs, q_tiles = head_tiles(p, c.rows)
         group = p.heads // p.heads_kv
-        run, _ = walk(p, c, device)
+        run, _ = walk(p, c.rows, c.keys, _step_clocks(c), device)
         maps = (("q", q, ROWS), ("k", k, c.keys), ("v", v, c.keys))
         args = [Arg(f"map_{n}", "tensor_map", TensorMapArg(n, panels_map(desc, rows))) for n, desc, rows in maps]
         divisors = {"run": run, "run_tiles": run * q_tiles, "num_heads": p.heads, "group": group}

@@ -22,8 +22,8 @@ from oxidnn.testing.reference import REFERENCES
 ENGINE = AttentionFp8Engine()
 
 
-def tile(warpgroups: int, keys: int, chunk: int, stages: int = 2) -> EngineConfig:
-    return EngineConfig.of(warpgroups=warpgroups, keys=keys, chunk=chunk, stages=stages)
+def tile(warpgroups: int, keys: int, chunk: int, stages: int = 2, parts: int = 0, halves: int = 1) -> EngineConfig:
+    return EngineConfig.of(warpgroups=warpgroups, keys=keys, chunk=chunk, stages=stages, parts=parts, halves=halves)
 
 
 def qkv(batch: int, heads: int, heads_kv: int, length: int, keys: int, dim: int, dim_v: int = 0, kinds: str = "e4m3 e4m3 e4m3") -> str:
@@ -34,9 +34,9 @@ def qkv(batch: int, heads: int, heads_kv: int, length: int, keys: int, dim: int,
 
 CASES = (
     (f"{qkv(1, 4, 2, 200, 333, 128)} causal=bottom_right scale_q=f32[4] scale_k=f32[2] scale_v=f32[1,2] return_lse=True",
-     tile(3, 128, 64, 3)),
-    (f"{qkv(2, 2, 1, 300, 200, 64, kinds='e4m3 e5m2 e4m3')} window=(50,20) sinks=f32[2] out_dtype=f16 return_lse=True", tile(4, 128, 64)),
-    (f"{qkv(1, 2, 2, 150, 200, 128, 40, 'e5m2 e4m3 e5m2')} causal=top_left out_dtype=e4m3 scale_out=f32[2]", tile(2, 192, 64)),
+     tile(3, 128, 64, 3, 2, 2)),
+    (f"{qkv(2, 2, 1, 300, 200, 64, kinds='e4m3 e5m2 e4m3')} window=(50,20) sinks=f32[2] out_dtype=f16 return_lse=True", tile(4, 128, 64, 2, 4)),
+    (f"{qkv(1, 2, 2, 150, 200, 128, 40, 'e5m2 e4m3 e5m2')} causal=top_left out_dtype=e4m3 scale_out=f32[2]", tile(2, 192, 64, 2, 3, 2)),
     (f"{qkv(1, 1, 1, 200, 300, 256)} scale=-0.1 return_lse=True", tile(2, 128, 64)),
     (f"{qkv(1, 1, 1, 70, 300, 144, 136)} scale_v=f32[1] return_lse=True", tile(2, 128, 128)),
     (f"{qkv(3, 2, 1, 100, 170, 48)} lengths_q=s32[3] lengths_kv=s32[3] alibi=f32[2] out_dtype=f32 return_lse=True", tile(2, 128, 64)),
