@@ -11,7 +11,7 @@ from ..ops.gguf import GgufProblem
 from ..tensor import TensorDesc
 from .base import SUPPORTED, Arg, Build, Engine, EngineConfig, Step, Support, TensorArg, refuse
 from .digits import DigitConsts, Digits, ceil_div
-from .gguf_formats import FORMAT_CONSTS, FormatConsts, half_pair
+from .gguf_formats import FORMAT_CONSTS, FormatConsts, half_pair, phase_of
 
 THREADS = 256
 _LIMIT = 2**31
@@ -20,12 +20,12 @@ _SMEM = 48 * 1024
 
 @dataclass(frozen=True, slots=True)
 class DequantizeConsts:
-    """run: blocks of a quad. is_skewed: they may begin at any byte. moves_vectors: four elements of y lie together, aligned. begins_within:
-    the first block may lie within 16 bytes that begin before it."""
+    """run: blocks of a quad. phase: what their addresses are multiples of (4, 2, 1). moves_vectors: four elements of y lie together, aligned.
+    begins_within: the first block may lie within 16 bytes that begin before it."""
 
     format: FormatConsts
     run: int
-    is_skewed: bool
+    phase: int
     dtype: str
     element_bytes: int
     moves_vectors: bool
@@ -35,7 +35,7 @@ class DequantizeConsts:
     @property
     def span_pieces(self) -> int:
         """Pieces of 16 bytes that a warp's blocks may touch; a reader of words at any byte takes the next word as well."""
-        return ceil_div(8 * self.run * self.format.num_bytes + 15 + 4 * self.is_skewed, 16)
+        return ceil_div(8 * self.run * self.format.num_bytes + 15 + 4 * (self.phase == 1), 16)
 
     @property
     def span_pitch(self) -> int:
@@ -47,12 +47,6 @@ class DequantizeConsts:
 
     def pair(self, value: float) -> str:
         return half_pair(value)
-
-
-def is_skewed(blocks: TensorDesc, run_bytes: int) -> bool:
-    """Whether a run of blocks may begin at an address that is no multiple of 4."""
-    steps = [s for s, n in zip(blocks.strides[:-1], blocks.shape[:-1], strict=True) if n > 1]
-    return blocks.align % 4 != 0 or run_bytes % 4 != 0 or any(s % 4 for s in steps)
 
 
 class GgufDequantize(Engine):
@@ -87,7 +81,7 @@ class GgufDequantize(Engine):
                    "y": (*(s * size for s in y.strides[:-1]), y.strides[-1] * size * per_warp * f.size)}
         digits = Digits((*(f"d{i}" for i in range(blocks.rank - 1)), "run"), (*blocks.shape[:-1], runs), strides)
         moves = y.strides[-1] == 1 and y.align % (4 * size) == 0 and all(s % (4 * size) == 0 for s in strides["y"])
-        consts = DequantizeConsts(f, run, is_skewed(blocks, run * f.num_bytes), y.dtype.name, size, moves, blocks.align < 16,
+        consts = DequantizeConsts(f, run, phase_of(f, blocks, run * f.num_bytes), y.dtype.name, size, moves, blocks.align < 16,
                                   digits.consts())
         args = [Arg("ptr_blocks", "u64", TensorArg("blocks")), Arg("ptr_y", "u64", TensorArg("y")), Arg("num_units", "u32", digits.size),
                 *digits.args(consts.digits.wide), Arg("row_bytes", "u32", blocks.shape[-1]), Arg("y_step", "s64", y.strides[-1] * size)]

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass
+from math import gcd
 
 import numpy as np
 
 from ..ops.gguf import E2M1_DOUBLED, FORMATS, IQ4_VALUES, grid
+from ..tensor import TensorDesc
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,8 +111,15 @@ class FormatConsts:
 
     @property
     def run(self) -> int:
-        """Blocks that a reader takes at a time: 256 elements of small blocks, and whole words."""
-        return 256 // self.size if self.size < 256 else 1 if self.num_bytes % 4 == 0 else 2
+        """Blocks of 256 elements."""
+        return 256 // self.size
+
+
+def phase_of(f: FormatConsts, blocks: TensorDesc, run_bytes: int) -> int:
+    """4, 2 or 1: what the addresses of runs of blocks are multiples of; 2 only if all fields' are then, too."""
+    steps = [s for s, n in zip(blocks.strides[:-1], blocks.shape[:-1], strict=True) if n > 1]
+    phase = gcd(4, blocks.align, run_bytes, *steps)
+    return 1 if phase == 2 and f.num_bytes % 2 else phase
 
 
 _FORMATS = (

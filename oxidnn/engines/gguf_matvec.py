@@ -17,8 +17,7 @@ from ..ops.base import Problem
 from ..ops.gguf import GgufMatvecProblem
 from .base import SUPPORTED, Arg, Build, Engine, EngineConfig, Scratch, Step, Support, TensorArg, refuse
 from .digits import ceil_div
-from .gguf_dequantize import is_skewed
-from .gguf_formats import FORMAT_CONSTS, FormatConsts, half_pair
+from .gguf_formats import FORMAT_CONSTS, FormatConsts, half_pair, phase_of
 
 TILE = 16  # rows of W
 MAX_STAGES = 8
@@ -30,7 +29,7 @@ _COMBINE_THREADS = 128
 @dataclass(frozen=True, slots=True)
 class MatvecConsts:
     """warps: of a team, which shares tiles. rows: of x that a CTA multiplies. parts: f16 numbers of one of x. run: blocks of a chunk.
-    is_skewed: chunks may begin at addresses that are no multiples of 4. pieces: of 16 bytes that a row's chunk may touch; has_skew: it may
+    phase: what the addresses of chunks are multiples of (4, 2, 1). pieces: of 16 bytes that a row's chunk may touch; has_skew: it may
     begin within one. slot_areas: every expert of a row has an x of its own. scales_x: rows of x are multiplied by powers of two. moves_x:
     four numbers of x lie together, aligned. begins_within: the first block may lie within 16 bytes that begin before it."""
 
@@ -41,7 +40,7 @@ class MatvecConsts:
     teams: int
     stages: int
     run: int
-    is_skewed: bool
+    phase: int
     has_skew: bool
     pieces: int
     x_dtype: str
@@ -145,15 +144,15 @@ def _consts(p: GgufMatvecProblem, warps: int, teams: int, stages: int, chunk: in
     run_bytes = run * f.num_bytes
     steps = [s for s, n in zip(blocks.strides[:-1], blocks.shape[:-1], strict=True) if n > 1]
     together = gcd(16, blocks.align, run_bytes, *steps)
-    skewed = is_skewed(blocks, run_bytes)
+    phase = phase_of(f, blocks, run_bytes)
     slot_areas = p.num_ids > 0 and x.rank == 3
     is_indexed = p.has("ids")
     size = x.dtype.num_bytes
     moves_x = (x.strides[-1] == 1 and x.align % (4 * size) == 0
                and all(s % 4 == 0 for s, n in zip(x.strides[:-1], x.shape[:-1], strict=True) if n > 1))
     rows = 1 if is_indexed else p.rows
-    return MatvecConsts(f, rows, 3 if x.dtype is F32 else 1, warps, teams, stages, run, skewed, together < 16,
-                        ceil_div(run_bytes + 16 - together + 4 * skewed, 16), x.dtype.name,
+    return MatvecConsts(f, rows, 3 if x.dtype is F32 else 1, warps, teams, stages, run, phase, together < 16,
+                        ceil_div(run_bytes + 16 - together + 4 * (phase == 1), 16), x.dtype.name,
                         "f32" if panels > 1 else p.desc("y").dtype.name, p.desc("ids").dtype.name if is_indexed else "",
                         p.desc("weights").dtype.name if p.has("weights") else "", slot_areas, p.num_ids if slot_areas else rows,
                         x.dtype is not F16 or f.has_min, moves_x, blocks.align < 16)
