@@ -373,7 +373,11 @@ def _estimate(p: AttentionProblem, config: EngineConfig, device: DeviceInfo, box
     # A step of 16 keys takes a warp so long, whatever the memory does; longer where bytes are widened.
     chain = waves * rounds * (0.72 if c.is_narrow else 0.5) * (config["keys"] / 16) ** 0.9
     fixed = 6.0 + 0.5 * waves + 0.1 * config["warps"] + 0.01 * config["keys"]
-    return fixed + max(busiest, mean, chain) + parts if not boxes else 0.93 * (fixed + max(busiest, mean, chain) + parts) - 1.0
+    if not boxes:
+        return fixed + max(busiest, mean, chain) + parts
+    if not c.page and not c.is_narrow:  # eight warps of small steps are the best arrangement where one CTA fills an SM
+        fixed += 1.0 - 0.15 * config["warps"]
+    return 0.93 * (fixed + max(busiest, mean, chain) + parts) - 1.0
 
 
 class DecodeAttention(Engine):
