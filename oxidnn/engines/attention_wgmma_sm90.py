@@ -130,13 +130,26 @@ class ForwardConsts:
     def barriers_at(self) -> int:
         return self.values_at + self.stages * self.stage_bytes("v")
 
+    @property
+    def results_at(self) -> int:
+        """Behind the barriers: 16 rows of a panel for each warp, where there is room."""
+        return self.barriers_at + -(-self._barrier_bytes // 128) * 128
+
+    @property
+    def stages_results(self) -> bool:
+        return self.results_at + self.warpgroups * ROWS * ROW_BYTES <= SMEM_BYTES
+
+    @property
+    def _barrier_bytes(self) -> int:
+        return BARRIER_BYTES * (self.warpgroups + 2 * self.stages)
+
     def barrier_at(self, which: str) -> int:
         """From the barriers of the queries on: one for each stage."""
         return BARRIER_BYTES * (self.warpgroups + ("k", "v").index(which) * self.stages)
 
     @property
     def smem_bytes(self) -> int:
-        return self.barriers_at + BARRIER_BYTES * (self.warpgroups + 2 * self.stages)
+        return self.results_at + self.warpgroups * ROWS * ROW_BYTES if self.stages_results else self.barriers_at + self._barrier_bytes
 
     @property
     def registers(self) -> int:
