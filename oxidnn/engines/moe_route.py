@@ -12,7 +12,7 @@ from ..ops.moe_route import MoeRouteProblem
 from ..tensor import TensorDesc
 from .base import SUPPORTED, Arg, Build, Engine, EngineConfig, Scratch, Step, Support, TensorArg
 from .digits import ceil_div
-from .moe_rows import held, limit_steps
+from .moe_rows import clear_step, held, limit_steps
 
 _WARPS = 4  # of a CTA, a token each
 _MOST_CTAS = 132  # whose sums are added up
@@ -80,8 +80,7 @@ class MoeRoute(_Route):
         p, scratch = problem, Scratch()
         assert isinstance(p, MoeRouteProblem)
         counts = _counts(p.desc("counts"))
-        steps = [Step.of("moe/route_clear", p.op, Target.for_arch(device.arch), 128, [*counts, Arg("num_experts", "u32", p.experts)], None,
-                         ceil_div(p.experts, 128))]
+        steps = [clear_step(p.op, TensorArg("counts"), 4 * p.desc("counts").strides[0], p.experts, device)]
         if p.tokens:
             args = [*held(p, "logits").args("logits"), *held(p, "ids").args("ids"), *held(p, "weights").args("weights"), *counts,
                     Arg("num_tokens", "u32", p.tokens), Arg("scaling", "f32", p.scaling)]

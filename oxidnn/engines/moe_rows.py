@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from ..codegen import pointwise as expr
 from ..codegen.pointwise import Expression
@@ -50,6 +51,7 @@ class SortConsts:
     warps: int
     mode: str
     limits: bool = False
+    clears: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +111,20 @@ def packed(desc: TensorDesc, rows: int, columns: int) -> TensorDesc:
     return TensorDesc(desc.dtype, (rows, columns), (ceil_div(max(columns, 1), unit) * unit, 1))
 
 
-def _sort(op: str, experts: int, ids: Held, args: list[Arg], limits: bool, device: DeviceInfo, scratch: Scratch) -> list[Step]:
+def launch(template: str, op: str, threads: int, args: list[Arg], consts: Any, grid: int, device: DeviceInfo, suffix: str) -> Step:
+    """A short launch, which gets ready while the one before ends where the device can do so."""
+    target = Target.for_arch(device.arch)
+    return Step.of(f"moe/{template}", op, target, threads, args, consts, grid, follows=target.capability >= (9, 0), suffix=suffix)
+
+
+def clear_step(op: str, words: Place, step: int, count: int, device: DeviceInfo) -> Step:
+    """`count` words of 32 bits, `step` bytes apart, are cleared."""
+    args = [Arg("num_experts", "u32", count), Arg("ptr_counts", "u64", words), Arg("counts_bytes", "s64", step)]
+    return launch("route_clear", op, 128, args, None, ceil_div(count, 128), device, "")
+
+
+def _sort(op: str, experts: int, ids: Held, args: list[Arg], limits: bool, device: DeviceInfo, scratch: Scratch,
+          cleared: Place | None = None) -> list[Step]:
     buckets, (_, topk), rows = experts + 1, ids.desc.shape, ids.desc.numel
     num_ctas = 1 if rows <= _WHOLE else min(_MOST_CTAS, ceil_div(rows, _CHUNK))
     room = power_of_two((_SMEM // (4 * buckets) - 1) // 2 + 1)  # the most warps whose counts fit beside the sums of all
@@ -124,18 +139,20 @@ def _sort(op: str, experts: int, ids: Held, args: list[Arg], limits: bool, devic
         modes = [("count", [counts, *first]), ("place", [*args, counts, Arg("num_ctas", "u32", num_ctas)])]
     steps = []
     for mode, own in modes:
-        consts = SortConsts(ids.desc.dtype.name, topk, experts, warps, mode, limits)
-        steps.append(Step.of("moe/sort", op, Target.for_arch(device.arch), 32 * warps, [*shared, *own], consts, num_ctas,
-                             suffix=mode + ("_limits" if limits else "")))
+        clears = cleared is not None and mode != "place"
+        consts = SortConsts(ids.desc.dtype.name, topk, experts, warps, mode, limits, clears)
+        own = [*own, Arg("ptr_cleared", "u64", cleared)] if cleared is not None and clears else own
+        steps.append(launch("sort", op, 32 * warps, [*shared, *own], consts, num_ctas, device, mode + ("_limits" if limits else "")))
     return steps
 
 
-def sort_steps(p: MoeProblem, ids: Held, order: Held, inverse: Held, counts: Held, device: DeviceInfo, scratch: Scratch) -> list[Step]:
-    """order, inverse and counts of the assignments."""
+def sort_steps(p: MoeProblem, ids: Held, order: Held, inverse: Held, counts: Held, device: DeviceInfo, scratch: Scratch,
+               cleared: Place | None = None) -> list[Step]:
+    """order, inverse and counts of the assignments; eight bytes cleared on the way."""
     args = [Arg("first_expert", "s64", p.first), Arg("ptr_order", "u64", order.place),
             Arg("order_bytes", "s64", 4 * order.desc.strides[0]), *inverse.args("inverse"),
             Arg("ptr_counts", "u64", counts.place), Arg("counts_bytes", "s64", 4 * counts.desc.strides[0])]
-    return _sort(p.op, p.experts, ids, args, False, device, scratch)
+    return _sort(p.op, p.experts, ids, args, False, device, scratch, cleared)
 
 
 def limit_steps(op: str, experts: int, capacity: int, ids: Held, weights: Held, device: DeviceInfo, scratch: Scratch) -> list[Step]:
@@ -153,7 +170,7 @@ def scatter_step(p: MoeProblem, x: Held, inverse: Held, xs: Held, device: Device
     parts = ceil_div(quads, threads * packs)
     consts = RowConsts("", "", vec, quads, parts, p.topk, packs, vec * x.desc.dtype.num_bytes)
     args = [*x.args("x", vec), *xs.args("xs", vec), *inverse.args("inverse")]
-    return Step.of("moe/scatter", p.op, Target.for_arch(device.arch), threads, args, consts, p.tokens * parts, suffix=str(consts.bytes))
+    return launch("scatter", p.op, threads, args, consts, p.tokens * parts, device, str(consts.bytes))
 
 
 def combine_step(p: MoeProblem, ys: Held, inverse: Held, weights: Held | None, y: Held, device: DeviceInfo) -> Step:
@@ -165,16 +182,15 @@ def combine_step(p: MoeProblem, ys: Held, inverse: Held, weights: Held | None, y
     parts = ceil_div(quads, threads)
     consts = RowConsts(ys.desc.dtype.name, p.accumulator.name, vec, quads, parts, p.topk, is_weighted=weights is not None)
     args = [*ys.args("ys", vec), *y.args("y", vec), *inverse.args("inverse"), *(weights.args("weights") if weights else ())]
-    return Step.of("moe/combine", p.op, Target.for_arch(device.arch), threads, args, consts, p.tokens * parts,
-                   suffix=consts.dtype + ("_weighted" if weights else ""))
+    return launch("combine", p.op, threads, args, consts, p.tokens * parts, device, consts.dtype + ("_weighted" if weights else ""))
 
 
 def expand_step(p: MoeProblem, counts: Held, ids: Place, device: DeviceInfo) -> Step:
     """ids of rows that were exchanged."""
     pairs, threads = counts.desc.numel, 128
     args = [*counts.args("counts"), Arg("ptr_ids", "u64", ids), Arg("num_pairs", "u32", pairs), Arg("num_rows", "u32", p.tokens)]
-    return Step.of("moe/expand", p.op, Target.for_arch(device.arch), threads, args, ExpandConsts(counts.desc.dtype.name, p.experts),
-                   max(1, ceil_div(pairs, threads // 32)))
+    return launch("expand", p.op, threads, args, ExpandConsts(counts.desc.dtype.name, p.experts), max(1, ceil_div(pairs, threads // 32)),
+                  device, "")
 
 
 def _row_threads(quads: int) -> int:

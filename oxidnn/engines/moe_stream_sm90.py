@@ -6,7 +6,7 @@ and what is not a token's own is left out of its sum. Sums over experts stay in 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..codegen.pointwise import Expression
 from ..codegen.spec import Target, TensorMapSpec
@@ -17,9 +17,10 @@ from ..ops.moe import MoeProblem
 from ..tensor import TensorDesc
 from .affine_tiling import RaggedConsts
 from .base import SUPPORTED, Arg, Build, Engine, EngineConfig, Scratch, Step, Support, TensorMapArg, WorkspaceArg, WorkspaceMapArg, refuse
+from .composition import shifted
 from .digits import ceil_div
 from .moe_experts import working
-from .moe_rows import Held, combine_step, held, packed, scatter_step, sort_steps
+from .moe_rows import Held, clear_step, combine_step, held, index, packed, scatter_step, sort_steps
 
 MAX_TOKENS = 64
 MAX_EXPERTS = 1024  # whose list is kept in shared memory
@@ -34,7 +35,8 @@ _BOX_BYTES = 2 * ROWS * TILE_K
 class StreamConsts:
     """of: "up" or "down". columns: tokens, of tile_n that wgmma takes; tiles: of 64 rows of weights (two: of two such blocks); k_tiles: of
     an expert's sum; middle_bytes: of a token's middle; splits: CTAs of a cluster that deal out k tiles; pitch: words from token to token of
-    staged sums. ragged: rows are sorted by expert."""
+    staged sums. ragged: rows are sorted by expert. apart: results of experts are added up by another launch, a token's of result_bytes.
+    counted: CTAs take what is next by a counter, so that none waits for others."""
 
     kind: str
     ids: str
@@ -49,12 +51,15 @@ class StreamConsts:
     middle_bytes: int
     gate: Expression | None
     ragged: RaggedConsts | None = None
+    apart: bool = False
+    result_bytes: int = 0
+    counted: bool = False
 
     pitch = ROWS + 4
 
     @property
     def two(self) -> bool:
-        return self.of == "up" or self.ragged is not None
+        return self.of == "up" or self.ragged is not None or self.apart
 
     @property
     def acc(self) -> list[str]:
@@ -89,9 +94,14 @@ class StreamConsts:
         return max(self.stages * self.stage_bytes, 0 if self.two else 4 * self.pitch * self.tile_n)
 
     @property
+    def item_bytes(self) -> int:
+        """Of what each stage is a part of."""
+        return ceil_div(4 * self.stages, 16) * 16 if self.counted else 0
+
+    @property
     def smem_bytes(self) -> int:
         """With barriers, and a word for each expert and its flag, or a pair of a table."""
-        return self.ring_bytes + 16 * self.stages + 8 * self.experts + 16
+        return self.ring_bytes + 16 * self.stages + self.item_bytes + 8 * self.experts + 16
 
     def lower_forward(self, gate: str, up: str, result: str) -> str:
         assert self.gate is not None
@@ -135,57 +145,86 @@ class MoeStream(Engine):
         return SUPPORTED
 
     def configs(self, problem: Problem, device: DeviceInfo) -> tuple[EngineConfig, ...]:
-        """stages of both rings: as many as fill shared memory, or half of it; splits of the second product."""
+        """stages of both rings: as many as fill shared memory, or half of it; splits of the second product. apart: its sums over experts by
+        a launch of their own; counted: of both products, else of the second."""
         p = problem
         assert isinstance(p, MoeProblem)
-        tiles = ceil_div(p.hidden, ROWS)
-        found = []
+        tiles, found = ceil_div(p.hidden, ROWS), []
         for share in (1, 2):
-            up, down = (self._stages(p, of, share, device) for of in ("up", "down"))
+            up, down, apart = (self._stages(p, of, share, device) for of in ("up", "down", "apart"))
             for splits in (1, 2, 4, 8):
                 if splits == 1 or tiles * splits <= share * device.num_sms:
                     found.append(EngineConfig.of(up=up, down=down, splits=splits))
+            for counted in (False, True):
+                found.append(EngineConfig.of(up=up, down=apart, apart=True, counted=counted))
         return tuple(sorted(dict.fromkeys(found), key=lambda config: self.estimate(problem, config, device)))
 
     @staticmethod
     def _stages(p: MoeProblem, of: str, share: int, device: DeviceInfo) -> int:
-        room = min(device.smem_per_cta, device.smem_per_sm // share - 1024) - 16 * MAX_STAGES - 8 * p.experts - 16
-        most = room // _consts(p, of, 1, 1).stage_bytes
+        room = min(device.smem_per_cta, device.smem_per_sm // share - 1024) - 20 * MAX_STAGES - 8 * p.experts - 16
+        most = room // _consts(p, of, 1).stage_bytes
         return max(1, min(MAX_STAGES, most, 4 if device.is_emulated else most))
 
     def estimate(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> float:
         p = problem
         assert isinstance(p, MoeProblem)
         weights = 6 * _expected_hits(p) * p.hidden * p.inter
-        ctas = ceil_div(p.hidden, ROWS) * config["splits"]
-        down_us = weights / 3 / (device.bandwidth_gbs * 0.85e3 * min(1.0, (ctas / (0.7 * device.num_sms)) ** 0.7))
         columns = 1 + 0.004 * max(0, p.tokens - 16)
-        return 12.0 + 0.9 * (config["splits"].bit_length() - 1) + (weights / 1.5 / (device.bandwidth_gbs * 0.85e3) + down_us) * columns
+        memory_us = weights / (device.bandwidth_gbs * 1.02e3) * columns
+        knobs = dict(config.knobs)
+        if "apart" in knobs:
+            return 15.0 + memory_us + (1.5 if knobs["counted"] else 0.01 * memory_us)
+        # A static deal of what comes at uneven speeds: the last CTA is late.
+        share = min(1.0, ceil_div(p.hidden, ROWS) * knobs["splits"] / (0.7 * device.num_sms))
+        return 11.0 + 0.5 * (knobs["splits"].bit_length() - 1) + memory_us * (2.04 + 1.08 / share**0.7) / 3
 
     def build_steps(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> Build:
         p = problem
         assert isinstance(p, MoeProblem)
         scratch = Scratch()
-        up, down = _consts(p, "up", config["up"], 1), _consts(p, "down", config["down"], config["splits"])
+        knobs = dict(config.knobs)
+        is_apart = "apart" in knobs
+        up = replace(_consts(p, "up", knobs["up"]), apart=is_apart, counted=knobs.get("counted", False))
+        down = replace(_consts(p, "apart" if is_apart else "down", knobs["down"]), splits=knobs.get("splits", 1), counted=is_apart)
         most = min(p.experts, p.rows)
         middle = scratch.take(most * p.tokens * up.middle_bytes)
         table = Arg("ptr_table", "u64", scratch.take(8 * most * p.tokens))
+        inverse = Held(index(p.tokens, p.topk), scratch.take(4 * p.rows))
+        result = Held(packed(p.desc("x"), most * p.tokens, p.hidden), scratch.take(most * p.tokens * up.result_bytes if is_apart else 0))
+        counters = scratch.take(8)
         target, x, kind = Target.for_arch(device.arch), p.desc("x"), p.kind.name
         ids = [*held(p, "ids").args("ids"), Arg("first_expert", "s64", p.first)]
         tokens_map = TensorMapSpec(kind, (p.hidden, p.tokens), (x.strides[0] * 2,), (TILE_K, p.tokens), swizzle=128)
         middle_map = TensorMapSpec(kind, (p.inter, p.tokens, most), (up.middle_bytes, p.tokens * up.middle_bytes), (TILE_K, p.tokens, 1),
                                    swizzle=128)
-        num_ctas = min(device.num_sms * max(1, device.smem_per_sm // (up.smem_bytes + 1024)), most * up.tiles)
+        steps = []
+        if is_apart:
+            steps.append(clear_step(p.op, counters, 4, 2, device))
+        num_ctas = min(device.num_sms * _per_sm(up, device), most * up.tiles)
         args = [Arg("map_weights", "tensor_map", TensorMapArg("w_gate_up", _weights_map(p.desc("w_gate_up"), kind))),
                 Arg("map_tokens", "tensor_map", TensorMapArg("x", tokens_map)), *ids, *held(p, "weights").args("weights"),
                 Arg("ptr_middle", "u64", middle), table, Arg("num_ctas", "u32", num_ctas)]
-        first = Step.of("moe/stream_sm90", p.op, target, THREADS, args, up, num_ctas, dynamic_smem=up.smem_bytes, follows=True,
-                        suffix=f"up_{kind}_{up.tile_n}")
+        args += [Arg("ptr_inverse", "u64", inverse.place)] if is_apart else []
+        args += [Arg("ptr_counter", "u64", counters)] if up.counted else []
+        steps.append(Step.of("moe/stream_sm90", p.op, target, THREADS, args, up, num_ctas, dynamic_smem=up.smem_bytes, follows=True,
+                             suffix=f"up_{kind}_{up.tile_n}"))
         args = [Arg("map_weights", "tensor_map", TensorMapArg("w_down", _weights_map(p.desc("w_down"), kind))),
-                Arg("map_tokens", "tensor_map", WorkspaceMapArg(middle_map, middle.byte_offset)), *ids, table, *held(p, "y").args("y")]
-        second = Step.of("moe/stream_sm90", p.op, target, THREADS, args, down, down.tiles * down.splits, dynamic_smem=down.smem_bytes,
-                         cluster=down.splits, follows=True, suffix=f"down_{kind}_{down.tile_n}_{down.splits}")
-        return Build((first, second), scratch.num_bytes)
+                Arg("map_tokens", "tensor_map", WorkspaceMapArg(middle_map, middle.byte_offset)), *ids, table]
+        num_ctas = min(device.num_sms * _per_sm(down, device), most * down.tiles) if is_apart else down.tiles * down.splits
+        if is_apart:
+            args += [Arg("ptr_result", "u64", result.place), Arg("ptr_counter", "u64", shifted(counters, 4)),
+                     Arg("num_ctas", "u32", num_ctas)]
+        else:
+            args += held(p, "y").args("y")
+        steps.append(Step.of("moe/stream_sm90", p.op, target, THREADS, args, down, num_ctas, dynamic_smem=down.smem_bytes,
+                             cluster=down.splits, follows=True, suffix=f"{'apart' if is_apart else 'down'}_{kind}_{down.tile_n}"))
+        if is_apart:
+            steps.append(combine_step(p, result, inverse, held(p, "weights"), held(p, "y"), device))
+        return Build(tuple(steps), scratch.num_bytes)
+
+
+def _per_sm(c: StreamConsts, device: DeviceInfo) -> int:
+    return max(1, device.smem_per_sm // (c.smem_bytes + 1024))
 
 
 class MoeStreamSorted(Engine):
@@ -222,7 +261,7 @@ class MoeStreamSorted(Engine):
 
     @staticmethod
     def _stages(p: MoeProblem, of: str, columns: int, share: int, device: DeviceInfo) -> int:
-        room = min(device.smem_per_cta, device.smem_per_sm // share - 1024) - 16 * MAX_STAGES - 8 * p.experts - 16
+        room = min(device.smem_per_cta, device.smem_per_sm // share - 1024) - 20 * MAX_STAGES - 8 * p.experts - 16
         most = room // _sorted_consts(p, of, columns, 1).stage_bytes
         return max(1, min(MAX_STAGES, most, 3 if device.is_emulated else most))
 
@@ -246,21 +285,22 @@ class MoeStreamSorted(Engine):
         ids, order, inverse, counts = working(p, device, scratch, steps)
         xs_desc, middle_desc = packed(p.desc("x"), p.rows, p.hidden), packed(p.desc("x"), p.rows, p.inter)
         xs, middle = (Held(d, scratch.take(d.shape[0] * d.strides[0] * 2)) for d in (xs_desc, middle_desc))
-        steps += sort_steps(p, ids, order, inverse, counts, device, scratch)
+        counters = scratch.take(8)
+        steps += sort_steps(p, ids, order, inverse, counts, device, scratch, counters)
         steps.append(scatter_step(p, held(p, "x"), inverse, xs, device))
         for of, source, weights, result in (("up", xs, "w_gate_up", middle), ("down", middle, "w_down", xs)):
             c = _sorted_consts(p, of, config["columns"], config[of])
             assert isinstance(source.place, WorkspaceArg)
             rows = source.desc
             map_ = TensorMapSpec(p.kind.name, (rows.shape[1], rows.shape[0]), (rows.strides[0] * 2,), (TILE_K, c.tile_n), swizzle=128)
-            per_sm = max(1, device.smem_per_sm // (c.smem_bytes + 1024))
             tiles = min(p.experts, p.rows) + p.rows // c.tile_n
-            num_ctas = min(device.num_sms * per_sm, tiles * c.tiles)
+            num_ctas = min(device.num_sms * _per_sm(c, device), tiles * c.tiles)
             args = [Arg("map_weights", "tensor_map", TensorMapArg(weights, _weights_map(p.desc(weights), p.kind.name))),
                     Arg("map_tokens", "tensor_map", WorkspaceMapArg(map_, source.place.byte_offset)),
                     Arg("ptr_group_sizes", "u64", counts.place), Arg("groups_count", "u32", p.experts), Arg("groups_total", "u32", p.rows),
                     Arg("groups_step", "s64", 4), Arg("ptr_result", "u64", result.place),
-                    Arg("result_row_bytes", "s64", 2 * result.desc.strides[0]), Arg("num_ctas", "u32", num_ctas)]
+                    Arg("result_row_bytes", "s64", 2 * result.desc.strides[0]), Arg("num_ctas", "u32", num_ctas),
+                    Arg("ptr_counter", "u64", shifted(counters, 4 if of == "down" else 0))]
             steps.append(Step.of("moe/stream_sorted_sm90", p.op, Target.for_arch(device.arch), THREADS, args, c, num_ctas,
                                  dynamic_smem=c.smem_bytes, follows=True, suffix=f"{of}_{p.kind.name}_{c.tile_n}"))
         weights_held = held(p, "weights") if p.has("weights") else None
@@ -270,12 +310,13 @@ class MoeStreamSorted(Engine):
 
 def _sorted_consts(p: MoeProblem, of: str, columns: int, stages: int) -> StreamConsts:
     return StreamConsts(p.kind.name, "", of, columns, 0, p.experts, p.hidden, p.inter, stages, 1, 0, p.gate if of == "up" else None,
-                        RaggedConsts("m", "s32", False))
+                        RaggedConsts("m", "s32", False), counted=True)
 
 
-def _consts(p: MoeProblem, of: str, stages: int, splits: int) -> StreamConsts:
-    return StreamConsts(p.kind.name, p.desc("ids").dtype.name, of, p.tokens, p.topk, p.experts, p.hidden, p.inter, stages, splits,
-                        2 * ceil_div(p.inter, 8) * 8, p.gate if of == "up" else None)
+def _consts(p: MoeProblem, of: str, stages: int) -> StreamConsts:
+    return StreamConsts(p.kind.name, p.desc("ids").dtype.name, "up" if of == "up" else "down", p.tokens, p.topk, p.experts, p.hidden,
+                        p.inter, stages, 1, 2 * ceil_div(p.inter, 8) * 8, p.gate if of == "up" else None, apart=of == "apart",
+                        result_bytes=2 * ceil_div(p.hidden, 8) * 8)
 
 
 ENGINES: dict[str, tuple[Engine, ...]] = {"moe": (MoeStream(), MoeStreamSorted("moe")),
