@@ -20,8 +20,8 @@ _SMEM = 48 * 1024
 
 @dataclass(frozen=True, slots=True)
 class DequantizeConsts:
-    """run: blocks of a quad. phase: what their addresses are multiples of (4, 2, 1). moves_vectors: four elements of y lie together, aligned.
-    begins_within: the first block may lie within 16 bytes that begin before it."""
+    """run: blocks of a quad. phase: what their addresses are multiples of (4, 2, 1). moves_vectors: four elements of y lie together,
+    aligned. begins_within: the first block may lie within 16 bytes that begin before it."""
 
     format: FormatConsts
     run: int
