@@ -11,7 +11,7 @@ import pytest
 import oxidnn
 from oxidnn.dispatch.registry import ENGINES
 from oxidnn.dtypes import BF16, E4M3
-from oxidnn.engines.base import Engine
+from oxidnn.engines.base import Engine, EngineConfig
 from oxidnn.ops.attention import AttentionProblem
 from oxidnn.ops.case import parse_case
 from oxidnn.runtime.emu_backend import EmulatedBackend
@@ -50,6 +50,13 @@ def test_against_the_reference(line: str, name: str) -> None:
     backend = EmulatedBackend("sm_80" if len(line) % 2 else "sm_90a", checkers="all", schedule=("random", len(line)))
     assert engine.check_support(problem, backend.info)
     run_problem(backend, problem, engine, seed=len(line))
+
+
+@pytest.mark.parametrize("slots", (2, 3, 4))
+def test_tiles_are_passed_over_in_every_ring(slots: int) -> None:
+    problem = parse_case(f"{forward('bf16', 1, 150, 700)} block_mask=bool[2,3,11] block_size=64 return_lse=True")
+    config = EngineConfig.of(warps=4, rows=16, tile_n=64, slots=slots, ctas=1, columns=256, swizzle=0, mix=0)
+    run_problem(EmulatedBackend("sm_90a", checkers="all"), problem, BY_ID["attention.mma_sm80"], config, seed=slots)
 
 
 @pytest.mark.parametrize("name", ("plain", "mma_sm80"))
