@@ -1,7 +1,7 @@
-"""Linear layers of quantised weights and at most 8 rows of x: codes and scales come from memory straight into registers, several steps
+"""Linear layers of quantised weights and at most 32 rows of x: codes and scales come from memory straight into registers, several steps
 ahead, become 16-bit numbers, exactly, and are multiplied by mma.sync; scales multiply the f32 sums of their groups. sm_80 up.
 
-Beside the loop of more rows (quantized_linear_skinny) nothing passes through shared memory but the sums of a CTA's warps, which deal out k.
+Nothing passes through shared memory but the sums of a CTA's warps that deal out k.
 """
 
 from __future__ import annotations
@@ -22,23 +22,25 @@ from .composition import Place, relocated
 from .quantized_linear_apart import gather_step
 from .quantized_linear_skinny import lower, x_desc
 
-MAX_ROWS = 8
+MAX_ROWS = 32
 MAX_REGISTERS_FOR = {128: 255, 256: 255, 512: 128}  # by threads
 TABLE_COPIES = 32  # of the pairs of nf4 numbers: a bank for each lane
 
 
 @dataclass(frozen=True, slots=True)
 class QuantizedGemvConsts:
-    """Consts of quantized_linear/gemv. dtype: of x; bits: of a code; depth: steps under way; lane_bytes: of a row that a lane loads at
-    once; flush_blocks: blocks of 8 numbers of a lane of which a group's sums are made, or parts of a group; group_size: 0 where scales do
-    not change along k; scale_group, zero_group: bytes from a group's to the next; zero: PTX type of zero points, "" without; whole: k has
-    whole steps."""
+    """Consts of quantized_linear/gemv. dtype: of x; bits: of a code; columns: rows of x; row_warps, k_warps: that share the rows of W, that
+    deal out k; depth: steps under way; lane_bytes: of a row that a lane loads at once; flush_blocks: blocks of 8 numbers of a lane of
+    which a group's sums are made, or parts of a group; group_size: 0 where scales do not change along k; scale_group, zero_group: bytes
+    from a group's to the next; zero: PTX type of zero points, "" without; whole: k has whole steps."""
 
     kind: str
     dtype: str
     bits: int
     tiles_r: int
-    warps: int
+    columns: int
+    row_warps: int
+    k_warps: int
     depth: int
     lane_bytes: int
     flush_blocks: int
@@ -77,7 +79,15 @@ class QuantizedGemvConsts:
 
     @property
     def rows(self) -> int:
-        return 16 * self.tiles_r
+        return 16 * self.tiles_r * self.row_warps
+
+    @property
+    def warps(self) -> int:
+        return self.row_warps * self.k_warps
+
+    @property
+    def tiles_c(self) -> int:
+        return self.columns // 8
 
     @property
     def row_count(self) -> int:
@@ -101,7 +111,7 @@ class QuantizedGemvConsts:
     @property
     def round_k(self) -> int:
         """From a warp's step to its next."""
-        return self.step_k * self.warps
+        return self.step_k * self.k_warps
 
     @property
     def segments(self) -> int:
@@ -149,10 +159,13 @@ class QuantizedGemvConsts:
 
     @property
     def smem_bytes(self) -> int:
-        return max(self.warps * self.slab_bytes, 256 * self.table_pitch if self.kind == "nf4" else 0)
+        return max(self.k_warps * self.slab_bytes, 256 * self.table_pitch if self.kind == "nf4" else 0)
 
-    def sums(self, stem: str, i: int) -> list[str]:
-        return [f"%{stem}{4 * i + e}" for e in range(4)]
+    def sums(self, stem: str, i: int, j: int) -> list[str]:
+        return [f"%{stem}{4 * (i * self.tiles_c + j) + e}" for e in range(4)]
+
+    def fragment_x(self, block: int, j: int) -> list[str]:
+        return [f"%frag_x{4 * (block * self.tiles_c + j) + e}" for e in range(4)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,13 +181,15 @@ class _Plan:
 def _plan(p: QuantizedLinearProblem, config: EngineConfig, device: DeviceInfo) -> _Plan:
     am = lower(p)
     d = tiling.merged_digits(am)
-    bits, rows = 4 if p.kind in NIBBLES else 8, config["rows"]
-    threads = min(32 * config["warps"], rows * 8)
-    epilogue = tiling.plan_epilogue(d, am, 8, rows, threads, tiling.needs_wide(d), False)
+    bits, rows, row_warps = 4 if p.kind in NIBBLES else 8, config["rows"], config["row_warps"]
+    columns = max(8, 1 << (p.rows - 1).bit_length())
+    threads = min(32 * config["warps"], rows * columns)
+    epilogue = tiling.plan_epilogue(d, am, columns, rows, threads, tiling.needs_wide(d), False)
     epilogue = replace(epilogue, pitch=epilogue.tile_inner)  # no gaps: all words of a slab are added
     has_zero = p.has("zero_point")
     consts = QuantizedGemvConsts(
-        p.kind, p.desc("x").dtype.name, bits, rows // 16, config["warps"], config["depth"], _lane_bytes(p),
+        p.kind, p.desc("x").dtype.name, bits, rows // row_warps // 16, columns, row_warps,
+        config["warps"] // row_warps, config["depth"], _lane_bytes(p),
         min(16 // bits, max(1, p.group_size // 32)), p.group_size if p.groups > 1 else 0,
         p.grid_strides("scale")[1] * p.desc("scale").dtype.num_bytes, p.grid_strides("zero_point")[1] if has_zero else 0,
         p.desc("zero_point").dtype.name if has_zero else "", p.desc("scale").dtype.name, p.k % (512 // bits) == 0,
@@ -193,7 +208,8 @@ def _lane_bytes(p: QuantizedLinearProblem) -> int:
 def _registers_needed(c: QuantizedGemvConsts) -> int:
     factors = c.row_count * c.units * ((1 if c.grouped else 0) + (1 if c.zero else 0)) * (c.depth if c.grouped else 1)
     pointers = 2 * c.row_count * (1 + (1 if c.grouped else 0) + (1 if c.zero and c.grouped else 0))
-    return 4 * c.row_count * c.depth + factors + pointers + 4 * c.blocks + 22 * c.tiles_r + (24 if c.kind == "nf4" else 12)
+    return 4 * c.row_count * c.depth + factors + pointers + 4 * c.blocks * c.tiles_c + 14 * c.tiles_r\
+        + 4 * c.tiles_r * c.tiles_c * (2 if c.grouped else 1) + 2 * c.tiles_c + (14 if c.kind == "nf4" else 2)
 
 
 def _ctas_per_sm(c: QuantizedGemvConsts) -> int:
@@ -202,7 +218,7 @@ def _ctas_per_sm(c: QuantizedGemvConsts) -> int:
 
 
 class QuantizedLinearGemv(Engine):
-    """f16 and bf16 x of at most 8 rows."""
+    """f16 and bf16 x of at most 32 rows."""
 
     id = "quantized_linear.gemv"
 
@@ -272,14 +288,16 @@ def _estimate_us(p: QuantizedLinearProblem, plan: _Plan, device: DeviceInfo) -> 
     ctas = plan.row_tiles
     resident = min(per_sm * device.num_sms, ctas)
     num_bytes = p.desc("w").num_bytes + p.desc("scale").num_bytes
-    in_flight = resident * c.warps * c.depth * c.rows * 64
+    in_flight = resident * c.k_warps * c.depth * c.rows * 64
     memory_us = num_bytes / (device.bandwidth_gbs * 0.9e3) * max(1.0, min(num_bytes, 45e3 * device.num_sms) / in_flight) ** 0.6
-    numbers = {"s4": 10, "u4": 10, "nf4": 18, "s8": 10 if c.dtype == "f16" else 26, "e4m3": 12 if c.dtype == "f16" else 28}[c.kind]
-    block = c.row_count * numbers + 2 * c.tiles_r * 2 + 4 + 4 * c.exchanges + (4 * c.tiles_r + 8) / c.flush_blocks * c.grouped
+    numbers: float = {"s4": 10, "u4": 10, "nf4": 18, "s8": 10 if c.dtype == "f16" else 26, "e4m3": 12 if c.dtype == "f16" else 28}[c.kind]
+    block: float = c.row_count * numbers + c.tiles_c * (2 * c.tiles_r * 2 + 4 + 4 * c.exchanges)
+    block += (4 * c.tiles_r * c.tiles_c + 8) / c.flush_blocks * c.grouped
     instructions = plan.rounds * c.depth * (c.blocks * block + 10 * c.row_count) + 250
     issue_us = -(-ctas // device.num_sms) * c.warps * instructions / 4 / 0.8 / 1700
+    l2_us = (num_bytes + ctas * p.rows * p.k * 2) / (device.num_sms * 38e3)
     waves = -(-ctas // (per_sm * device.num_sms))
-    return 3.4 + max(memory_us, issue_us) + 0.15 * min(memory_us, issue_us) + 0.4 * (waves - 1)
+    return 3.4 + max(memory_us, issue_us, l2_us) + 0.15 * min(memory_us, issue_us) + 0.4 * (waves - 1)
 
 
 def _arguments(p: QuantizedLinearProblem, plan: _Plan) -> list[Arg]:
@@ -312,21 +330,21 @@ def _sorted_configs(p: QuantizedLinearProblem, device: DeviceInfo) -> tuple[Engi
 def _candidates(p: QuantizedLinearProblem, device: DeviceInfo) -> Iterator[EngineConfig]:
     step = 128 if p.kind in NIBBLES else 64
     steps = -(-p.k // step)
-    for rows in (16, 32):
-        if rows > 16 and rows >= 2 * p.n:
+    few = p.rows <= 8
+    for rows, row_warps, warps in ((16, 1, 4), (16, 1, 8), (16, 1, 16), (32, 1, 4), (32, 1, 8), (32, 1, 16)) if few else (
+            (32, 1, 4), (32, 1, 8), (64, 1, 4), (64, 2, 8), (64, 2, 4), (128, 4, 8), (128, 4, 4), (128, 2, 4)):
+        k_warps = warps // row_warps
+        if (rows > 16 and rows >= 2 * p.n) or (k_warps > 4 and k_warps >= 2 * steps):
             continue
-        for warps in (4, 8, 16):
-            if warps > 4 and warps >= 2 * steps:
+        if p.groups > 1 and ((step * k_warps) % p.group_size or (p.group_size % step and step % p.group_size)):
+            continue
+        own = -(-steps // k_warps)  # steps of a warp
+        for depth in (min(2, own),) if device.is_emulated else (1, 2, 3, 4, 6, 8):
+            if not device.is_emulated and (depth > own or -(-own // depth) * depth - own > own // 8):
                 continue
-            if p.groups > 1 and ((step * warps) % p.group_size or (p.group_size % step and step % p.group_size)):
-                continue
-            own = -(-steps // warps)  # steps of a warp
-            for depth in (min(2, own),) if device.is_emulated else (1, 2, 3, 4, 6, 8):
-                if not device.is_emulated and (depth > own or -(-own // depth) * depth - own > own // 8):
-                    continue
-                config = EngineConfig.of(rows=rows, warps=warps, depth=depth)
-                if _registers_needed(_plan(p, config, device).consts) <= MAX_REGISTERS_FOR[32 * warps]:
-                    yield config
+            config = EngineConfig.of(rows=rows, row_warps=row_warps, warps=warps, depth=depth)
+            if _registers_needed(_plan(p, config, device).consts) <= MAX_REGISTERS_FOR[32 * warps]:
+                yield config
 
 
 ENGINES: dict[str, tuple[Engine, ...]] = {"quantized_linear": (GEMV,)}

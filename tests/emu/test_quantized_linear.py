@@ -46,8 +46,8 @@ def test_few_rows(line: str, chosen: EngineConfig) -> None:
     run_problem(backend, problem, SKINNY, chosen, seed=len(line))
 
 
-def steps(rows: int, warps: int, depth: int) -> EngineConfig:
-    return EngineConfig.of(rows=rows, warps=warps, depth=depth)
+def steps(rows: int, warps: int, depth: int, row_warps: int = 1) -> EngineConfig:
+    return EngineConfig.of(rows=rows, row_warps=row_warps, warps=warps, depth=depth)
 
 
 @pytest.mark.parametrize(("line", "chosen"), [
@@ -62,6 +62,9 @@ def steps(rows: int, warps: int, depth: int) -> EngineConfig:
     ("x=bf16[4,368] w=s8[40,368] scale=f32[40] zero_point=s8[40] kind=s8", steps(32, 4, 2)),
     ("x=f16[4,352] w=e4m3[40,352] scale=f32[40,11] kind=e4m3 group_size=32", steps(32, 4, 2)),
     ("x=bf16[8,208] w=e4m3[24,208] scale=f16[24] kind=e4m3", steps(16, 4, 1)),
+    ("x=f16[13,1312] w=u8[72,656] scale=f16[72,41] kind=s4 group_size=32", steps(64, 4, 2, 2)),
+    ("x=bf16[30,896] w=u8[140,448] scale=bf16[140,14] zero_point=u8[140,14] kind=u4 group_size=64", steps(128, 4, 3, 4)),
+    ("x=bf16[16,368] w=s8[40,368] scale=f32[40] zero_point=s8[40] kind=s8", steps(64, 4, 1)),
     ("x=f16[1,1024] w=u8[24,512] scale=f16[24,8](1,24) permutation=s32[1024] kind=u4", steps(16, 4, 2)),
 ], ids=lambda v: v.name if isinstance(v, EngineConfig) else v.split()[1] + v.split("kind=")[1].split()[0])
 def test_fewer_rows(line: str, chosen: EngineConfig) -> None:
