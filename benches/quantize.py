@@ -126,7 +126,7 @@ def torch_of(problem: Problem) -> Torch:
             exponent = ((amax.view(torch.int32) >> 23) - KINDS[kind].exponent).clamp(min=0)
             return codes_of(x * ((254 - exponent) << 23).view(torch.float32)[..., None], kind).flatten(1), exponent.to(torch.uint8)
         if scaling == "nvfp4":
-            scale = (_over(amax, 6.0) / t["global_scale"]).clamp(max=448).to(FP8["e4m3"])
+            scale = (amax / (t["global_scale"] * 6)).clamp(max=448).to(FP8["e4m3"])
             total = scale.float() * t["global_scale"]
             return codes_of(torch.where(total[..., None] == 0, 0.0, x / total[..., None]), kind).flatten(1), scale
         scale = _scale(amax, KINDS[kind].largest)

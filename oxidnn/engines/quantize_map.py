@@ -21,9 +21,9 @@ MIN_CAPABILITY = (8, 0)
 
 @dataclass(frozen=True, slots=True)
 class QuantizeMapConsts:
-    """op: of the problem. vec: numbers a thread. vector: they lie together, aligned, and are all there; else they are guarded and their
-    steps are parameters. packs: of vec, a thread. wide: the type of numbers. scale, zero: the types of scales ("e8m0": codes of powers of two) and zero points, ""
-    without; *_each: one an element. bounds: names of the indices compared with an extent; run: that of the pack's. shares_words: a pack
+    """op: of the problem. vec: numbers a pack. vector: they lie together, aligned, and are all there; else they are guarded and their
+    steps are parameters. packs: a thread's. wide: the type of numbers. scale, zero_type: the types of scales ("e8m0": codes of powers of
+    two) and zero points, "" without; *_each: one an element. bounds: names of the indices compared with an extent; run: that of the pack's. shares_words: a pack
     begins at a multiple of four of the order of elements."""
 
     op: str

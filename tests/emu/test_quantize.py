@@ -213,7 +213,7 @@ def test_nvfp4_byte_for_byte(h: oxidnn.DnnHandle) -> None:
     wide = x.astype(np.float32).reshape(7, 5, 16)
     overall = np.abs(wide).max() / np.float32(2688)
     assert found == overall
-    wanted = (np.abs(wide).max(-1) / np.float32(6) / overall).astype(ml_dtypes.float8_e4m3fn)
+    wanted = (np.abs(wide).max(-1) / (np.float32(6) * overall)).astype(ml_dtypes.float8_e4m3fn)
     np.testing.assert_array_equal(np.asarray(scale).view(np.uint8), wanted.view(np.uint8))
     total = wanted.astype(np.float32) * overall
     with np.errstate(all="ignore"):

@@ -152,7 +152,7 @@ def found_scales(x: np.ndarray, problem: QuantizeProblem, global_scale: np.float
             exponent = np.where(amax > 0, np.frexp(amax)[1] - 1, -1000) - kind.exponent
             return np.where(np.isfinite(amax), np.maximum(exponent + 127, 0), 255).astype(np.uint8), None
         if problem.scale_format == "e4m3":
-            wanted = (amax / np.float32(6)) / global_scale
+            wanted = amax / (np.float32(6) * global_scale)
             code = codes_of(np.where(amax == 0, 0, np.where(np.isfinite(amax), wanted, np.nan)), E4M3_KIND)
             return numbers_of("e4m3")[code], None
         if problem.asymmetric:
