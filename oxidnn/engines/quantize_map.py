@@ -23,8 +23,8 @@ MIN_CAPABILITY = (8, 0)
 class QuantizeMapConsts:
     """op: of the problem. vec: numbers a pack. vector: they lie together, aligned, and are all there; else they are guarded and their
     steps are parameters. packs: a thread's. wide: the type of numbers. scale, zero_type: the types of scales ("e8m0": codes of powers of
-    two) and zero points, "" without; *_each: one an element. bounds: names of the indices compared with an extent; run: that of the pack's. shares_words: a pack
-    begins at a multiple of four of the order of elements."""
+    two) and zero points, "" without; *_each: one an element. bounds: names of the indices compared with an extent; run: that of the
+    pack's. shares_words: a pack begins at a multiple of four of the order of elements."""
 
     op: str
     kind: Kind
