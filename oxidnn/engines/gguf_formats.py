@@ -48,8 +48,13 @@ class FormatConsts:
 
     @property
     def fuses(self) -> bool:
-        """f16 holds 1024 + bias times a factor exactly."""
-        return self.folds and self.bias in (0, 16, 64)
+        """Codes are multiplied with their factors as they are made; f16 holds 1024 + bias times a factor exactly."""
+        return self.folds and self.bias == 64
+
+    @property
+    def is_plain(self) -> bool:
+        """Codes have no bias: a lane takes them as subnormal f16."""
+        return self.bias == 0
 
     @property
     def chain(self) -> int:
@@ -87,7 +92,7 @@ class FormatConsts:
     @property
     def unit(self) -> float:
         """What sums of products are multiplied with."""
-        return 1.0 if not self.is_signed else 2.0**7 if self.has_factor else 2.0**15
+        return 2.0**24 if self.is_plain else 1.0 if not self.is_signed else 2.0**7 if self.has_factor else 2.0**15
 
     @property
     def table(self) -> list[str]:
