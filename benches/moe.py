@@ -1,13 +1,13 @@
 """Layers of experts, bf16, against compositions of torch._grouped_mm and a fused mixture of experts in Triton (moe_triton.py).
 
     python benches/moe.py [--models mixtral_8x7b,...] [--tokens 1,16,...] [--configs N] [--repeats 7] [--seconds S]
-                            [--steps] [--json out.json]
+                            [--backward] [--steps] [--all] [--json out.json]
 
 Needs a CUDA device, torch and triton. Random experts, topk each. ours: the whole layer from ids and weights on: sort, rows to their
 experts, products with the gate, weighted sums. torch: as peers are usually measured, rows sorted beforehand and no sum:
 _grouped_mm, silu, product, _grouped_mm. layer: with argsort, index_select and the weighted sum. triton: but for the sort, which is made
 beforehand. Times are medians in microseconds, work queued ahead, L2 flushed before each run, all in turns. TB/s: weights of experts that
-have tokens, once. Every config's result is compared with float32 at some tokens, on poisoned outputs.
+have tokens, once. --backward: all gradients, against torch's on sorted rows. Every config's result is compared with float32 at some tokens, on poisoned outputs.
 """
 
 from __future__ import annotations
@@ -40,9 +40,10 @@ MODELS = {"mixtral_8x7b": (8, 2, 4096, 14336), "qwen3_30b_a3b": (128, 8, 2048, 7
 CHECKED = 4  # tokens compared
 
 
-def case_line(model: str, tokens: int) -> str:
+def case_line(model: str, tokens: int, backward: bool = False) -> str:
     experts, topk, hidden, inter = MODELS[model]
-    return (f"moe x=bf16[{tokens},{hidden}] ids=s32[{tokens},{topk}] weights=f32[{tokens},{topk}] "
+    op = f"moe_backward dy=bf16[{tokens},{hidden}]" if backward else "moe"
+    return (f"{op} x=bf16[{tokens},{hidden}] ids=s32[{tokens},{topk}] weights=f32[{tokens},{topk}] "
             f"w_gate_up=bf16[{experts},{2 * inter},{hidden}] w_down=bf16[{experts},{hidden},{inter}]")
 
 
@@ -93,6 +94,32 @@ def torch_calls(t: dict[str, Any]) -> dict[str, Callable[[], Any]]:
         return (each.view(*ids.shape, -1) * t["weights"].to(each.dtype)[..., None]).sum(1)
 
     return {"torch": lambda: products(rows, ends), "layer": layer}
+
+
+def torch_backward(t: dict[str, Any]) -> Callable[[], Any]:
+    """The gradients on sorted rows by torch._grouped_mm, the middle computed again; neither permuted nor summed."""
+    import torch
+
+    ids, topk, inter = t["ids"], t["ids"].shape[1], t["w_down"].shape[2]
+    order = ids.flatten().argsort(stable=True)
+    ends = ids.flatten().bincount(minlength=t["w_down"].shape[0]).cumsum(0).int()
+    rows, dys = t["x"][order // topk].contiguous(), t["dy"][order // topk].contiguous()
+    weights = t["weights"].flatten()[order, None]
+    up = t["w_gate_up"].transpose(1, 2)
+
+    def call() -> Any:
+        z = torch._grouped_mm(rows, up, offs=ends)
+        dh = torch._grouped_mm(dys, t["w_down"], offs=ends)
+        g, u = z[:, :inter].float(), z[:, inter:].float()
+        s = torch.sigmoid(g)
+        h, d = g * s * u, dh.float()
+        dweights = (h * d).sum(-1)
+        d = d * weights
+        dz = torch.cat((d * u * s * (1 + g * (1 - s)), d * g * s), -1).to(z.dtype)
+        dw_down = torch._grouped_mm(dys.t(), (h * weights).to(z.dtype), offs=ends)
+        return torch._grouped_mm(dz, t["w_gate_up"], offs=ends), dweights, torch._grouped_mm(dz.t(), rows, offs=ends), dw_down
+
+    return call
 
 
 def want_of(t: dict[str, Any], tokens: list[int]) -> Any:
@@ -166,12 +193,48 @@ def measure(backend: Any, model: str, tokens: int, t: dict[str, Any], options: a
             "failures": failures}
 
 
+def measure_backward(backend: Any, model: str, tokens: int, t: dict[str, Any], options: argparse.Namespace) -> dict[str, Any]:
+    """Of all gradients against torch's on sorted rows: their difference as a part of their size is the error, over 1 %."""
+    import torch
+    from conv_mma import FLUSH_BYTES
+    from verify import verify
+
+    experts, topk, hidden, _ = MODELS[model]
+    problem = parse_case(case_line(model, tokens, True))
+    t["x"], t["dy"] = (torch.randn(tokens, hidden, device="cuda").bfloat16() for _ in range(2))
+    t["ids"] = torch.rand(tokens, experts, device="cuda").topk(topk, 1).indices.int()
+    t["weights"] = torch.rand(tokens, topk, device="cuda")
+    for name in ("x", "weights", "w_gate_up", "w_down"):
+        t[f"d{name}"] = torch.empty_like(t[name])
+    theirs = torch_backward(t)
+    order = t["ids"].flatten().argsort(stable=True)
+    wanted = theirs()
+
+    def error_of() -> float:
+        dx = torch.zeros(tokens, hidden, device="cuda").index_add(0, order // topk, wanted[0].float())
+        dweights = torch.empty(tokens * topk, device="cuda")
+        dweights[order] = wanted[1]
+        pairs = ((t["dx"], dx), (t["dweights"].flatten(), dweights), (t["dw_gate_up"], wanted[2]), (t["dw_down"], wanted[3]))
+        found = [float((a[i].float() - b[i].float()).norm() / b[i].float().norm().clamp(min=1e-20)) for a, b in pairs
+                 for i in ((slice(None),) if a.dim() < 3 else range(0, experts, max(1, experts // 4)))]
+        return 100 * max(x if math.isfinite(x) else math.inf for x in found)
+
+    rows, ran = verify(backend, problem, choices(problem, backend.info, options.configs), t, error_of)
+    calls = [call for _, _, call in ran] + [theirs]
+    times = [statistics.median(x) for x in backend.time_launches(calls, backend.default_stream(), max(3, options.repeats // 2), FLUSH_BYTES)]
+    for (row, _, _), us in zip(ran, times, strict=False):
+        row["us"] = us
+    return {"case": f"{model} {tokens} backward", "flops": problem.flops, "bytes": 0, "us": {"ours": min(times[:-1]), "torch": times[-1]},
+            "rows": rows, "failures": []}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--models", default="qwen3_30b_a3b,gpt_oss_20b,mixtral_8x7b,deepseek_v3")
     parser.add_argument("--tokens", default="1,16,128,1024,8192")
     parser.add_argument("--configs", type=int, default=5, help="only the first N of each engine by estimate")
     parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--backward", action="store_true", help="gradients instead")
     parser.add_argument("--steps", action="store_true", help="time each launch of the first config by itself, too")
     parser.add_argument("--all", action="store_true", help="print every config")
     parser.add_argument("--seconds", type=float, default=math.inf, help="start no case after so many seconds")
@@ -182,12 +245,12 @@ def main() -> None:
     cases = [(model, int(tokens)) for model in options.models.split(",") for tokens in options.tokens.split(",")]
     # Before this process has a CUDA context: workers are forks.
     here = Path(__file__).resolve().parent
-    others = [subprocess.Popen([sys.executable, str(here / "moe_triton.py"), str(i)]) for i in range(5)]
+    others = [subprocess.Popen([sys.executable, str(here / "moe_triton.py"), str(i)]) for i in range(0 if options.backward else 5)]
     query = ("from oxidnn.runtime.cuda_backend import CudaBackend; import pickle, sys; "
              "sys.stdout.buffer.write(pickle.dumps(CudaBackend(0).info))")
     info = pickle.loads(subprocess.run([sys.executable, "-c", query], cwd=here.parent, capture_output=True, check=True).stdout)
     with ProcessPoolExecutor(options.workers) as pool:
-        for note in pool.map(assembled, [(case_line(*case), info, options.configs) for case in cases]):
+        for note in pool.map(assembled, [(case_line(*case, options.backward), info, options.configs) for case in cases]):
             if note:
                 print(note)
     for other in others:
@@ -214,7 +277,7 @@ def main() -> None:
                 print(f"{model} {tokens}: not run")
                 continue
             try:
-                r = measure(backend, model, tokens, t, options)
+                r = (measure_backward if options.backward else measure)(backend, model, tokens, t, options)
             except Exception as error:  # one case less
                 print(f"FAILED {model} {tokens}: {type(error).__name__}: {error}"[:600], flush=True)
                 continue
