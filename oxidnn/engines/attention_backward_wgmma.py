@@ -72,7 +72,7 @@ class Panels:
 
 @dataclass(frozen=True, slots=True)
 class BackwardConsts(Panels):
-    """Shared memory: keys, values, stages of the ring, dS twice; barriers behind the rows of the first stage.
+    """Shared memory: keys, values, stages of the ring, dS twice, 256 bytes each of lse2 and delta a stage, barriers.
 
     has_dq: dq is added up in the workspace.
     """
@@ -90,20 +90,23 @@ class BackwardConsts(Panels):
 
     @property
     def stage_bytes(self) -> int:
-        """Queries, d_out, and 256 bytes each of lse2 and delta, up to a multiple of 1024."""
-        return (self.panels_qk + self.panels_v) * QUERIES * 128 + 1024
+        return (self.panels_qk + self.panels_v) * QUERIES * 128
 
     @property
     def ds_at(self) -> int:
         return self.stages_at + self.stages * self.stage_bytes
 
     @property
+    def rows_at(self) -> int:
+        return self.ds_at + 2 * KEYS * 128 * self.has_dq
+
+    @property
     def barriers_at(self) -> int:
-        return self.stages_at + self.stage_bytes - 512
+        return self.rows_at + self.stages * 512
 
     @property
     def smem_bytes(self) -> int:
-        return self.ds_at + 2 * KEYS * 128 * self.has_dq
+        return self.barriers_at + 8 * len(self.barrier_counts)
 
     @property
     def barrier_counts(self) -> list[int]:
@@ -293,7 +296,7 @@ class WgmmaBackwardEngine(Engine):
         least = ceil_div(sums, device.l2_bytes * 7 // 10)
         most = ceil_div(p.len_kv, KEYS) * p.heads_kv * p.batch // (3 * device.num_sms)
         parts = [n for n in range(max(2, least), min(p.batch, most) + 1) if p.batch % n == 0]
-        return tuple(EngineConfig.of(stages=3, parts=n) for n in (1, *parts[:1]))
+        return tuple(EngineConfig.of(stages=4, parts=n) for n in (1, *parts[:1]))
 
     def estimate(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> float:
         p = problem
