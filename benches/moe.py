@@ -7,7 +7,8 @@ Needs a CUDA device, torch and triton. Random experts, topk each. ours: the whol
 experts, products with the gate, weighted sums. torch: as peers are usually measured, rows sorted beforehand and no sum:
 _grouped_mm, silu, product, _grouped_mm. layer: with argsort, index_select and the weighted sum. triton: but for the sort, which is made
 beforehand. Times are medians in microseconds, work queued ahead, L2 flushed before each run, all in turns. TB/s: weights of experts that
-have tokens, once. --backward: all gradients, against torch's on sorted rows. Every config's result is compared with float32 at some tokens, on poisoned outputs.
+have tokens, once. --backward: all gradients, against torch's on sorted rows. Every
+config's result is compared with float32 at some tokens, on poisoned outputs.
 """
 
 from __future__ import annotations
@@ -221,7 +222,8 @@ def measure_backward(backend: Any, model: str, tokens: int, t: dict[str, Any], o
 
     rows, ran = verify(backend, problem, choices(problem, backend.info, options.configs), t, error_of)
     calls = [call for _, _, call in ran] + [theirs]
-    times = [statistics.median(x) for x in backend.time_launches(calls, backend.default_stream(), max(3, options.repeats // 2), FLUSH_BYTES)]
+    repeats = max(3, options.repeats // 2)
+    times = [statistics.median(x) for x in backend.time_launches(calls, backend.default_stream(), repeats, FLUSH_BYTES)]
     for (row, _, _), us in zip(ran, times, strict=False):
         row["us"] = us
     return {"case": f"{model} {tokens} backward", "flops": problem.flops, "bytes": 0, "us": {"ours": min(times[:-1]), "torch": times[-1]},
