@@ -116,8 +116,8 @@ class Fp8Consts:
 
     @property
     def out_columns(self) -> int:
-        """Of the results' registers: four lanes exchange 32 columns at a time."""
-        return ceil(self.dim_v / 32) * 32 if self.exchanges else self.dim_v
+        """Of the results' registers: neighbouring lanes exchange 16 columns at a time."""
+        return ceil(self.dim_v / 16) * 16 if self.exchanges else self.dim_v
 
     @property
     def exchanges(self) -> bool:
@@ -245,7 +245,7 @@ class AttentionFp8Engine(Engine):
                 return refuse(f"{name} is given")
         if max(p.len_q, p.len_kv) >= MAX_LENGTH or (p.len_kv == 0 and not p.is_empty):
             return refuse(f"lengths {p.len_q} and {p.len_kv}: 1 to 2^29 - 1")
-        out_unit = {1: 2, 2: 16, 4: 8}[p.desc("out").dtype.num_bytes]
+        out_unit = {1: 2, 2: 8, 4: 8}[p.desc("out").dtype.num_bytes]
         for name, unit in (("q", 16), ("k", 16), ("v", 4), ("out", out_unit)):
             fault = map_fault(p.heads_of(name), unit)
             if fault:
