@@ -59,6 +59,7 @@ class ForwardConsts:
     dim_qk: int
     dim_v: int
     parts: int  # of a step's exponentials, which follow each other without what needs them; 0: as the assembler likes
+    tail: int  # steps of 16 keys whose products with values are issued behind the turn
     softcap: bool  # the scores' only expression, by one exponential and one reciprocal
     has_scores: bool
     has_lse: bool
@@ -218,11 +219,11 @@ class AttentionWgmmaEngine(Engine):
         for warpgroups, keys in TILES:
             if warpgroups > 2 and p.dropout:
                 continue
-            found = [consts(p, EngineConfig.of(warpgroups=warpgroups, keys=keys, stages=stages, parts=0)) for stages in (3, 2)]
+            found = [consts(p, EngineConfig.of(warpgroups=warpgroups, keys=keys, stages=stages, parts=0, tail=0)) for stages in (3, 2)]
             c = next((c for c in found[warpgroups < 3:] if c.smem_bytes <= SMEM_BYTES and c.registers <= REGISTERS[warpgroups]), None)
             if c is not None and (c.overlaps or keys <= MAX_LONG_KEYS):
                 for parts in (0, 2) if p.dim_v <= MAX_PARTED_DIM else (0,):
-                    yield EngineConfig.of(warpgroups=warpgroups, keys=keys, stages=c.stages, parts=parts)
+                    yield EngineConfig.of(warpgroups=warpgroups, keys=keys, stages=c.stages, parts=parts, tail=0)
 
     def estimate(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> float:
         """The largest share of tiles that a CTA gets, and what memory adds."""
@@ -301,7 +302,7 @@ def consts(p: AttentionProblem, config: EngineConfig) -> ForwardConsts:
     scores = replace(score_consts(p), expression=None) if has_cap else score_consts(p)
     has_scores = not has_cap and (p.expression is not None or not p.scale > 0)
     return ForwardConsts(scores, p.desc("q").dtype.name, config["warpgroups"], config["keys"], config["stages"], p.dim_qk, p.dim_v,
-                         config["parts"], has_cap, has_scores, p.has("lse"), _clears(p))
+                         config["parts"], config["tail"], has_cap, has_scores, p.has("lse"), _clears(p))
 
 
 ENGINES: dict[str, tuple[Engine, ...]] = {"attention": (AttentionWgmmaEngine(),)}
