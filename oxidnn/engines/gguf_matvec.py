@@ -54,6 +54,16 @@ class MatvecConsts:
     begins_within: bool
 
     @property
+    def area_sets(self) -> int:
+        """Sets of warps that take rows of x in turn, a power of two."""
+        return min(1 << (self.areas.bit_length() - 1), self.warps * (self.teams & -self.teams))
+
+    @property
+    def quads(self) -> int:
+        """Four elements of x that a thread loads before it uses any."""
+        return 4
+
+    @property
     def multiplies(self) -> bool:
         return True
 
@@ -200,7 +210,7 @@ def _most_warps(p: GgufMatvecProblem) -> int:
 
 
 def _candidates(p: GgufMatvecProblem, device: DeviceInfo) -> Iterator[EngineConfig]:
-    for warps, teams, ctas in product((2, 4, 8, 16), (1, 2, 4, 6, 8), (1, 2, 3, 4)):
+    for warps, teams, ctas in product((2, 4, 8, 16), (1, 2, 4, 8), (1, 2, 3, 4)):
         total = warps * teams * ctas
         if not 8 <= total <= _most_warps(p) or warps * teams > 32 or total % 4 or (device.is_emulated and (teams > 2 or ctas > 2)):
             continue
