@@ -310,7 +310,7 @@ class AttentionFp8Engine(Engine):
         grid = min(device.num_sms, pairs * q_tiles)
         step = Step.of("attention/forward_fp8_sm90", p.op, Target.for_arch(device.arch, (8, 0)), 128 * c.warpgroups, args + arguments(p), c,
                        grid, dynamic_smem=c.smem_bytes, suffix=f"{c.kind_q}_{c.dim_qk}x{c.dim_v}_{c.rows}x{c.keys}",
-                       max_registers=REGISTERS[c.warpgroups])
+                       max_registers=REGISTERS[c.warpgroups], follows=True)
         return Build((_turning(p, c, Arg("workspace_values", "u64", values), pitch, device), step), scratch.num_bytes)
 
 
