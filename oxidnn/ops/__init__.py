@@ -6,10 +6,11 @@ from importlib import import_module
 
 from .base import OpDef, Operand, Policy, Problem, Scalar
 
-FAMILIES = ("conv", "gemm", "grouped_gemm", "pointwise", "random", "reduce", "pool", "resize", "layout", "shuffle", "nibbles", "quantize", "scan",
-            "loss", "elementwise_loss", "row_loss", "ctc", "linear_loss", "norm", "channel_norm", "foreach", "lrn", "row_map", "sinkhorn",
-            "spectral_norm", "glu", "prelu", "unfold", "deform", "causal_conv", "conv_reorder", "attention", "paged_attention", "rope",
-            "moe", "moe_route", "kv_cache", "attention_states", "multi_head_attention", "quantized_linear", "gguf")
+FAMILIES = ("conv", "gemm", "grouped_gemm", "pointwise", "random", "reduce", "pool", "resize", "layout", "shuffle", "nibbles", "quantize",
+            "quantize_scales", "scan", "loss", "elementwise_loss", "row_loss", "ctc", "linear_loss", "norm", "channel_norm", "foreach",
+            "lrn", "row_map", "sinkhorn", "spectral_norm", "glu", "prelu", "unfold", "deform", "causal_conv", "conv_reorder", "attention",
+            "paged_attention", "rope", "moe", "moe_route", "kv_cache", "attention_states", "multi_head_attention", "quantized_linear",
+            "gguf")
 
 OPS: dict[str, OpDef] = {}
 for _family in FAMILIES:
