@@ -502,6 +502,17 @@ class DnnHandle(ListOps):
         """
         return self._session.run(CALLS["moe"], (x, ids, weights, w_gate_up, w_down), (activation, first_expert), out, stream)
 
+    def moe_quantized(self, x: Any, ids: Any, weights: Any, w_gate_up: Any, scale_gate_up: Any, w_down: Any, scale_down: Any, *,
+                      block: Any = (1, 128), activation: str = "silu", first_expert: int = 0, out: Any = None, stream: Any = None) -> Any:
+        """`moe` with matrices of e4m3, int8, or signed 4-bit integers (uint8, two to a byte along the last dimension, the first in the low
+        half): a number is q * scale of its block of block[0] rows by block[1] columns, rounded to x's type (float32, float16, bfloat16).
+
+        scale_gate_up (E, ceil(2 * I / block[0]), ceil(H / block[1])), scale_down (E, ceil(H / block[0]), ceil(I / block[1])), float32,
+        float16 or bfloat16; DeepSeek-V3: e4m3, block=(128, 128). The numbers of experts that have rows are made first, in the workspace.
+        """
+        arrays = (x, ids, weights, w_gate_up, scale_gate_up, w_down, scale_down)
+        return self._session.run(CALLS["moe_quantized"], arrays, (activation, block, first_expert), out, stream)
+
     def moe_backward(self, dy: Any, x: Any, ids: Any, weights: Any, w_gate_up: Any, w_down: Any, *, activation: str = "silu",
                      first_expert: int = 0, out: Any = None, stream: Any = None) -> Any:
         """(dx, dweights, dw_gate_up, dw_down) of `moe`, which computes its middle again. 0 of experts without rows, and dweights of no
@@ -1312,6 +1323,23 @@ class DnnHandle(ListOps):
         """dx, straight through: dy where x was within the range of the codes, 0 where it was clipped."""
         attrs = (kind, scaling if scaling is None else hashable(scaling), axis, layout)
         return self._session.run(CALLS["fake_quantize_backward"], (dy, x, scale, zero_point, global_scale), attrs, out, stream)
+
+    def delayed_scale(self, history: Any, amax: Any, scale: Any, *, kind: str = "e4m3", margin: int = 0, reduction: str = "max",
+                      out: Any = None, stream: Any = None) -> Any:
+        """(history, scale) after a step: amax ([] or (tensors,)), the largest size of this step's numbers (`reduce`, "amax"), goes before
+        history ((steps,) or (steps, tensors), at most 1024), whose last leaves; scale = amax * 2^margin / the largest number of `kind`
+        ("e4m3", "e5m2", "s8"), amax the largest of the history ("max") or this step's ("latest"); as it was where that is 0 or not finite.
+        All f32; out may be (history, scale)."""
+        return self._session.run(CALLS["delayed_scale"], (history, amax, scale), (kind, margin, reduction), out, stream)
+
+    def double_quantize(self, x: Any, *, group: int = 256, out: Any = None, stream: Any = None) -> Any:
+        """(codes, scale, offset) of the scales x of a quantisation (f32, dense): e4m3 codes of (x - offset) / scale, offset the mean of x, a
+        scale (f32) for `group` numbers in the order of x. QLoRA's second quantisation of the scales of NF4."""
+        return self._session.run(CALLS["double_quantize"], (x,), (group,), out, stream)
+
+    def double_dequantize(self, x: Any, scale: Any, offset: Any, *, group: int = 256, out: Any = None, stream: Any = None) -> Any:
+        """codes * scale + offset, f32: what `double_quantize` was given, rounded."""
+        return self._session.run(CALLS["double_dequantize"], (x, scale, offset), (group,), out, stream)
 
     def broadcast_to(self, x: Any, shape: Sequence[int], *, out: Any = None, stream: Any = None) -> Any:
         """x repeated along dimensions of size 1 and new leading ones; gradient: `reduce` over them."""

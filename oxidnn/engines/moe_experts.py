@@ -13,8 +13,8 @@ from ..ops.moe import MoeProblem
 from ..tensor import TensorDesc
 from . import matmul
 from .base import SUPPORTED, Build, Engine, EngineConfig, Scratch, Step, Support, TensorArg, WorkspaceArg
-from .composition import Product, moved
-from .moe_rows import Held, combine_step, expand_step, gate_gradient_step, held, index, packed, scatter_step, sort_steps
+from .composition import Place, Product, moved
+from .moe_rows import Held, combine_step, dequantize_step, expand_step, gate_gradient_step, held, index, packed, scatter_step, sort_steps
 
 _TRIED = 2  # configs of each engine that takes a product
 
@@ -100,9 +100,16 @@ class Moe(_Experts):
         self.id = f"{op}.grouped"  # type: ignore[misc]
 
     def products(self, p: MoeProblem) -> dict[str, tuple[str, Product]]:
-        xs, h = _sorted_rows(p)
-        return {"up": ("grouped_gemm", _grouped(xs, p.desc("w_gate_up"), h, p.experts, transpose_b=True, gate=p.activation)),
-                "down": ("grouped_gemm", _grouped(h, p.desc("w_down"), xs, p.experts, transpose_b=True))}
+        (xs, h), (w_gate_up, w_down) = _sorted_rows(p), self.matrices(p)
+        return {"up": ("grouped_gemm", _grouped(xs, w_gate_up, h, p.experts, transpose_b=True, gate=p.activation)),
+                "down": ("grouped_gemm", _grouped(h, w_down, xs, p.experts, transpose_b=True))}
+
+    def matrices(self, p: MoeProblem) -> tuple[TensorDesc, TensorDesc]:
+        return p.desc("w_gate_up"), p.desc("w_down")
+
+    def placed(self, p: MoeProblem, counts: Held, device: DeviceInfo, scratch: Scratch, steps: list[Step]) -> tuple[Place, Place]:
+        """Where both matrices are."""
+        return TensorArg("w_gate_up"), TensorArg("w_down")
 
     def build_steps(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> Build:
         p = problem
@@ -116,11 +123,33 @@ class Moe(_Experts):
         steps.append(scatter_step(p, held(p, "x"), inverse, Held(xs, rows), device))
         builds, most = self.build_products(p, config, device)
         workspace = scratch.take(most)
-        steps += moved(builds["up"], workspace, a=rows, b=TensorArg("w_gate_up"), group_sizes=counts.place, d=middle)
-        steps += moved(builds["down"], workspace, a=middle, b=TensorArg("w_down"), group_sizes=counts.place, d=rows)
+        up, down = self.placed(p, counts, device, scratch, steps)
+        steps += moved(builds["up"], workspace, a=rows, b=up, group_sizes=counts.place, d=middle)
+        steps += moved(builds["down"], workspace, a=middle, b=down, group_sizes=counts.place, d=rows)
         weights = held(p, "weights") if p.has("weights") else None
         steps.append(combine_step(p, Held(xs, rows), inverse, weights, held(p, "y"), device))
         return Build(tuple(steps), scratch.num_bytes)
+
+
+class MoeQuantized(Moe):
+    """Matrices of 8-bit floats or integers: the numbers of experts that have rows go to the workspace, which has room for all."""
+
+    def matrices(self, p: MoeProblem) -> tuple[TensorDesc, TensorDesc]:
+        return tuple(_matrix(p, *shape) for shape in ((2 * p.inter, p.hidden), (p.hidden, p.inter)))  # type: ignore[return-value]
+
+    def placed(self, p: MoeProblem, counts: Held, device: DeviceInfo, scratch: Scratch, steps: list[Step]) -> tuple[Place, Place]:
+        places = []
+        for name, desc in zip(("gate_up", "down"), self.matrices(p), strict=True):
+            places.append(scratch.take(p.experts * desc.strides[0] * p.kind.num_bytes))
+            if desc.numel:
+                steps.append(dequantize_step(p, name, counts.place, Held(desc, places[-1]), device))
+        return places[0], places[1]
+
+
+def _matrix(p: MoeProblem, rows: int, columns: int) -> TensorDesc:
+    """Of every expert, rows from multiples of 16 bytes on."""
+    pitch = packed(p.desc("x"), 1, columns).strides[0]
+    return TensorDesc(p.kind, (p.experts, rows, columns), (max(rows, 1) * pitch, pitch, 1))
 
 
 class MoeBackward(_Experts):
@@ -168,4 +197,5 @@ class MoeBackward(_Experts):
         return Build(tuple(steps), scratch.num_bytes)
 
 
-ENGINES: dict[str, tuple[Engine, ...]] = {"moe": (Moe("moe"),), "moe_exchanged": (Moe("moe_exchanged"),), "moe_backward": (MoeBackward(),)}
+ENGINES: dict[str, tuple[Engine, ...]] = {"moe": (Moe("moe"),), "moe_exchanged": (Moe("moe_exchanged"),), "moe_backward": (MoeBackward(),),
+                                          "moe_quantized": (MoeQuantized("moe_quantized"),)}

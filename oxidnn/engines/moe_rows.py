@@ -105,6 +105,16 @@ class ExpandConsts:
     experts: int
 
 
+@dataclass(frozen=True, slots=True)
+class DequantizeConsts:
+    """Of codes ("s4": two to a byte), of scales, of numbers, and how many bytes these have."""
+
+    kind: str
+    scale: str
+    dtype: str
+    element_bytes: int
+
+
 def packed(desc: TensorDesc, rows: int, columns: int) -> TensorDesc:
     """Rows of the type of `desc` in the workspace, each from a multiple of 16 bytes on."""
     unit = 16 // desc.dtype.num_bytes
@@ -222,6 +232,20 @@ def gate_gradient_step(p: MoeProblem, z: Held, dh: Held, scaled: Place, dz: Plac
             *weights.args("weights"), *dweights.args("dweights")]
     return Step.of("moe/gate_gradient", p.op, Target.for_arch(device.arch), _row_threads(consts.quads), args, consts, p.rows,
                    suffix=f"{p.activation}_{consts.dtype}")
+
+
+def dequantize_step(p: MoeProblem, name: str, counts: Place, result: Held, device: DeviceInfo) -> Step:
+    """The numbers of the matrices w_`name` of experts that have rows; result: (experts, rows, columns)."""
+    w, scale = p.desc(f"w_{name}"), p.desc(f"scale_{name}")
+    _, rows, columns = result.desc.shape
+    args = [Arg("num_rows", "u32", rows), Arg("num_columns", "u32", columns), Arg("block_rows", "u32", p.block[0]),
+            Arg("block_columns", "u32", p.block[1]), Arg("ptr_counts", "u64", counts), Arg("ptr_w", "u64", TensorArg(f"w_{name}")),
+            Arg("ptr_scale", "u64", TensorArg(f"scale_{name}")), Arg("ptr_result", "u64", result.place),
+            *strides("w", ("expert", "row", "column"), w), *strides("scale", ("expert", "row", "column"), scale),
+            *strides("result", ("expert", "row"), TensorDesc(p.kind, result.desc.shape[:2], result.desc.strides[:2]))]
+    kind = "s4" if w.dtype.name == "u8" else w.dtype.name
+    consts = DequantizeConsts(kind, scale.dtype.name, p.kind.name, p.kind.num_bytes)
+    return launch("dequantize", p.op, 256, args, consts, p.experts * rows, device, f"{kind}_{consts.dtype}")
 
 
 def held(p: Problem, name: str) -> Held:

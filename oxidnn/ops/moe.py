@@ -6,6 +6,7 @@
     moe x=bf16[T,H] ids=s32[T,K] weights=f32[T,K] w_gate_up=bf16[E,2*I,H] w_down=bf16[E,H,I]        y
     moe_backward dy x ids weights w_gate_up w_down                                      dx, dweights, dw_gate_up, dw_down
     moe_exchanged x=bf16[R,H] counts=s32[S,E] w_gate_up w_down                          y
+    moe_quantized x ids weights w_gate_up=e4m3[E,2*I,H] scale_gate_up=f32[E,2*I/128,H/128] w_down scale_down block=(128,128)        y
 
 Assignment a = t * K + k is that of token t to expert ids[t, k]. Sorted by expert, and within an expert by a, it is row `inverse[t, k]` of
 xs, and order[row] = a; counts[e]: rows of expert e, which begin where those of the experts before it end. An id outside of
@@ -16,6 +17,8 @@ xs, and order[row] = a; counts[e]: rows of expert e, which begin where those of 
 Sums over k are in f32 (f64 of f64), in a fixed order. What lies between is rounded to x's type, as separate layers would have it.
 moe_exchanged: rows that came from S sources, those of a source sorted by expert, counts[s, e] of each; y has its rows in the same places,
 and zeros beyond the last. Weights are the sources' to apply.
+moe_quantized: matrices of e4m3, s8, or 4-bit integers (s4, in u8, two to a byte along the last dimension, the first in the low half); a
+number is q * scale of its block of block[0] rows and block[1] columns, rounded to x's type.
 """
 
 from __future__ import annotations
@@ -27,11 +30,11 @@ from typing import Any
 
 from ..codegen import pointwise as expr
 from ..codegen.pointwise import Expression
-from ..dtypes import BOOL, F32, F64, S32, S64, DType
+from ..dtypes import BF16, BOOL, E4M3, F16, F32, F64, S8, S32, S64, U8, DType
 from ..errors import expected
 from ..tensor import TensorDesc
 from .base import OpDef, Operand, Policy, Problem
-from .checks import FLOATS, MAX_EXTENT, check_choice, check_integer, check_reach, describe, operand, output
+from .checks import FLOATS, MAX_EXTENT, check_choice, check_integer, check_integers, check_reach, check_shape, describe, operand, output
 from .gemm import GATES
 
 MAX_TOPK = 32
@@ -51,6 +54,7 @@ class MoeProblem(Problem):
     inter: int = 0
     first: int = 0
     activation: str = "silu"
+    block: tuple[int, int] = (1, 128)
 
     @property
     def rows(self) -> int:
@@ -220,6 +224,34 @@ def make_moe_backward(tensors: Mapping[str, TensorDesc], attrs: Mapping[str, Any
     return _layer("moe_backward", tensors, attrs, policy)
 
 
+def make_quantized(tensors: Mapping[str, TensorDesc], attrs: Mapping[str, Any], policy: Policy) -> MoeProblem:
+    op, context = "moe_quantized", describe(tensors)
+    x = _rank2(op, "x", tensors, (F32, F16, BF16))
+    tokens, hidden = x.shape
+    ids = _assignments(op, "ids", tensors, IDS, tokens)
+    weights = _rank2(op, "weights", tensors, (F32,), ids.shape)
+    w_gate_up = operand(op, "w_gate_up", tensors, (E4M3, S8, U8))
+    w_down = operand(op, "w_down", tensors, (w_gate_up.dtype,))
+    packs = 2 if w_gate_up.dtype is U8 else 1
+    if w_gate_up.rank != 3 or w_gate_up.shape[1] % 2 or w_gate_up.shape[2] != -(-hidden // packs):
+        raise expected(op, "shape of w_gate_up", list(w_gate_up.shape), ["experts", "2 * inter", -(-hidden // packs)], context)
+    experts, both, _ = w_gate_up.shape
+    check_integer(op, "experts (first extent of w_gate_up)", experts, 1, MAX_EXPERTS, context)
+    check_shape(op, "w_down", w_down, (experts, hidden, -(-(both // 2) // packs)), tensors)
+    rows, columns = check_integers(op, "block", attrs.get("block", (1, 128)), 2, 1, context)
+    operands = [Operand("x", x), Operand("ids", ids), Operand("weights", weights)]
+    for name, desc, extents in (("gate_up", w_gate_up, (both, hidden)), ("down", w_down, (hidden, both // 2))):
+        shape = (experts, -(-extents[0] // rows), -(-extents[1] // columns))
+        check_reach(op, f"w_{name}", desc, context)
+        operands += [Operand(f"w_{name}", desc), Operand(f"scale_{name}", operand(op, f"scale_{name}", tensors, (F32, F16, BF16), shape))]
+    activation, normal = _activation(op, attrs)
+    first, more = _first(op, attrs, experts)
+    normal += [("block", (rows, columns))] if (rows, columns) != (1, 128) else []
+    operands.append(Operand("y", output(op, "y", tensors, (x.dtype,), x.shape, x), True))
+    return MoeProblem(op, tuple(operands), (*normal, *more), policy=policy, tokens=tokens, topk=ids.shape[1], hidden=hidden,
+                      experts=experts, inter=both // 2, first=first, activation=activation, block=(rows, columns))
+
+
 def make_exchanged(tensors: Mapping[str, TensorDesc], attrs: Mapping[str, Any], policy: Policy) -> MoeProblem:
     op = "moe_exchanged"
     x = _rank2(op, "x", tensors, FLOATS)
@@ -244,5 +276,7 @@ DEFINITIONS: tuple[OpDef, ...] = (
     OpDef("moe_unpermute_backward", ("dy", "ys", "inverse", "weights"), ("dys", "dweights"), make_unpermute_backward),
     OpDef("moe", _LAYER, ("y",), make_moe, attrs=_ATTRS),
     OpDef("moe_backward", ("dy", *_LAYER), ("dx", "dweights", "dw_gate_up", "dw_down"), make_moe_backward, attrs=_ATTRS),
+    OpDef("moe_quantized", ("x", "ids", "weights", "w_gate_up", "scale_gate_up", "w_down", "scale_down"), ("y",), make_quantized,
+          attrs=(("activation", "silu"), ("block", (1, 128)), ("first_expert", 0))),
     OpDef("moe_exchanged", ("x", "counts", "w_gate_up", "w_down"), ("y",), make_exchanged, attrs=(("activation", "silu"),)),
 )

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ...codegen import pointwise as expr
-from ...dtypes import DType
+from ...dtypes import U8, DType
 from ...ops.base import Problem
 from ...ops.moe import MoeProblem
 from ..compare import accumulated_error
@@ -156,6 +156,24 @@ def forward(problem: Problem, inputs: Inputs, scalars: Mapping[str, float]) -> d
     return {"y": layer.combine(ys.scaled(layer.weights))}
 
 
+def quantized(problem: Problem, inputs: Inputs, scalars: Mapping[str, float]) -> dict[str, Expected]:
+    """The layer of numbers as they are rounded: q * scale in f32, then to x's type."""
+    p = problem
+    assert isinstance(p, MoeProblem)
+    numbers = dict(inputs)
+    for name, columns in (("gate_up", p.hidden), ("down", p.inter)):
+        codes = inputs[f"w_{name}"]
+        if p.desc(f"w_{name}").dtype is U8:
+            codes = np.stack([codes & 15, codes >> 4], -1).reshape(*codes.shape[:2], -1)[..., :columns].astype(np.int64)
+            codes = codes - 16 * (codes > 7)
+        scale = inputs[f"scale_{name}"]
+        for axis, size in ((1, p.block[0]), (2, p.block[1])):
+            scale = scale.repeat(size, axis).take(range(codes.shape[axis]), axis)
+        product = codes.astype(np.float32) * scale.astype(np.float32)
+        numbers[f"w_{name}"] = product.astype(p.kind.numpy).astype(np.float64)
+    return forward(p, numbers, scalars)
+
+
 def backward(problem: Problem, inputs: Inputs, scalars: Mapping[str, float]) -> dict[str, Expected]:
     p = problem
     assert isinstance(p, MoeProblem)
@@ -177,4 +195,4 @@ def backward(problem: Problem, inputs: Inputs, scalars: Mapping[str, float]) -> 
 
 
 REFERENCES: dict[str, Reference] = {"moe_permute": permute, "moe_unpermute": unpermute, "moe_unpermute_backward": unpermute_backward,
-                                    "moe": forward, "moe_exchanged": forward, "moe_backward": backward}
+                                    "moe": forward, "moe_exchanged": forward, "moe_quantized": quantized, "moe_backward": backward}

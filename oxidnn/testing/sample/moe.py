@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ...dtypes import BF16, E4M3, F16, F32, F64, S8, S32, S64
+from ...dtypes import BF16, E4M3, F16, F32, F64, S8, S32, S64, U8
 from ...ops import OPS
 from ...ops.base import Policy, Problem
 from ...ops.gemm import GATES
@@ -53,6 +53,8 @@ def _draw(op: str, rng: np.random.Generator, size: str) -> Problem:
             tensors = {"x": tensors["x"], "counts": tensor(ids_kind, int(rng.integers(1, 4)), experts)}
         elif rng.random() < 0.3:
             attrs["first_expert"] = 2
+        if op == "moe_quantized":
+            return _draw_quantized(rng, tensors, attrs, experts, int(hidden), int(inter))
         if op == "moe_backward":
             tensors = {"dy": tensor(kind, tokens, hidden)} | tensors
         tensors |= {"w_gate_up": tensor(kind, experts, 2 * inter, hidden), "w_down": tensor(kind, experts, hidden, inter)}
@@ -60,6 +62,29 @@ def _draw(op: str, rng: np.random.Generator, size: str) -> Problem:
     for o in problem.outputs if rng.random() < 0.4 else ():
         tensors[o.name] = o.desc if is_dense else random_desc(rng, o.desc.dtype, o.desc.shape, is_output=True)
     return OPS[op].make(tensors, attrs, Policy())
+
+
+def _draw_quantized(rng: np.random.Generator, tensors: dict[str, TensorDesc], attrs: dict[str, Any], experts: int, hidden: int,
+                    inter: int) -> Problem:
+    if tensors["x"].dtype is F64:
+        tensors = {n: TensorDesc(F32, d.shape, d.strides) if d.dtype is F64 else d for n, d in tensors.items()}
+    codes, scale = (E4M3, S8, U8)[int(rng.integers(3))], (F32, F16, BF16)[int(rng.integers(3))]
+    rows, columns = ((1, 128), (128, 128), (4, 16), (1, 3))[int(rng.integers(4))]
+    for name, shape in (("gate_up", (2 * inter, hidden)), ("down", (hidden, inter))):
+        held = (experts, shape[0], -(-shape[1] // 2) if codes is U8 else shape[1])
+        tensors[f"w_{name}"] = random_desc(rng, codes, held)
+        tensors[f"scale_{name}"] = random_desc(rng, scale, (experts, -(-shape[0] // rows), -(-shape[1] // columns)))
+    return OPS["moe_quantized"].make(tensors, attrs | {"block": (rows, columns)}, Policy())
+
+
+def _codes(rng: np.random.Generator, problem: Problem, name: str) -> np.ndarray:
+    desc = problem.desc(name)
+    return rng.standard_normal(desc.shape) if desc.dtype is E4M3 else rng.integers(-128 if desc.dtype is S8 else 0, 128, desc.shape)
+
+
+def _scale(rng: np.random.Generator, problem: Problem, name: str) -> np.ndarray:
+    size = {"e4m3": 1.0, "s8": 64.0, "u8": 4.0}[problem.desc(name.replace("scale", "w")).dtype.name]
+    return rng.uniform(0.5, 1.0, problem.desc(name).shape) / size
 
 
 def _ids(rng: np.random.Generator, problem: Problem) -> np.ndarray:
@@ -90,8 +115,10 @@ def _counts(rng: np.random.Generator, problem: Problem) -> np.ndarray:
     return counts if rng.random() < 0.7 else counts + rng.integers(-1, 2, shape)
 
 
-SAMPLES: dict[str, Sampler] = {op: partial(_draw, op) for op in (*_SIZED, "moe", "moe_backward", "moe_exchanged")}
-FILLS: dict[tuple[str, str], Fill] = {(op, "ids"): _ids for op in ("moe_permute", "moe", "moe_backward")}
+SAMPLES: dict[str, Sampler] = {op: partial(_draw, op) for op in (*_SIZED, "moe", "moe_backward", "moe_exchanged", "moe_quantized")}
+FILLS: dict[tuple[str, str], Fill] = {(op, "ids"): _ids for op in ("moe_permute", "moe", "moe_backward", "moe_quantized")}
+FILLS |= {("moe_quantized", f"{kind}_{name}"): partial(fill, name=f"{kind}_{name}") for kind, fill in (("w", _codes), ("scale", _scale))
+          for name in ("gate_up", "down")}
 FILLS |= {(op, "inverse"): _inverse for op in ("moe_unpermute", "moe_unpermute_backward")}
 FILLS[("moe_exchanged", "counts")] = _counts
 _EXPERTS = "w_gate_up=bf16[4,32,24] w_down=bf16[4,24,16]"
@@ -107,5 +134,9 @@ CASES: dict[str, tuple[str, ...]] = {
             "moe x=f32[5,3] ids=s32[5,2] weights=f32[5,2] w_gate_up=f32[3,10,3] w_down=f32[3,3,5] first_expert=1"),
     "moe_backward": (f"moe_backward dy=bf16[9,24] x=bf16[9,24] ids=s32[9,2] weights=f32[9,2] {_EXPERTS}",
                      f"moe_backward dy=bf16[0,24] x=bf16[0,24] ids=s32[0,2] weights=f32[0,2] {_EXPERTS}"),
+    "moe_quantized": ("moe_quantized x=bf16[9,24] ids=s32[9,2] weights=f32[9,2] w_gate_up=u8[4,32,12] scale_gate_up=f16[4,32,2] "
+                      "w_down=u8[4,24,8] scale_down=f16[4,24,1] block=(1,16)",
+                      "moe_quantized x=f16[9,24] ids=s32[9,2] weights=f32[9,2] w_gate_up=e4m3[4,32,24] scale_gate_up=f32[4,1,1] "
+                      "w_down=e4m3[4,24,16] scale_down=f32[4,1,1] block=(128,128)"),
     "moe_exchanged": (f"moe_exchanged x=bf16[21,24] counts=s32[2,4] {_EXPERTS}",),
 }
