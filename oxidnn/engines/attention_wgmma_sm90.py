@@ -81,14 +81,14 @@ class ForwardConsts:
 
     @property
     def overlaps(self) -> bool:
-        """Whether a warpgroup's products run under its own scores, whose text then stands three times: where that is short enough."""
+        """Whether a warpgroup's products run under its own scores, whose text then stands twice: where that is short enough."""
         s = self.scores
         lines = 72 * s.has_dropout + 4 * self.softcap
         if s.expression is not None:
             inputs = {name: f"%{name}" for name in s.expression.args} | {name: f"%{name}" for name in s.scalars}
             lines += 7 + s.lower(inputs, "%score").count("\n") + 16 * len(s.moving)
-        others = 2350 + 10 * self.keys + 7 * self.out_columns + 1000 * s.is_varlen + 250 * self.clears
-        return others + 3 * lines * self.keys // 2 <= MAX_LINES
+        others = 2250 + 7 * self.keys + 5 * self.out_columns + 1000 * s.is_varlen + 250 * self.clears
+        return others + lines * self.keys <= MAX_LINES
 
     @property
     def rows(self) -> int:
