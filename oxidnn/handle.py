@@ -1333,8 +1333,8 @@ class DnnHandle(ListOps):
         return self._session.run(CALLS["delayed_scale"], (history, amax, scale), (kind, margin, reduction), out, stream)
 
     def double_quantize(self, x: Any, *, group: int = 256, out: Any = None, stream: Any = None) -> Any:
-        """(codes, scale, offset) of the scales x of a quantisation (f32, dense): e4m3 codes of (x - offset) / scale, offset the mean of x, a
-        scale (f32) for `group` numbers in the order of x. QLoRA's second quantisation of the scales of NF4."""
+        """(codes, scale, offset) of the scales x of a quantisation (f32, dense): e4m3 codes of (x - offset) / scale, offset the mean of x,
+        a scale (f32) for `group` numbers in the order of x. QLoRA's second quantisation of the scales of NF4."""
         return self._session.run(CALLS["double_quantize"], (x,), (group,), out, stream)
 
     def double_dequantize(self, x: Any, scale: Any, offset: Any, *, group: int = 256, out: Any = None, stream: Any = None) -> Any:

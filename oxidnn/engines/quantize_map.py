@@ -95,8 +95,8 @@ def walk_of(problem: QuantizeProblem, space: Space, most: int) -> Walk:
         rows = space.rows(space.digits, tensors, scales, problem.wide)
     rows = rows.collapsed("d")
     if packed and problem.shape[-1] == 1 and not problem.swizzled:  # bytes lie along the last dimension, even of one number
-        own = {codes: 1, "index": 2}
-        rows = Digits((*rows.names, "last"), (*rows.extents, 1), {n: (*row, own.get(n, 0)) for n, row in rows.strides.items()})
+        halves = {codes: 1, "index": 2}
+        rows = Digits((*rows.names, "last"), (*rows.extents, 1), {n: (*row, halves.get(n, 0)) for n, row in rows.strides.items()})
     steps = {n: row[-1] for n, row in rows.strides.items()}
     width = rows.extents[-1]
     ragged = [(f"at{dim}", problem.shape[dim]) for dim in space.ragged]

@@ -22,7 +22,7 @@ from .quantize_map import MIN_CAPABILITY, QuantizeMap
 
 @dataclass(frozen=True, slots=True)
 class DelayedConsts:
-    """places: of the history. largest: the kind's number. factor: 2^margin. takes_all: the largest of the history counts, else the newest."""
+    """places: of the history. largest: of the kind. factor: 2^margin. takes_all: the largest of the history counts, not the newest."""
 
     places: int
     largest: float
@@ -79,7 +79,8 @@ class DoubleQuantize(Engine):
         place = scratch.take(wide.num_bytes)
         steps: list[Step] = []
 
-        def add(op: str, operands: dict[str, TensorDesc], attrs: tuple[tuple[str, Any], ...], engines: tuple[Engine, ...], **at: Any) -> None:
+        def add(op: str, operands: dict[str, TensorDesc], attrs: tuple[tuple[str, Any], ...], engines: tuple[Engine, ...],
+                **at: Any) -> None:
             build, _ = cheapest(op, tuple(operands.items()), attrs, problem.policy, device, engines)
             steps.extend(moved(build, scratch.take(build.workspace_bytes), **at))
 

@@ -5,8 +5,8 @@
     double_dequantize x=e4m3[4096,64] scale=f32[1024] offset=f32[]  y (f32)
 
 delayed_scale: new_history is amax before all of history but its last; new_scale = amax * 2^margin / the kind's largest number (448, 57344,
-127), amax the largest of new_history (reduction="max") or the newest ("latest"); scale where that is 0 or no finite number. Current scaling is
-`dynamic_quantize` with scaling="tensor".
+127), amax the largest of new_history (reduction="max") or the newest ("latest"); scale where that is 0 or no finite number. Current
+scaling is `dynamic_quantize` with scaling="tensor".
 double_quantize: offset is the mean of x; y holds (x - offset) / scale, a scale for `group` elements in the order of x, which lies dense.
 """
 
@@ -48,7 +48,8 @@ def make_delayed(tensors: Mapping[str, TensorDesc], attrs: Mapping[str, Any], po
     op = "delayed_scale"
     history = operand(op, "history", tensors, (F32,))
     if history.rank not in (1, 2) or not 1 <= history.shape[0] <= MAX_HISTORY:
-        raise expected(op, "shape of history", list(history.shape), f"[steps] or [steps, tensors], 1 to {MAX_HISTORY} steps", describe(tensors))
+        allowed = f"[steps] or [steps, tensors], 1 to {MAX_HISTORY} steps"
+        raise expected(op, "shape of history", list(history.shape), allowed, describe(tensors))
     each = history.shape[1:]
     amax, scale = operand(op, "amax", tensors, (F32,), each), operand(op, "scale", tensors, (F32,), each)
     kind = check_choice(op, "kind", attrs.get("kind", "e4m3"), ("e4m3", "e5m2", "s8"))

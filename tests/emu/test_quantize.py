@@ -308,6 +308,33 @@ def test_norms_and_activations_quantise_by_expressions(h: oxidnn.DnnHandle) -> N
     np.testing.assert_array_equal(fused, apart)
 
 
+def test_scales_follow_the_last_steps(h: oxidnn.DnnHandle) -> None:
+    history, scale = np.zeros((3, 2), np.float32), np.ones(2, np.float32)
+    steps = (([4.48, 0], [4.48, 0]), ([2, 8.96], [4.48, 8.96]), ([np.inf, 1], [np.inf, 8.96]), ([1, 1], [np.inf, 8.96]),
+             ([1, 1], [np.inf, 1]), ([3, 3], [3, 3]))
+    for amax, most in steps:
+        before = scale.copy()
+        result = h.delayed_scale(history, np.array(amax, np.float32), scale, out=(history, scale))
+        assert result[0] is history and result[1] is scale
+        np.testing.assert_array_equal(history[0], np.array(amax, np.float32))
+        want = np.array(most, np.float32) / np.float32(448)
+        np.testing.assert_array_equal(scale, np.where((want > 0) & np.isfinite(want), want, before))
+    _, latest = h.delayed_scale(history, np.array([448, 57344], np.float32), scale, reduction="latest", margin=-1, kind="e5m2")
+    np.testing.assert_array_equal(latest, [0.5 / 128, 0.5])
+
+
+def test_scales_are_quantised_once_more(h: oxidnn.DnnHandle) -> None:
+    rng = np.random.default_rng(10)
+    x = (rng.standard_normal((16, 1024)) * rng.uniform(0.5, 2, (16, 1))).astype(np.float32)
+    q, absmax = h.quantize(x, "nf4", ("group", 64))
+    codes_, scale, offset = h.double_quantize(absmax)
+    assert codes_.shape == absmax.shape and scale.shape == (1,) and abs(float(offset) - absmax.mean()) < 1e-6
+    again = h.double_dequantize(codes_, scale, offset)
+    assert np.abs(again - absmax).max() <= np.abs(absmax - absmax.mean()).max() / 16 * 1.01
+    plain, twice = h.dequantize(q, absmax, kind="nf4"), h.dequantize(q, again, kind="nf4")
+    assert np.abs(twice - x).mean() < 1.05 * np.abs(plain - x).mean() < 0.1
+
+
 REFUSED: dict[str, tuple[Any, str]] = {
     "kind": (lambda h, x, one: h.quantize(x, "s3"), "kind"),
     "f64": (lambda h, x, one: h.quantize(x.astype(np.float64), "s8"), "type of x"),
@@ -336,6 +363,10 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "size": (lambda h, x, one: h.dequantize(x.astype(np.uint8), kind="s4", size=18), "size"),
     "dtype": (lambda h, x, one: h.dequantize(x.astype(np.int8), dtype="float64"), "dtype"),
     "fake without": (lambda h, x, one: h.fake_quantize(x, "s8", None), "scale"),
+    "history": (lambda h, x, one: h.delayed_scale(np.zeros((2000, 1), np.float32), x[0, :1], x[0, :1]), "shape of history"),
+    "amax": (lambda h, x, one: h.delayed_scale(x, x[0, :3], x[0]), "shape of amax"),
+    "scales with gaps": (lambda h, x, one: h.double_quantize(x[:, ::2]), "strides of x"),
+    "group of 0": (lambda h, x, one: h.double_quantize(x, group=0), "group"),
     "gradient": (lambda h, x, one: h.fake_quantize_backward(x[:, :5], x, "s8", one), "shape of dy"),
 }
 

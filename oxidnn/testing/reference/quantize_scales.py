@@ -36,7 +36,8 @@ def double_quantize(problem: Problem, inputs: Mapping[str, np.ndarray], scalars:
     y = numbers_of("e4m3")[codes_of(numbers.astype(np.float32), KINDS["e4m3"])].reshape(-1)[: x.size].reshape(x.shape)
     near = 2.0**-20 * most  # of the mean, and what of it is left in differences
     slack = (near / scale)[:, None] * np.ones(problem.group) * 2
-    return {"y": Expected(y, slack=slack.reshape(-1)[: x.size].reshape(x.shape)), "offset": Expected(x.mean(), np.abs(x).mean(), x.size, F32),
+    return {"y": Expected(y, slack=slack.reshape(-1)[: x.size].reshape(x.shape)),
+            "offset": Expected(x.mean(), np.abs(x).mean(), x.size, F32),
             "scale": Expected(scale, slack=np.full(scale.shape, near))}
 
 
@@ -47,4 +48,5 @@ def double_dequantize(problem: Problem, inputs: Mapping[str, np.ndarray], scalar
     return {"y": Expected(x * scale + inputs["offset"], np.abs(x * scale) + np.abs(inputs["offset"]), 2, F32)}
 
 
-REFERENCES: dict[str, Reference] = {"delayed_scale": delayed_scale, "double_quantize": double_quantize, "double_dequantize": double_dequantize}
+REFERENCES: dict[str, Reference] = {"delayed_scale": delayed_scale, "double_quantize": double_quantize,
+                                    "double_dequantize": double_dequantize}
