@@ -440,7 +440,7 @@ class DnnHandle(ListOps):
     # ---- mixture of experts ------------------------------------------------------------------------------------------------------
 
     def moe_route(self, logits: Any, bias: Any = None, *, top_k: int, scoring: str = "softmax", renormalize: bool = True,
-                  scaling: float = 1.0, groups: int = 1, top_groups: int | None = None, group_score: str = "top2",
+                  scaling_factor: float = 1.0, groups: int = 1, top_groups: int | None = None, group_score: str = "top2",
                   capacity: int | None = None, out: Any = None, stream: Any = None) -> Any:
         """(ids (T, K) int32, weights (T, K) float32, counts (E,) int32) of logits (T, E), float32, float16 or bfloat16, at most 1024
         experts.
@@ -448,17 +448,17 @@ class DnnHandle(ListOps):
         The experts of a token are the top_k (at most 32) of score + bias (bias (E,) float32), the lower index first among equals, NaN
         last; scoring "softmax" or "sigmoid". groups, top_groups: only those of the top_groups best of so many groups of neighbours, of
         which group_score "top2" adds up the two best experts and "max" takes the best (DeepSeek-V3: scoring="sigmoid", bias, groups=8,
-        top_groups=4, scaling=2.5). weights: scores without bias, divided by their sum if renormalize, times scaling. capacity: what
-        comes, in the order of tokens, after so many assignments of an expert has weight 0 and the id ~id, which moe_permute and moe
+        top_groups=4, scaling_factor=2.5). weights: scores without bias, divided by their sum if renormalize, times scaling_factor. capacity:
+        what comes, in the order of tokens, after so many assignments of an expert has weight 0 and the id ~id, which moe_permute and moe
         leave out. counts: assignments of each expert, those dropped counted; weights of the others stay as they are.
         """
-        attrs = (top_k, scoring, renormalize, scaling, groups, top_groups, group_score, capacity)
+        attrs = (top_k, scoring, renormalize, scaling_factor, groups, top_groups, group_score, capacity)
         return self._session.run(CALLS["moe_route"], (logits, bias), attrs, out, stream)
 
     def moe_route_backward(self, dweights: Any, logits: Any, ids: Any, *, scoring: str = "softmax", renormalize: bool = True,
-                           scaling: float = 1.0, out: Any = None, stream: Any = None) -> Any:
+                           scaling_factor: float = 1.0, out: Any = None, stream: Any = None) -> Any:
         """dlogits (T, E) in the type of logits: the gradient of moe_route's weights; ids and attributes as of the forward."""
-        return self._session.run(CALLS["moe_route_backward"], (dweights, logits, ids), (scoring, renormalize, scaling), out, stream)
+        return self._session.run(CALLS["moe_route_backward"], (dweights, logits, ids), (scoring, renormalize, scaling_factor), out, stream)
 
     def moe_losses(self, logits: Any, counts: Any, *, scoring: str = "softmax", out: Any = None, stream: Any = None) -> Any:
         """(balance, z), float32 numbers: E * sum over e of counts[e] / counts.sum() * mean over tokens of the share of e (softmax, or

@@ -83,7 +83,7 @@ class MoeRoute(_Route):
         steps = [clear_step(p.op, TensorArg("counts"), 4 * p.desc("counts").strides[0], p.experts, device)]
         if p.tokens:
             args = [*held(p, "logits").args("logits"), *held(p, "ids").args("ids"), *held(p, "weights").args("weights"), *counts,
-                    Arg("num_tokens", "u32", p.tokens), Arg("scaling", "f32", p.scaling)]
+                    Arg("num_tokens", "u32", p.tokens), Arg("scaling", "f32", p.scaling_factor)]
             if p.has("bias"):
                 args += [Arg("ptr_bias", "u64", TensorArg("bias")), Arg("bias_bytes", "s64", 4 * p.desc("bias").strides[0])]
             steps.append(_step(p, "route", args, _consts(p), ceil_div(p.tokens, _WARPS), device))
@@ -101,7 +101,7 @@ class MoeRouteBackward(_Route):
         if p.is_empty:
             return Build(())
         args = [a for n in ("dweights", "logits", "ids", "dlogits") for a in held(p, n).args(n)]
-        args += [Arg("num_tokens", "u32", p.tokens), Arg("scaling", "f32", p.scaling)]
+        args += [Arg("num_tokens", "u32", p.tokens), Arg("scaling", "f32", p.scaling_factor)]
         return Build((_step(p, "route_gradient", args, _consts(p, "weights"), ceil_div(p.tokens, _WARPS), device),))
 
 

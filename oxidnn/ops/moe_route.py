@@ -1,7 +1,7 @@
 """Routing of mixtures of experts: which experts each token goes to, with which weights, and the losses that keep experts busy alike.
 
     moe_route logits=bf16[T,E] top_k=K                              ids, weights, counts
-    moe_route logits=f32[T,E] bias=f32[E] top_k=8 scoring=sigmoid groups=8 top_groups=4 scaling=2.5        as DeepSeek-V3
+    moe_route logits=f32[T,E] bias=f32[E] top_k=8 scoring=sigmoid groups=8 top_groups=4 scaling_factor=2.5        as DeepSeek-V3
     moe_route_backward dweights=f32[T,K] logits ids                 dlogits
     moe_losses logits counts=s32[E]                                 balance, z
     moe_losses_backward dbalance=f32[] dz=f32[] logits counts       dlogits
@@ -9,8 +9,8 @@
 scoring: softmax over the experts, or sigmoid. The experts are the top_k of score + bias, the lower index first among equals; NaN comes
 last. With groups (of E / groups neighbours), of the top_groups best ones alone, a group being as good as its two best together (group_score
 "top2") or its best ("max"). Weights are the scores without bias, divided by their sum with renormalize (of sigmoids by 1e-20 more), times
-scaling. counts: assignments to each expert. capacity: those of an expert that come after so many, by token, are dropped: weight 0, and
-~id in the place of the id; counts counts them too.
+scaling_factor. counts: assignments to each expert. capacity: those of an expert that come after so many, by token, are dropped: weight 0,
+and ~id in the place of the id; counts counts them too.
 
     balance = E * sum over e of (counts[e] / all) * mean over tokens of p[t, e]         p: scores, sigmoids divided by their sum
     z = mean over tokens of log(sum over e of e^logits)^2
@@ -44,7 +44,7 @@ class MoeRouteProblem(Problem):
     groups: int = 1
     top_groups: int = 1
     group_score: str = "top2"
-    scaling: float = 1.0
+    scaling_factor: float = 1.0
     capacity: int | None = None
 
     @property
@@ -71,8 +71,8 @@ def _logits(op: str, tensors: Mapping[str, TensorDesc]) -> TensorDesc:
 def _shared(op: str, attrs: Mapping[str, Any]) -> tuple[dict[str, Any], list[tuple[str, Any]]]:
     values = {"scoring": check_choice(op, "scoring", attrs.get("scoring", "softmax"), SCORES),
               "renormalize": check_bool(op, "renormalize", attrs.get("renormalize", True)),
-              "scaling": check_number(op, "scaling", attrs.get("scaling", 1.0), F32)}
-    defaults = {"scoring": "softmax", "renormalize": True, "scaling": 1.0}
+              "scaling_factor": check_number(op, "scaling_factor", attrs.get("scaling_factor", 1.0), F32)}
+    defaults = {"scoring": "softmax", "renormalize": True, "scaling_factor": 1.0}
     return values, [(n, v) for n, v in values.items() if v != defaults[n]]
 
 
@@ -143,7 +143,7 @@ def make_losses_backward(tensors: Mapping[str, TensorDesc], attrs: Mapping[str, 
     return _losses("moe_losses_backward", tensors, attrs, policy)
 
 
-_SHARED = (("scoring", "softmax"), ("renormalize", True), ("scaling", 1.0))
+_SHARED = (("scoring", "softmax"), ("renormalize", True), ("scaling_factor", 1.0))
 DEFINITIONS: tuple[OpDef, ...] = (
     OpDef("moe_route", ("logits", "bias"), ("ids", "weights", "counts"), make_route, ("bias",),
           (("top_k", None), *_SHARED, ("groups", 1), ("top_groups", None), ("group_score", "top2"), ("capacity", None))),

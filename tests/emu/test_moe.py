@@ -114,7 +114,7 @@ def test_routing_gradients_by_differences(h: oxidnn.DnnHandle, scoring: str, ren
 
     single = logits.astype(np.float32)
     np.testing.assert_allclose([float(np.asarray(a)) for a in h.moe_losses(single, counts, scoring=scoring)], losses(), rtol=1e-5)
-    got = h.moe_route_backward(dweights.astype(np.float32), single, ids, scoring=scoring, renormalize=renormalize, scaling=2.5)
+    got = h.moe_route_backward(dweights.astype(np.float32), single, ids, scoring=scoring, renormalize=renormalize, scaling_factor=2.5)
     np.testing.assert_allclose(got, central_differences(weighed, logits), rtol=1e-3, atol=1e-5)
     upstream = [np.array(v, np.float32) for v in (0.7, -0.3)]
     got = h.moe_losses_backward(upstream[0], upstream[1], single, counts, scoring=scoring)

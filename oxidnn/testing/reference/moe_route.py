@@ -51,8 +51,8 @@ def _weights(p: MoeRouteProblem, logits: np.ndarray, ids: np.ndarray) -> np.ndar
     chosen = np.take_along_axis(logits, ids, 1)
     if p.scoring == "sigmoid":
         weights = _sigmoid(chosen)
-        return p.scaling * (weights / (weights.sum(-1, keepdims=True) + _TINY) if p.renormalize else weights)
-    return p.scaling * (_softmax(chosen) if p.renormalize else np.take_along_axis(_softmax(logits), ids, 1))
+        return p.scaling_factor * (weights / (weights.sum(-1, keepdims=True) + _TINY) if p.renormalize else weights)
+    return p.scaling_factor * (_softmax(chosen) if p.renormalize else np.take_along_axis(_softmax(logits), ids, 1))
 
 
 def _error(p: MoeRouteProblem, logits: np.ndarray) -> float:
@@ -82,7 +82,7 @@ def route_backward(problem: Problem, inputs: Inputs, scalars: Mapping[str, float
     p = problem
     assert isinstance(p, MoeRouteProblem)
     logits, ids = inputs["logits"], inputs["ids"].astype(np.int64)
-    dweights = np.where(ids < 0, 0.0, inputs["dweights"]) * p.scaling
+    dweights = np.where(ids < 0, 0.0, inputs["dweights"]) * p.scaling_factor
     ids = np.where(ids < 0, ~ids, ids)
     chosen = np.take_along_axis(logits, ids, 1)
     dlogits, size = np.zeros(logits.shape), np.zeros(logits.shape)

@@ -28,7 +28,7 @@ def _draw(op: str, rng: np.random.Generator, size: str) -> Problem:
     tensors = {"logits": random_desc(rng, kind, (tokens, experts))}
     attrs: dict[str, Any] = {"scoring": ("softmax", "sigmoid")[int(rng.integers(2))]}
     if op.startswith("moe_route"):
-        attrs |= {"renormalize": bool(rng.random() < 0.6), "scaling": float(rng.choice([1.0, 2.5]))}
+        attrs |= {"renormalize": bool(rng.random() < 0.6), "scaling_factor": float(rng.choice([1.0, 2.5]))}
     if op == "moe_route":
         attrs |= {"top_k": topk, "groups": groups, "top_groups": top_groups, "group_score": ("top2", "max")[int(rng.integers(2))]}
         if rng.random() < 0.4:
@@ -73,12 +73,12 @@ FILLS |= {("moe_route", "bias"): _bias, ("moe_route_backward", "ids"): _ids, ("m
           ("moe_losses_backward", "counts"): _counts}
 CASES: dict[str, tuple[str, ...]] = {
     "moe_route": ("moe_route logits=bf16[9,4] top_k=2",
-                  "moe_route logits=f32[5,256] bias=f32[256] top_k=8 scoring=sigmoid groups=8 top_groups=4 scaling=2.5",
+                  "moe_route logits=f32[5,256] bias=f32[256] top_k=8 scoring=sigmoid groups=8 top_groups=4 scaling_factor=2.5",
                   "moe_route logits=f32[0,16] top_k=2", "moe_route logits=f16[7,128] top_k=8 renormalize=False capacity=1",
                   "moe_route logits=f32[4000,4] top_k=3 capacity=2500",
                   "moe_route logits=f32[3,1000] top_k=32 scoring=sigmoid renormalize=False"),
     "moe_route_backward": ("moe_route_backward dweights=f32[9,2] logits=bf16[9,40] ids=s32[9,2]",
-                           "moe_route_backward dweights=f32[5,8] logits=f32[5,256] ids=s32[5,8] scoring=sigmoid scaling=2.5",
+                           "moe_route_backward dweights=f32[5,8] logits=f32[5,256] ids=s32[5,8] scoring=sigmoid scaling_factor=2.5",
                            "moe_route_backward dweights=f32[0,8] logits=f32[0,16] ids=s32[0,8]"),
     "moe_losses": ("moe_losses logits=bf16[300,40] counts=s32[40]", "moe_losses logits=f32[0,8] counts=s32[8]",
                    "moe_losses logits=f32[7,8] counts=s32[8] scoring=sigmoid"),
