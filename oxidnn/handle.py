@@ -448,8 +448,8 @@ class DnnHandle(ListOps):
         The experts of a token are the top_k (at most 32) of score + bias (bias (E,) float32), the lower index first among equals, NaN
         last; scoring "softmax" or "sigmoid". groups, top_groups: only those of the top_groups best of so many groups of neighbours, of
         which group_score "top2" adds up the two best experts and "max" takes the best (DeepSeek-V3: scoring="sigmoid", bias, groups=8,
-        top_groups=4, scaling_factor=2.5). weights: scores without bias, divided by their sum if renormalize, times scaling_factor. capacity:
-        what comes, in the order of tokens, after so many assignments of an expert has weight 0 and the id ~id, which moe_permute and moe
+        top_groups=4, scaling_factor=2.5). weights: scores without bias, divided by their sum if renormalize, times scaling_factor.
+        capacity: what comes, in the order of tokens, after so many assignments of an expert has weight 0 and the id ~id, which moe_permute and moe
         leave out. counts: assignments of each expert, those dropped counted; weights of the others stay as they are.
         """
         attrs = (top_k, scoring, renormalize, scaling_factor, groups, top_groups, group_score, capacity)
