@@ -28,7 +28,8 @@ from .base import SUPPORTED, Arg, Build, Engine, EngineConfig, Step, Support, Te
 
 ROWS = 64  # of a warpgroup
 BARRIER_BYTES = 8
-REGISTERS = {1: 255, 2: 255, 3: 168, 4: 128}  # of a thread, by warpgroups
+REGISTERS = {1: 255, 2: 255, 3: 168, 4: 128}  # of a thread, by warpgroups of an SM
+CTA_BYTES = 1024  # of shared memory that a CTA takes beside its own, where an SM has several
 OTHER_REGISTERS = 30  # beside scores, weights and results
 SEQUENCE_REGISTERS = 6  # where sequences have lengths of their own
 SEARCH_REGISTERS = 24  # where they lie side by side
@@ -38,10 +39,9 @@ MAX_LONG_KEYS = 64  # of a tile whose scores' text is longer
 MAX_DIM = 256
 MAX_SOFTCAP = 1024
 MAX_LENGTH = 2**29
-MAX_PARTED_DIM = 64  # results are so narrow that exponentials take as long as products
-# (warpgroups, keys of a tile), the preferred ones first.
-TILES = ((3, 128), (2, 176), (2, 160), (2, 128), (3, 96), (3, 80), (2, 96), (2, 80), (2, 64), (3, 64), (4, 80), (4, 64), (1, 128), (1, 64),
-         (2, 32), (1, 32))
+# (warpgroups, keys of a tile, CTAs of an SM), the preferred ones first.
+TILES = ((3, 128, 1), (2, 176, 1), (2, 160, 1), (2, 128, 1), (3, 96, 1), (3, 80, 1), (2, 96, 1), (2, 80, 1), (2, 64, 1), (3, 64, 1),
+         (4, 80, 1), (4, 64, 1), (2, 80, 2), (2, 64, 2), (1, 128, 1), (1, 64, 1), (2, 32, 1), (1, 32, 1))
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +59,7 @@ class ForwardConsts:
     dim_qk: int
     dim_v: int
     parts: int  # of a step's exponentials, which follow each other without what needs them; 0: as the assembler likes
+    ctas: int  # of an SM
     tail: int  # steps of 16 keys whose products with values are issued behind the turn
     softcap: bool  # the scores' only expression, by one exponential and one reciprocal
     has_scores: bool
@@ -89,6 +90,15 @@ class ForwardConsts:
             lines += 7 + s.lower(inputs, "%score").count("\n") + 16 * len(s.moving)
         others = 2250 + 7 * self.keys + 5 * self.out_columns + 1000 * s.is_varlen + 250 * self.clears
         return others + lines * self.keys <= MAX_LINES
+
+    @property
+    def most_registers(self) -> int:
+        """Of a thread."""
+        return REGISTERS[self.warpgroups * self.ctas]
+
+    @property
+    def fits(self) -> bool:
+        return self.smem_bytes <= SMEM_BYTES // self.ctas - CTA_BYTES * (self.ctas - 1) and self.registers <= self.most_registers
 
     @property
     def rows(self) -> int:
@@ -138,7 +148,7 @@ class ForwardConsts:
 
     @property
     def stages_results(self) -> bool:
-        return self.results_at + self.warpgroups * ROWS * ROW_BYTES <= SMEM_BYTES
+        return self.results_at + self.warpgroups * ROWS * ROW_BYTES <= SMEM_BYTES // self.ctas - CTA_BYTES * (self.ctas - 1)
 
     @property
     def _barrier_bytes(self) -> int:
@@ -180,7 +190,7 @@ def _step_clocks(c: ForwardConsts) -> float:
     products = c.keys * (8 * c.steps_qk + c.dim_v / 2) / 16
     work = ROWS * c.keys / 16 * (1.7 + 0.3 * len(c.scores.tensors) + 0.7 * c.has_scores + 2 * c.softcap
                                      + 5 * c.scores.has_dropout)
-    return max(products + work + 1100, c.warpgroups * max(1.05 * products, 0.54 * products + 0.85 * work)) + c.parts
+    return max(products + work + 1100, c.warpgroups * c.ctas * max(1.05 * products, 0.54 * products + 0.85 * work))
 
 
 class AttentionWgmmaEngine(Engine):
@@ -216,14 +226,16 @@ class AttentionWgmmaEngine(Engine):
         return tuple(sorted(self._candidates(problem), key=lambda c: self.estimate(problem, c, device)))
 
     def _candidates(self, p: AttentionProblem) -> Iterator[EngineConfig]:
-        for warpgroups, keys in TILES:
-            if warpgroups > 2 and p.dropout:
+        for warpgroups, keys, ctas in TILES:
+            if warpgroups * ctas > 2 and p.dropout:
                 continue
-            found = [consts(p, EngineConfig.of(warpgroups=warpgroups, keys=keys, stages=stages, parts=0, tail=0)) for stages in (3, 2)]
-            c = next((c for c in found[warpgroups < 3:] if c.smem_bytes <= SMEM_BYTES and c.registers <= REGISTERS[warpgroups]), None)
-            if c is not None and (c.overlaps or keys <= MAX_LONG_KEYS):
-                for parts in (0, 2) if p.dim_v <= MAX_PARTED_DIM else (0,):
-                    yield EngineConfig.of(warpgroups=warpgroups, keys=keys, stages=c.stages, parts=parts, tail=0)
+            for stages in (3, 2) if warpgroups * ctas > 2 else (2,):
+                config = EngineConfig.of(warpgroups=warpgroups, keys=keys, stages=stages, ctas=ctas, parts=0, tail=0)
+                c = consts(p, config)
+                if c.fits:
+                    if c.overlaps or keys <= MAX_LONG_KEYS:
+                        yield config
+                    break
 
     def estimate(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> float:
         """The largest share of tiles that a CTA gets, and what memory adds."""
@@ -232,7 +244,7 @@ class AttentionWgmmaEngine(Engine):
         tiles = prod(head_tiles(p, c.rows))
         if device.is_emulated:
             return 1000.0 * tiles * -(-p.len_kv // c.keys)
-        _, time = walk(p, c.rows, c.keys, _step_clocks(c), device)
+        _, time = walk(p, c.rows, c.keys, _step_clocks(c), replace(device, num_sms=device.num_sms * c.ctas))
         return max(time, p.num_bytes / (device.bandwidth_gbs * 850)) + 5
 
     def build_steps(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> Build:
@@ -244,7 +256,8 @@ class AttentionWgmmaEngine(Engine):
         q, k, v, out = (p.heads_of(n) for n in ("q", "k", "v", "out"))
         pairs, q_tiles = head_tiles(p, c.rows)
         group = p.heads // p.heads_kv
-        run, _ = walk(p, c.rows, c.keys, _step_clocks(c), device)
+        ctas = device.num_sms * c.ctas
+        run, _ = walk(p, c.rows, c.keys, _step_clocks(c), replace(device, num_sms=ctas))
         maps = (("q", q, ROWS), ("k", k, c.keys), ("v", v, c.keys))
         args = [Arg(f"map_{n}", "tensor_map", TensorMapArg(n, panels_map(desc, rows))) for n, desc, rows in maps]
         divisors = {"run": run, "run_tiles": run * q_tiles, "num_heads": p.heads, "group": group}
@@ -261,10 +274,10 @@ class AttentionWgmmaEngine(Engine):
             desc = p.heads_of(name)
             args.append(Arg(f"ptr_{name}", "u64", TensorArg(name)))
             args += [Arg(f"{name}_{axis}", "s64", s * desc.dtype.num_bytes) for axis, s in zip("bhl", desc.strides, strict=False)]
-        grid = min(device.num_sms, pairs * q_tiles)
+        grid = min(ctas, pairs * q_tiles)
         step = Step.of("attention/forward_sm90", p.op, Target.for_arch(device.arch, (8, 0)), 128 * c.warpgroups, args + arguments(p), c,
                        grid, dynamic_smem=c.smem_bytes, suffix=f"{c.kind}_{c.dim_qk}x{c.dim_v}_{c.rows}x{c.keys}",
-                       max_registers=REGISTERS[c.warpgroups])
+                       min_ctas_per_sm=c.ctas, max_registers=c.most_registers)
         return Build((step,))
 
 
@@ -302,7 +315,7 @@ def consts(p: AttentionProblem, config: EngineConfig) -> ForwardConsts:
     scores = replace(score_consts(p), expression=None) if has_cap else score_consts(p)
     has_scores = not has_cap and (p.expression is not None or not p.scale > 0)
     return ForwardConsts(scores, p.desc("q").dtype.name, config["warpgroups"], config["keys"], config["stages"], p.dim_qk, p.dim_v,
-                         config["parts"], config["tail"], has_cap, has_scores, p.has("lse"), _clears(p))
+                         config["parts"], config["ctas"], config["tail"], has_cap, has_scores, p.has("lse"), _clears(p))
 
 
 ENGINES: dict[str, tuple[Engine, ...]] = {"attention": (AttentionWgmmaEngine(),)}
