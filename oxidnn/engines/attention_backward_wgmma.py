@@ -240,6 +240,10 @@ def _strides(name: str, desc: TensorDesc) -> list[Arg]:
     return [Arg(f"{name}_{axis}", "s64", s * desc.dtype.num_bytes) for axis, s in zip("bhl", desc.strides[:3], strict=True)]
 
 
+def _has_lengths(p: AttentionProblem) -> bool:
+    return p.has("lengths_q") or p.has("lengths_kv")
+
+
 def _seen_keys(p: AttentionProblem) -> tuple[int, int]:
     """(begin, end) of the keys that some query sees by the limits of the window."""
     shift = 0 if p.alignment == "top_left" else p.len_kv - p.len_q
@@ -249,16 +253,17 @@ def _seen_keys(p: AttentionProblem) -> tuple[int, int]:
 
 def _map_arg(p: AttentionProblem, name: str, rows: int) -> Arg:
     """Boxes of `rows` rows; of keys and values those behind the last that is seen are zero."""
-    length = max(1, _seen_keys(p)[1]) if name in ("k", "v") else None
+    length = max(1, _seen_keys(p)[1]) if name in ("k", "v") and not _has_lengths(p) else None
     return Arg(f"map_{name}", "tensor_map", TensorMapArg(name, head_map(p.heads_of(name), rows, length)))
 
 
 class WgmmaBackwardEngine(Engine):
-    """f16 and bf16, head dimensions that are multiples of 8 up to 128; causal limits and windows."""
+    """f16 and bf16, head dimensions that are multiples of 8 up to 128; causal limits, windows, lengths in memory."""
 
     id = "attention_backward.wgmma_sm90"
     is_deterministic = False
     dims: ClassVar[tuple[int, int]] = (0, 128)  # of the larger head dimension: beyond, up to
+    takes_lengths: ClassVar[bool] = True
 
     def check_support(self, problem: Problem, device: DeviceInfo) -> Support:
         p = problem
@@ -272,15 +277,17 @@ class WgmmaBackwardEngine(Engine):
         least, most = self.dims
         if not least < max(p.dim_qk, p.dim_v) <= most or p.dim_qk % 8 or p.dim_v % 8:
             return refuse(f"head dimensions are {p.dim_qk} and {p.dim_v}, not multiples of 8 beyond {least} and up to {most}")
-        if p.expression is not None or p.dropout or p.has("sinks") or p.is_varlen or p.has("lengths_q") or p.has("lengths_kv"):
-            return refuse("scores are changed, weights dropped, or lengths lie in memory")
+        if p.expression is not None or p.dropout or p.has("sinks") or p.is_varlen:
+            return refuse("scores are changed, weights dropped, or sequences lie side by side")
+        if _has_lengths(p) and (not self.takes_lengths or p.left is not None):
+            return refuse("lengths lie in memory, which goes by one launch, and without a left limit")
         if not p.scale > 0:
             return refuse(f"the scale is {p.scale}: a mask's -inf is multiplied by it, which must be above 0")
         if max(p.len_q, p.len_kv) >= _LIMIT or p.batch * p.heads * (p.len_q + 64) >= 2**31:
             return refuse("there are too many rows for 32-bit arithmetic")
         if p.len_q == 0 or p.len_kv == 0 or p.is_empty:
             return refuse("there are no queries or no keys")
-        if _seen_keys(p)[0] > 0:
+        if not _has_lengths(p) and _seen_keys(p)[0] > 0:
             return refuse("nobody sees the first keys, and what lies there must not count")
         for name in ("q", "k", "v", "d_out", "dq", "dk", "dv"):
             fault = map_fault(p.heads_of(name))
@@ -347,6 +354,7 @@ class ApartBackwardEngine(WgmmaBackwardEngine):
 
     id = "attention_backward.wgmma_apart_sm90"
     is_deterministic = True
+    takes_lengths = False
 
     def configs(self, problem: Problem, device: DeviceInfo) -> tuple[EngineConfig, ...]:
         p = problem
@@ -388,6 +396,7 @@ class WideBackwardEngine(WgmmaBackwardEngine):
 
     id = "attention_backward.wgmma_wide_sm90"
     is_deterministic = True
+    takes_lengths = False
     dims = (128, 256)
 
     def configs(self, problem: Problem, device: DeviceInfo) -> tuple[EngineConfig, ...]:
