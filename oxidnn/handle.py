@@ -1287,8 +1287,7 @@ class DnnHandle(ListOps):
         saturate: what is beyond the largest number becomes it, else NaN (e4m3), an infinity (e5m2), the lowest bits (integers).
         rounding: "stochastic" draws by seed and offset, or state (see `dropout`). NaN, zero blocks, formulas: ops/quantize.py.
         """
-        draw = _stochastic("quantize", rounding, seed, offset, state)
-        if isinstance(scale, (str, tuple, list)):
+        if isinstance(scale, str) or isinstance(scale, (tuple, list)) and len(scale) == 2:
             if saturate is not True:
                 raise expected("quantize", "saturate", saturate, "True where scales are found on the way")
             if scaling is not None:
@@ -1297,31 +1296,41 @@ class DnnHandle(ListOps):
             finds_global = _computes("quantize", "global_scale", global_scale)
             if zero_point is not None and not finds_zero:
                 raise expected("quantize", "zero_point", "an array", "'compute', or None, where scales are found on the way")
-            arrays = (x, None if finds_global else global_scale, state)
-            found = (kind, hashable(scale), axis, layout, finds_zero, finds_global, rounding)
-            return self._session.run(CALLS["dynamic_quantize"], arrays, found, out, stream, draw)
-        attrs = (kind, scaling if scaling is None else hashable(scaling), axis, layout, saturate, rounding)
+            return self.dynamic_quantize(x, kind, scale, None if finds_global else global_scale, axis=axis, layout=layout,
+                                         asymmetric=finds_zero, find_global=finds_global, rounding=rounding, seed=seed, offset=offset,
+                                         state=state, out=out, stream=stream)
+        draw = _stochastic("quantize", rounding, seed, offset, state)
+        attrs = (kind, hashable(scaling), axis, layout, saturate, rounding)
         return self._session.run(CALLS["quantize"], (x, scale, zero_point, global_scale, state), attrs, out, stream, draw)
 
-    def dequantize(self, q: Any, scale: Any = None, zero_point: Any = None, *, kind: str | None = None, scaling: Any = None,
+    def dynamic_quantize(self, x: Any, kind: str, scaling: Any, global_scale: Any = None, *, axis: int | None = None, layout: str = "plain",
+                         asymmetric: bool = False, find_global: bool = False, rounding: str = "even", seed: int | None = None,
+                         offset: int = 0, state: Any = None, out: Any = None, stream: Any = None) -> Any:
+        """(codes, scale[, zero_point][, global scale]): `quantize` with scales found on the way. asymmetric: zero points too, of integers;
+        find_global: the global scale too, of nvfp4."""
+        draw = _stochastic("dynamic_quantize", rounding, seed, offset, state)
+        attrs = (kind, hashable(scaling), axis, layout, asymmetric, find_global, rounding)
+        return self._session.run(CALLS["dynamic_quantize"], (x, global_scale, state), attrs, out, stream, draw)
+
+    def dequantize(self, x: Any, scale: Any = None, zero_point: Any = None, *, kind: str | None = None, scaling: Any = None,
                    axis: int | None = None, global_scale: Any = None, layout: str = "plain", size: int | None = None, dtype: Any = None,
                    out: Any = None, stream: Any = None) -> Any:
-        """(q - zero_point) * scale in f32, as `dtype` (f32, f16, bf16). kind: of the codes, by default q's type, of fp4 scalings "e2m1".
+        """(x - zero_point) * scale in f32, as `dtype` (f32, f16, bf16). kind: of the codes x, by default x's type, of fp4 scalings "e2m1".
         size: of the last dimension, where codes of four bits end in half a byte. The rest as of `quantize`."""
-        attrs = (kind, scaling if scaling is None else hashable(scaling), axis, layout, size, dtype)
-        return self._session.run(CALLS["dequantize"], (q, scale, zero_point, global_scale), attrs, out, stream)
+        attrs = (kind, hashable(scaling), axis, layout, size, dtype)
+        return self._session.run(CALLS["dequantize"], (x, scale, zero_point, global_scale), attrs, out, stream)
 
     def fake_quantize(self, x: Any, kind: str, scale: Any, zero_point: Any = None, *, scaling: Any = None, axis: int | None = None,
                       global_scale: Any = None, layout: str = "plain", out: Any = None, stream: Any = None) -> Any:
         """What `dequantize` makes of what `quantize` makes of x, of x's type."""
-        attrs = (kind, scaling if scaling is None else hashable(scaling), axis, layout)
+        attrs = (kind, hashable(scaling), axis, layout)
         return self._session.run(CALLS["fake_quantize"], (x, scale, zero_point, global_scale), attrs, out, stream)
 
     def fake_quantize_backward(self, dy: Any, x: Any, kind: str, scale: Any, zero_point: Any = None, *, scaling: Any = None,
                                axis: int | None = None, global_scale: Any = None, layout: str = "plain", out: Any = None,
                                stream: Any = None) -> Any:
         """dx, straight through: dy where x was within the range of the codes, 0 where it was clipped."""
-        attrs = (kind, scaling if scaling is None else hashable(scaling), axis, layout)
+        attrs = (kind, hashable(scaling), axis, layout)
         return self._session.run(CALLS["fake_quantize_backward"], (dy, x, scale, zero_point, global_scale), attrs, out, stream)
 
     def delayed_scale(self, history: Any, amax: Any, scale: Any, *, kind: str = "e4m3", margin: int = 0, reduction: str = "max",
@@ -1753,8 +1762,8 @@ def _stochastic(op: str, rounding: Any, seed: int | None, offset: int, state: An
     """The numbers of a draw, None where rounding draws none."""
     if rounding == "stochastic":
         return _draw(op, seed, offset, state)
-    if seed is not None or state is not None or offset != 0:
-        raise expected(op, "seed, offset and state", (seed, offset, state), "none unless rounding is 'stochastic'")
+    if seed is not None or offset != 0:
+        raise expected(op, "seed and offset", (seed, offset), "none unless rounding is 'stochastic'")
     return None
 
 

@@ -56,8 +56,8 @@ def test_defaults_may_be_given_and_mean_nothing(op: str) -> None:
             if name not in given:
                 assert again(problem, **{name: default}) == problem and again(problem, **{name: None}) == problem
                 tried.add(name)
-    needed = {"window", "kernel", "output_size", "expression", "name", "x_shape", "w_shape", "op", "groups", "training", "shape", "sizes", "kind",
-              "factor", "experts", "top_k", "num_heads", "format"}  # of every problem
+    needed = {"window", "kernel", "output_size", "expression", "name", "x_shape", "w_shape", "op", "groups", "training", "shape", "sizes",
+              "kind", "factor", "experts", "top_k", "num_heads", "format", "scaling"}  # of every problem
     assert {name for name, _ in OPS[op].attrs} - tried <= needed | {"axes"}
 
 

@@ -7,16 +7,23 @@ from typing import Any
 
 import numpy as np
 
-from ...dtypes import E4M3, F32, U8
+from ...dtypes import E4M3, F32, S64, U8
 from ...ops import OPS
 from ...ops.base import Policy, Problem
-from ...ops.quantize import KINDS, WIDE, ZERO_POINTS, scales_of
+from ...ops.quantize import KINDS, WIDE, ZERO_POINTS, Kind, scales_of
 from ...tensor import TensorDesc
 from . import Fill, Sampler
 from .tensors import random_desc
 
 _SCALINGS: tuple[Any, ...] = ("tensor", "channel", "token", ("group", 4), ("group", 16), ("group", 128), ("block", (4, 8)),
                               ("block", (16, 32)), "mxfp8", "mxfp4", "nvfp4")
+
+
+def _draw_rounding(rng: np.random.Generator, kind: Kind, attrs: dict[str, Any], tensors: dict[str, TensorDesc]) -> None:
+    if kind.name != "nf4" and rng.random() < 0.2:
+        attrs["rounding"] = "stochastic"
+        if rng.random() < 0.4:
+            tensors["state"] = TensorDesc.packed(S64, (2,))
 
 
 def _draw(op: str, rng: np.random.Generator, size: str) -> Problem:
@@ -44,8 +51,7 @@ def _draw(op: str, rng: np.random.Generator, size: str) -> Problem:
                 tensors["global_scale"] = random_desc(rng, F32, ())
             else:
                 attrs["find_global"] = bool(rng.random() < 0.5)
-        if kind.name != "nf4" and rng.random() < 0.2:
-            attrs["rounding"] = "stochastic"
+        _draw_rounding(rng, kind, attrs, tensors)
         return OPS[op].make(tensors, {n: v for n, v in attrs.items() if v is not False}, Policy())
     scales = scales_of(op, scaling, tuple(shape), attrs)
     is_plain = op in ("quantize", "dequantize") and rng.random() < 0.1
@@ -65,8 +71,7 @@ def _draw(op: str, rng: np.random.Generator, size: str) -> Problem:
     if op == "quantize":
         if kind.name not in ("nf4", "e2m1") and rng.random() < 0.2:
             attrs["saturate"] = False
-        if kind.name != "nf4" and rng.random() < 0.2:
-            attrs["rounding"] = "stochastic"
+        _draw_rounding(rng, kind, attrs, tensors)
     if op == "fake_quantize_backward":
         tensors["dy"] = random_desc(rng, wide, shape)
     return OPS[op].make(tensors, attrs, Policy())
@@ -124,15 +129,18 @@ CASES: dict[str, tuple[str, ...]] = {
         "quantize x=f32[4,48]nchw kind=e2m1 scale=e4m3[4,3]nchw global_scale=f32[1]nchw scaling=nvfp4",
         "quantize x=bf16[3,40]nchw kind=e5m2 scale=u8[3,2]nchw scaling=mxfp8 saturate=False", "quantize x=f32[0,4]nchw kind=s8",
         "quantize x=f32[7,24]nchw kind=s8 scale=f32[24]nchw axis=1 rounding=stochastic", "quantize x=f32[]nchw kind=e4m3",
+        "quantize x=bf16[4,32]nchw kind=e2m1 state=s64[2]nchw rounding=stochastic",
         "quantize x=f16[6,9](20,2) kind=u4 scale=f32[6,9]nchw zero_point=u8[6,9]nchw", "quantize x=f32[4,1]nchw kind=s4",
         'quantize x=f32[3,40]nchw kind=s4 scale=f32[3,3]nchw scaling="(\'group\',16)" rounding=stochastic'),
     "dynamic_quantize": (
         'dynamic_quantize x=bf16[5,256]nchw kind=e4m3 scaling="(\'group\',128)"',
         "dynamic_quantize x=f32[3,100]nchw kind=s8 scaling=token",
+        "dynamic_quantize x=bf16[3,40]nchw state=s64[2]nchw kind=e4m3 scaling=token rounding=stochastic",
         "dynamic_quantize x=f16[33,96]nchw kind=e2m1 scaling=mxfp4 layout=128x4",
         "dynamic_quantize x=f32[0,4]nchw kind=s8 scaling=tensor",
         "dynamic_quantize x=bf16[4,64]nchw kind=e2m1 scaling=nvfp4 find_global=True",
         "dynamic_quantize x=f32[4,0]nchw kind=s8 scaling=token",
+        "dynamic_quantize x=f16[3,40]nchw global_scale=f32[1]nchw kind=e2m1 scaling=nvfp4",
         "dynamic_quantize x=f32[5,70]nchw kind=u8 scaling=tensor asymmetric=True",
         'dynamic_quantize x=f32[40,70]nchw kind=e4m3 scaling="(\'block\',(16,32))"',
         "dynamic_quantize x=f32[2,4,5]nchw kind=s8 scaling=channel axis=1",
@@ -147,9 +155,11 @@ CASES: dict[str, tuple[str, ...]] = {
     "fake_quantize": (
         "fake_quantize x=f32[3,64]nchw kind=s4 scale=f32[3,4]nchw", "fake_quantize x=bf16[3,32]nchw kind=nf4 scale=f32[3]nchw",
         "fake_quantize x=f16[4,6]nchw kind=u8 scale=f32[6]nchw zero_point=f32[6]nchw axis=1",
-        "fake_quantize x=f32[3,33]nchw kind=e2m1 scale=u8[3,2]nchw scaling=mxfp4"),
+        "fake_quantize x=f32[3,33]nchw kind=e2m1 scale=u8[3,2]nchw scaling=mxfp4",
+        "fake_quantize x=f32[3,32]nchw kind=e2m1 scale=e4m3[3,2]nchw global_scale=f32[1]nchw scaling=nvfp4"),
     "fake_quantize_backward": (
         "fake_quantize_backward dy=f32[3,64]nchw x=f32[3,64]nchw kind=s4 scale=f32[3,4]nchw",
         "fake_quantize_backward dy=bf16[5,24]nchw x=bf16[5,24]nchw kind=e4m3 scale=f32[]nchw",
+        "fake_quantize_backward dy=f32[3,32]nchw x=f32[3,32]nchw kind=e2m1 scale=e4m3[3,2]nchw global_scale=f32[]nchw scaling=nvfp4",
         "fake_quantize_backward dy=f16[4,7]nchw x=f16[4,7]nchw kind=u8 scale=f32[7]nchw zero_point=s32[7]nchw axis=1"),
 }
