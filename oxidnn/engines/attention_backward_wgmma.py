@@ -5,7 +5,7 @@ dk and dv are the same bits every time; dq is added in the order in which CTAs c
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar
 
 from ..codegen.spec import KernelSpec, Param, Target
@@ -20,7 +20,6 @@ from .attention_scores import ScoreConsts, arguments, score_consts
 from .base import (
     SUPPORTED,
     Arg,
-    ArgValue,
     Build,
     Engine,
     EngineConfig,
@@ -296,14 +295,7 @@ class WgmmaBackwardEngine(Engine):
         return SUPPORTED
 
     def configs(self, problem: Problem, device: DeviceInfo) -> tuple[EngineConfig, ...]:
-        p = problem
-        assert isinstance(p, AttentionProblem)
-        # Parts of the batch one after the other, whose sums of dq stay in L2; each still is some waves of CTAs.
-        sums = 256 * ceil_div(p.dim_qk, 64) * p.batch * p.heads * _pitch(p)
-        least = ceil_div(sums, device.l2_bytes * 7 // 10)
-        most = ceil_div(p.len_kv, KEYS) * p.heads_kv * p.batch // (3 * device.num_sms)
-        parts = [n for n in range(max(2, least), min(p.batch, most) + 1) if p.batch % n == 0]
-        return tuple(EngineConfig.of(stages=4, parts=n) for n in (1, *parts[:1]))
+        return (EngineConfig.of(stages=4),)
 
     def estimate(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> float:
         p = problem
@@ -313,9 +305,8 @@ class WgmmaBackwardEngine(Engine):
         return 12.0 + moved + p.flops / (device.num_sms * 3.8e6)
 
     def build_steps(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> Build:
-        assert isinstance(problem, AttentionProblem)
-        count = problem.batch // config["parts"]
-        p = _of_batches(problem, count) if config["parts"] > 1 else problem
+        p = problem
+        assert isinstance(p, AttentionProblem)
         scratch = Scratch()
         consts = BackwardConsts(score_consts(p), p.desc("q").dtype.name, p.dim_qk, p.dim_v, config["stages"], True)
         pitch = _pitch(p)
@@ -325,28 +316,9 @@ class WgmmaBackwardEngine(Engine):
         rounded = Step.of("attention/dq_rounded", p.op, Target.for_arch(device.arch), 256, [
             Arg("ptr_dq_sum", "u64", sums), Arg("query_pitch", "u64", pitch), Arg("ptr_dq", "u64", TensorArg("dq")),
             *_strides("dq", p.heads_of("dq")), Arg("len_q", "u32", p.len_q), Arg("num_heads", "u32", p.heads),
-            Arg("scale", "f32", p.scale)], consts, (ceil_div(p.len_q * 8 * consts.panels_qk, 256), p.heads, p.batch), suffix=_suffix(p))
-        steps = (delta_step(p, device, delta, lse2, (sums, 64 * consts.panels_qk), pitch),
-                 _keys_step(p, device, consts, lse2, delta, [Arg("ptr_dq_sum", "u64", sums)]), rounded)
-        firsts = range(0, problem.batch, count)
-        return Build(tuple(_from_batch(problem, step, first) for first in firsts for step in steps), scratch.num_bytes)
-
-
-def _of_batches(p: AttentionProblem, count: int) -> AttentionProblem:
-    """The same of the first `count` batches."""
-    return replace(p, operands=tuple(
-        replace(o, desc=TensorDesc(o.desc.dtype, (count, *o.desc.shape[1:]), o.desc.strides, o.desc.align)) for o in p.operands))
-
-
-def _from_batch(p: AttentionProblem, step: Step, first: int) -> Step:
-    """The step with tensors that begin at batch `first`."""
-    def moved(arg: ArgValue) -> ArgValue:
-        if not isinstance(arg, (TensorArg, TensorMapArg)):
-            return arg
-        desc = p.desc(arg.name)
-        return replace(arg, byte_offset=arg.byte_offset + first * desc.strides[0] * desc.dtype.num_bytes)
-
-    return replace(step, args=tuple(moved(arg) for arg in step.args)) if first else step
+            Arg("scale", "f32", p.scale)], consts, (pitch // 64, p.heads, p.batch), suffix=_suffix(p))
+        return Build((delta_step(p, device, delta, lse2, (sums, 64 * consts.panels_qk), pitch),
+                      _keys_step(p, device, consts, lse2, delta, [Arg("ptr_dq_sum", "u64", sums)]), rounded), scratch.num_bytes)
 
 
 class ApartBackwardEngine(WgmmaBackwardEngine):

@@ -1,15 +1,13 @@
-"""Gradients of attention with wgmma: long walks over tiles, rings that turn, parts of a batch, numbers that nobody may use."""
+"""Gradients of attention with wgmma: long walks over tiles, rings that turn, numbers that nobody may use."""
 
 from __future__ import annotations
-
-import dataclasses
 
 import numpy as np
 import pytest
 
 from oxidnn.codegen.render import render
 from oxidnn.engines.attention_backward_wgmma import ENGINES, WgmmaBackwardEngine
-from oxidnn.engines.base import Engine, EngineConfig
+from oxidnn.engines.base import Engine
 from oxidnn.ops.attention import AttentionProblem
 from oxidnn.ops.base import Problem
 from oxidnn.ops.case import parse_case
@@ -52,23 +50,6 @@ def test_walks(engine: Engine, p: Problem) -> None:
     support = engine.check_support(p, device.info)
     assert support, support.reason
     run_problem(device, p, engine, engine.configs(p, device.info)[-1], seed=5)
-
-
-@pytest.mark.parametrize("parts", [2, 4])
-def test_parts_of_a_batch(parts: int) -> None:
-    p = problem(2, 1, 130, 150, 64, "causal=bottom_right lengths_q=s32[4]", batch=4)
-    run_problem(backend(parts), p, ADDING, EngineConfig.of(stages=4, parts=parts))
-
-
-def test_parts_are_offered_where_their_sums_fit() -> None:
-    info = dataclasses.replace(backend(0).info, num_sms=132, l2_bytes=50 << 20)
-
-    def parts(batch: int, heads: int, length: int) -> list[int]:
-        return [config["parts"] for config in ADDING.configs(problem(heads, heads, length, length, 128, batch=batch), info)]
-
-    assert parts(32, 16, 512) == [1, 4]  # sums of 134 MB, 2048 CTAs
-    assert parts(1, 16, 16384) == [1]
-    assert parts(2, 1, 128) == [1]
 
 
 @pytest.mark.parametrize("dim", [64, 128])
