@@ -28,7 +28,7 @@ from .digits import ceil_div, power_of_two
 
 MAX_DIM = 256
 MAX_ROWS = 64  # of a tile
-COMBINE_THREADS = 128, 32  # of a CTA that adds up splits; where there are few rows these lie on more SMs
+COMBINE_THREADS = 64
 _LIMIT = 2**31
 
 
@@ -37,9 +37,9 @@ class DecodeConsts:
     """kind, kind_kv: types of q and of keys and values. keys: of a team's step. team: warps, of 16 rows each. q_words: q is loaded by twos.
     piecewise: of "k", "v" what is copied by 16 bytes. page: keys of a page, 0 without pages. k_scale, v_scale: "", "head" or "key": what
     they change along. tile_queries: of a tile, of sequences side by side, 0 without. vec: neighbouring columns of the result a thread has,
-    out_packed: and stores at once. streams: there are more keys than L2 can hold. parks_q: queries wait in shared memory, for want of
-    registers. shared_params: how many parameters are the scores'. boxes: a step is brought by tensor copies, as panels of 128 bytes of each
-    key, which the hardware swizzles."""
+    out_packed: and stores at once. hints: copies ask for 256 bytes (where keys are many times what L2 holds), tensor copies for lines that
+    leave L2 first (where they are not). parks_q: queries wait in shared memory, for want of registers. shared_params: how many parameters
+    are the scores'. boxes: a step is brought by tensor copies, as panels of 128 bytes of each key, which the hardware swizzles."""
 
     score: ScoreConsts
     kind: str
@@ -60,7 +60,7 @@ class DecodeConsts:
     vec: int
     out_packed: bool
     has_lse: bool
-    streams: bool
+    hints: bool
     parks_q: bool
     shared_params: int
     boxes: bool
@@ -261,7 +261,8 @@ def _consts(p: AttentionProblem, config: EngineConfig, device: DeviceInfo, boxes
     q, k, v, out = (p.heads_of(n) for n in ("q", "k", "v", "out"))
     rows = p.len_q * (p.heads // p.heads_kv)
     vec = next(n for n in (4, 2, 1) if p.dim_v % n == 0)
-    streams = not boxes and rows <= MAX_ROWS and k.num_bytes + v.num_bytes > 4 * device.l2_bytes
+    is_large = p.batch * p.heads_kv * p.len_kv * (p.dim_qk * k.dtype.num_bytes + p.dim_v * v.dtype.num_bytes) > 4 * device.l2_bytes
+    hints = not is_large if boxes else is_large and rows <= MAX_ROWS
     score, page, scales, tile_queries = score_consts(p), 0, ("", ""), 0
     if isinstance(p, PagedAttentionProblem):
         score = replace(score, is_varlen=False, lengths=("kv", *(("q",) if p.has("lengths_q") else ())))
@@ -270,7 +271,7 @@ def _consts(p: AttentionProblem, config: EngineConfig, device: DeviceInfo, boxes
     return DecodeConsts(
         score, q.dtype.name, k.dtype.name, p.dim_qk, p.dim_v, config["keys"], config["team"], config["warps"], config["stages"],
         config["splits"] > 1, _packs(q, 2), tuple(n for n, d in (("k", k), ("v", v)) if _in_pieces(d)), page, *scales, tile_queries, vec,
-        _packs(out, vec), p.has("lse"), streams, max(p.dim_qk, p.dim_v) > (192 if device.at_least(9) else 96), len(arguments(p)), boxes)
+        _packs(out, vec), p.has("lse"), hints, max(p.dim_qk, p.dim_v) > (192 if device.at_least(9) else 96), len(arguments(p)), boxes)
 
 
 def _scale_of(p: PagedAttentionProblem, name: str) -> str:
@@ -375,7 +376,7 @@ def _estimate(p: AttentionProblem, config: EngineConfig, device: DeviceInfo, box
     fixed = 6.0 + 0.5 * waves + 0.1 * config["warps"] + 0.01 * config["keys"]
     if not boxes:
         return fixed + max(busiest, mean, chain) + parts
-    if not c.page and not c.is_narrow:  # eight warps of small steps are the best arrangement where one CTA fills an SM
+    if not c.is_narrow:  # eight warps of small steps are the best arrangement where one CTA fills an SM
         fixed += 1.0 - 0.15 * config["warps"]
     return 0.93 * (fixed + max(busiest, mean, chain) + parts) - 1.0
 
@@ -509,9 +510,8 @@ def _build(p: AttentionProblem, config: EngineConfig, device: DeviceInfo, boxes:
             Arg("queries", "u32", p.len_q), *_divisor("queries", p.len_q), Arg("num_items", "u32", items)]
     more += scales
     more += [a for a in arguments(p) if a.name in ("ptr_sinks", "step_sinks")]
-    threads = COMBINE_THREADS[items < COMBINE_THREADS[0] * device.num_sms]
-    add = Step.of("attention/decode_combine", p.op, target, threads, more, combine, ceil_div(items, threads), follows=device.at_least(9),
-                  suffix=suffix)
+    add = Step.of("attention/decode_combine", p.op, target, COMBINE_THREADS, more, combine, ceil_div(items, COMBINE_THREADS),
+                  follows=device.at_least(9), suffix=suffix)
     return Build((main, add), scratch.num_bytes)
 
 
