@@ -73,7 +73,7 @@ class Panels:
 class BackwardConsts(Panels):
     """Shared memory: keys, values, stages of the ring, dS twice, 256 bytes each of lse2 and delta a stage, barriers.
 
-    has_dq: dq is added up in the workspace.
+    has_dq: dq is added up in the workspace. prefetches: a CTA brings to L2 what a later one fetches first.
     """
 
     scores: ScoreConsts
@@ -82,6 +82,7 @@ class BackwardConsts(Panels):
     dim_v: int
     stages: int
     has_dq: bool
+    prefetches: bool = False
 
     @property
     def stages_at(self) -> int:
@@ -295,7 +296,7 @@ class WgmmaBackwardEngine(Engine):
         return SUPPORTED
 
     def configs(self, problem: Problem, device: DeviceInfo) -> tuple[EngineConfig, ...]:
-        return (EngineConfig.of(stages=4),)
+        return tuple(EngineConfig.of(stages=4, ahead=ahead) for ahead in (device.num_sms, 0))
 
     def estimate(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> float:
         p = problem
@@ -308,7 +309,7 @@ class WgmmaBackwardEngine(Engine):
         p = problem
         assert isinstance(p, AttentionProblem)
         scratch = Scratch()
-        consts = BackwardConsts(score_consts(p), p.desc("q").dtype.name, p.dim_qk, p.dim_v, config["stages"], True)
+        consts = BackwardConsts(score_consts(p), p.desc("q").dtype.name, p.dim_qk, p.dim_v, config["stages"], True, config["ahead"] > 0)
         pitch = _pitch(p)
         rows = p.batch * p.heads * pitch
         lse2, delta = scratch.take(4 * rows), scratch.take(4 * rows)
@@ -317,8 +318,9 @@ class WgmmaBackwardEngine(Engine):
             Arg("ptr_dq_sum", "u64", sums), Arg("query_pitch", "u64", pitch), Arg("ptr_dq", "u64", TensorArg("dq")),
             *_strides("dq", p.heads_of("dq")), Arg("len_q", "u32", p.len_q), Arg("num_heads", "u32", p.heads),
             Arg("scale", "f32", p.scale)], consts, (pitch // 64, p.heads, p.batch), suffix=_suffix(p))
+        more = [Arg("ptr_dq_sum", "u64", sums), *([Arg("ahead", "u32", config["ahead"])] if config["ahead"] else [])]
         return Build((delta_step(p, device, delta, lse2, (sums, 64 * consts.panels_qk), pitch),
-                      _keys_step(p, device, consts, lse2, delta, [Arg("ptr_dq_sum", "u64", sums)]), rounded), scratch.num_bytes)
+                      _keys_step(p, device, consts, lse2, delta, more), rounded), scratch.num_bytes)
 
 
 class ApartBackwardEngine(WgmmaBackwardEngine):
