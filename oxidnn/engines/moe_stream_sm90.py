@@ -7,6 +7,7 @@ and what is not a token's own is left out of its sum. Sums over experts stay in 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from math import erfc
 
 from ..codegen.pointwise import Expression
 from ..codegen.spec import Target, TensorMapSpec
@@ -28,6 +29,7 @@ TILE_K = 64
 ROWS = 64
 THREADS = 160  # a warpgroup that multiplies, and a warp that fetches
 MAX_STAGES = 24
+GATHERED = 32  # rows, of which each lane of a warp brings one
 _BOX_BYTES = 2 * ROWS * TILE_K
 
 
@@ -36,7 +38,7 @@ class StreamConsts:
     """of: "up" or "down". columns: tokens, of tile_n that wgmma takes; tiles: of 64 rows of weights (two: of two such blocks); k_tiles: of
     an expert's sum; middle_bytes: of a token's middle; splits: CTAs of a cluster that deal out k tiles; pitch: words from token to token of
     staged sums. ragged: rows are sorted by expert. apart: results of experts are added up by another launch, a token's of result_bytes.
-    counted: CTAs take what is next by a counter, so that none waits for others."""
+    counted: CTAs take what is next by a counter, so that none waits for others. gathers: rows of x are brought from where tokens are."""
 
     kind: str
     ids: str
@@ -54,6 +56,7 @@ class StreamConsts:
     apart: bool = False
     result_bytes: int = 0
     counted: bool = False
+    gathers: bool = False
 
     pitch = ROWS + 4
 
@@ -170,13 +173,16 @@ class MoeStream(Engine):
         assert isinstance(p, MoeProblem)
         weights = 6 * _expected_hits(p) * p.hidden * p.inter
         columns = 1 + 0.004 * max(0, p.tokens - 16)
-        memory_us = weights / (device.bandwidth_gbs * 1.02e3) * columns
+        memory_us = weights / (device.bandwidth_gbs * 1.03e3) * columns * (1.02 + 0.02 * (config["up"] < 10))
         knobs = dict(config.knobs)
         if "apart" in knobs:
-            return 15.0 + memory_us + (1.5 if knobs["counted"] else 0.01 * memory_us)
-        # A static deal of what comes at uneven speeds: the last CTA is late.
-        share = min(1.0, ceil_div(p.hidden, ROWS) * knobs["splits"] / (0.7 * device.num_sms))
-        return 11.0 + 0.5 * (knobs["splits"].bit_length() - 1) + memory_us * (2.04 + 1.08 / share**0.7) / 3
+            return 17.0 + 1.01 * memory_us + min(0.08 * memory_us, 10.0) + (1.5 if knobs["counted"] else 0.01 * memory_us)
+        # A static deal of what comes at uneven speeds: the last CTA is late. Larger clusters than pairs do not all find room at once.
+        ctas = ceil_div(p.hidden, ROWS) * knobs["splits"]
+        share = min(1.0, ctas / (0.7 * device.num_sms))
+        crowded = 1.35 if knobs["splits"] > 2 and ctas > 0.9 * device.num_sms and knobs["down"] * _BOX_BYTES > 114e3 else 1.0
+        total_us = memory_us * (2.04 + 1.08 * crowded / share**0.7) / 3
+        return 11.0 + min(0.03 * memory_us, 6.0) + 0.5 * (knobs["splits"].bit_length() - 1) + total_us
 
     def build_steps(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> Build:
         p = problem
@@ -248,15 +254,16 @@ class MoeStreamSorted(Engine):
         return SUPPORTED
 
     def configs(self, problem: Problem, device: DeviceInfo) -> tuple[EngineConfig, ...]:
-        """columns: rows of an expert that a tile takes."""
+        """columns: rows of an expert that a tile takes; gathers: the first product brings them from where tokens are."""
         p = problem
         assert isinstance(p, MoeProblem)
         found = []
-        for columns in (8, 16, 32, 48, 64, 80, 96):  # more sums than that find no registers
+        for columns in (8, 16, 24, 32, 48, 64, 80, 96):  # more sums than that find no registers
             for share in (1, 2):
                 up, down = (self._stages(p, of, columns, share, device) for of in ("up", "down"))
-                if up >= 3 or device.is_emulated:
-                    found.append(EngineConfig.of(columns=columns, up=up, down=down))
+                for gathers in (False, True) if columns <= GATHERED and _fits_map(p.desc("x")) else (False,):
+                    if up >= 3 or device.is_emulated:
+                        found.append(EngineConfig.of(columns=columns, up=up, down=down, gathers=gathers))
         return tuple(sorted(dict.fromkeys(found), key=lambda config: self.estimate(problem, config, device)))
 
     @staticmethod
@@ -271,13 +278,18 @@ class MoeStreamSorted(Engine):
         assert isinstance(p, MoeProblem)
         hits, columns = _expected_hits(p), config["columns"]
         each = p.rows / hits
-        tiles = hits * max(1.0, each / columns + (0.5 if each > columns / 2 else 0.0))
+        # Of random experts: a tile more for each multiple of its rows that an expert's are above
+        spread = (2 * max(each, 1.0)) ** 0.5
+        tiles = hits * (1 + sum(0.5 * erfc((i * columns + 0.5 - each) / spread) for i in range(1, int(each * 2 / columns) + 3)))
         weights = 6 * p.hidden * p.inter
-        memory_us = hits * weights / (device.bandwidth_gbs * 1.0e3)
-        l2_us = tiles * weights * (1 + columns / 128) / (device.num_sms * 60e3)
-        multiply_us = tiles * weights / (16384 * device.num_sms) * max(160.0, 4.4 * columns) / 1.6e3
-        moved_us = (p.tokens + 3 * p.rows) * p.hidden * 2 / (device.bandwidth_gbs * 800)
-        return 25.0 + max(memory_us, l2_us, multiply_us) + 0.1 * min(memory_us, max(l2_us, multiply_us)) + moved_us
+        # What further tiles want again is partly gone from L2.
+        memory_us = (hits + 0.4 * (tiles - hits)) * weights / (device.bandwidth_gbs * 1.06e3)
+        memory_us *= 1.0 if config["up"] >= 7 else 1.015 if columns < 64 else 1.1
+        l2_us = tiles * weights * (1 + columns / 128) / (device.num_sms * 75e3)
+        multiply_us = tiles * weights / (16384 * device.num_sms) * (240.0 + 4.5 * columns) / 1.6e3
+        moved_us = (p.tokens + (2 if config["gathers"] else 3) * p.rows) * p.hidden * 2 / (device.bandwidth_gbs * 800)
+        most_us = max(memory_us, l2_us, multiply_us)
+        return (20.0 if config["gathers"] else 24.0) + most_us + min(0.12 * most_us, 18.0) + moved_us
 
     def build_steps(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> Build:
         p, scratch, steps = problem, Scratch(), list[Step]()
@@ -287,17 +299,23 @@ class MoeStreamSorted(Engine):
         xs, middle = (Held(d, scratch.take(d.shape[0] * d.strides[0] * 2)) for d in (xs_desc, middle_desc))
         counters = scratch.take(8)
         steps += sort_steps(p, ids, order, inverse, counts, device, scratch, counters)
-        steps.append(scatter_step(p, held(p, "x"), inverse, xs, device))
+        gathers = config["gathers"]
+        if not gathers:
+            steps.append(scatter_step(p, held(p, "x"), inverse, xs, device))
         for of, source, weights, result in (("up", xs, "w_gate_up", middle), ("down", middle, "w_down", xs)):
             c = _sorted_consts(p, of, config["columns"], config[of])
             assert isinstance(source.place, WorkspaceArg)
-            rows = source.desc
-            map_ = TensorMapSpec(p.kind.name, (rows.shape[1], rows.shape[0]), (rows.strides[0] * 2,), (TILE_K, c.tile_n), swizzle=128)
+            is_gathered = gathers and of == "up"
+            c, rows = replace(c, gathers=is_gathered, topk=p.topk), p.desc("x") if is_gathered else source.desc
+            box = (TILE_K, 1 if is_gathered else c.tile_n)
+            map_ = TensorMapSpec(p.kind.name, (rows.shape[1], rows.shape[0]), (rows.strides[0] * 2,), box, swizzle=128)
+            tokens = TensorMapArg("x", map_) if is_gathered else WorkspaceMapArg(map_, source.place.byte_offset)
             tiles = min(p.experts, p.rows) + p.rows // c.tile_n
             num_ctas = min(device.num_sms * _per_sm(c, device), tiles * c.tiles)
             args = [Arg("map_weights", "tensor_map", TensorMapArg(weights, _weights_map(p.desc(weights), p.kind.name))),
-                    Arg("map_tokens", "tensor_map", WorkspaceMapArg(map_, source.place.byte_offset)),
-                    Arg("ptr_group_sizes", "u64", counts.place), Arg("groups_count", "u32", p.experts), Arg("groups_total", "u32", p.rows),
+                    Arg("map_tokens", "tensor_map", tokens),
+                    *([Arg("ptr_order", "u64", order.place)] if is_gathered else []), Arg("ptr_group_sizes", "u64", counts.place),
+                    Arg("groups_count", "u32", p.experts), Arg("groups_total", "u32", p.rows),
                     Arg("groups_step", "s64", 4), Arg("ptr_result", "u64", result.place),
                     Arg("result_row_bytes", "s64", 2 * result.desc.strides[0]), Arg("num_ctas", "u32", num_ctas),
                     Arg("ptr_counter", "u64", shifted(counters, 4 if of == "down" else 0))]
