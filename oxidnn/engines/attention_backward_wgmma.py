@@ -137,6 +137,11 @@ class QueriesConsts(Panels):
     stages: int
 
     @property
+    def holds(self) -> bool:
+        """Queries and d_out stay in registers: three warpgroups have too few."""
+        return self.warpgroups == 2
+
+    @property
     def stages_at(self) -> int:
         return (self.panels_qk + self.panels_v) * 64 * self.warpgroups * 128
 
@@ -334,8 +339,8 @@ class ApartBackwardEngine(WgmmaBackwardEngine):
         p = problem
         assert isinstance(p, AttentionProblem)
         found = []
-        warpgroups = 2 if p.dim_qk > 64 else 3  # of three, threads have 168 registers
-        for stages, key_stages in ((5, 4), (4, 4), (4, 3)):
+        # Of three warpgroups, threads have 168 registers.
+        for warpgroups, stages, key_stages in ((2, 5, 4), (2, 4, 4), *(((3, 5, 4),) if p.dim_qk <= 64 else ())):
             keys = BackwardConsts(score_consts(p), p.desc("q").dtype.name, p.dim_qk, p.dim_v, key_stages, False)
             if max(_queries_consts(p, warpgroups, stages).smem_bytes, keys.smem_bytes) <= device.smem_per_cta:
                 found.append(EngineConfig.of(warpgroups=warpgroups, stages=stages, key_stages=key_stages))
