@@ -134,8 +134,16 @@ class QuantizedWgmmaConsts:
         factors = 4 * self.rows * groups * (int(self.grouped) + (self.zero != ""))
         return max(self.factors_at + factors, self.k_groups * self.slab_bytes)
 
-    def names(self, stem: str) -> list[str]:
-        return [f"%{stem}{i}" for i in range(self.columns // 2)]
+    def names(self, stem: str, first: int = 0) -> list[str]:
+        return [f"%{stem}{first + i}" for i in range(self.columns // 2)]
+
+    def part_of(self, span: int) -> list[str]:
+        """Where the products of a span of a turn are summed: units of sums that leave the tensor cores take turns."""
+        return self.names("part", span // self.unit % 2 * self.columns // 2) if self.scaling == "sums" else self.names("acc")
+
+    def scale_of(self, span: int) -> list[str]:
+        first = span // self.unit % 2 * 2
+        return [f"%scale{first}", f"%scale{first + 1}"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +176,7 @@ def _plan(p: QuantizedLinearProblem, config: EngineConfig) -> _Plan:
     if k_groups > 1:
         epilogue = replace(epilogue, pitch=epilogue.tile_inner)  # no gaps: all words of a slab are added
     scaling = config["scaling"] if p.groups > 1 else "none"
-    unit = min(spans, p.group_size // SPAN_K) if scaling == "sums" else 1
+    unit = min(spans // 2, p.group_size // SPAN_K) if scaling == "sums" else 1
     row_tiles, column_tiles = -(-p.n // rows), -(-p.rows // columns)
     consts = QuantizedWgmmaConsts(
         p.kind, p.desc("x").dtype.name, 4 if p.kind in NIBBLES else 8, columns, row_groups, k_groups, spans,
@@ -184,7 +192,7 @@ def _threads(c: QuantizedWgmmaConsts) -> int:
 
 
 def _registers_needed(c: QuantizedWgmmaConsts) -> int:
-    return c.columns // 2 * (2 if c.scaling == "sums" else 1) + 32 + 50
+    return int(c.columns / 2 * (2.6 if c.scaling == "sums" else 1)) + 32 + 50
 
 
 class QuantizedLinearWgmma(Engine):
@@ -339,9 +347,9 @@ def _candidates(p: QuantizedLinearProblem, device: DeviceInfo) -> Iterator[Engin
 def _scalings(p: QuantizedLinearProblem, columns: int, spans: int) -> tuple[str, ...]:
     if p.groups == 1:
         return ("none",)
-    unit = min(spans, p.group_size // SPAN_K)
-    can_sum = columns <= 128 and p.group_size % SPAN_K == 0 and spans % unit == 0 and p.group_size % (SPAN_K * unit) == 0
-    return ("sums",) if can_sum and columns <= 64 else ("sums", "numbers") if can_sum else ("numbers",)
+    unit = min(spans // 2, p.group_size // SPAN_K)
+    can_sum = p.group_size % SPAN_K == 0 and spans % (2 * unit) == 0 and p.group_size % (SPAN_K * unit) == 0
+    return ("sums",) if can_sum and columns <= 64 else ("numbers",)
 
 
 def _depths(p: QuantizedLinearProblem, device: DeviceInfo, k_tiles: int, **knobs: int | str) -> tuple[int, ...]:
@@ -351,7 +359,7 @@ def _depths(p: QuantizedLinearProblem, device: DeviceInfo, k_tiles: int, **knobs
         room = min(device.smem_per_cta, device.smem_per_sm // per_sm - 1024)
         return c.smem_bytes(p.groups) <= room and _registers_needed(c) <= (255 if c.is_merged else MAX_REGISTERS[c.warpgroups])
 
-    least = 1 + int(knobs["k_groups"])
+    least = 3 if knobs["filler"] == "own" else 1 + int(knobs["k_groups"])
     if device.is_emulated:
         return (least,) if fits(least, 1) else ()
     deepest = max(least, min(MAX_STAGES, k_tiles * (2 if knobs["filler"] == "own" else 1)))
