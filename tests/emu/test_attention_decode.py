@@ -114,8 +114,8 @@ def test_windows_over_pages(page: int) -> None:
 
 
 @pytest.mark.parametrize(("case", "team", "warps"), [
-    ("attention q=bf16[2,8,3,64]nchw k=bf16[2,4,130,64](33280,64,256,1) v=bf16[2,4,130,64](33280,64,256,1) causal=bottom_right sinks=f32[8] "
-     "alibi=f32[8] return_lse=True", 1, 4),
+    ("attention q=bf16[2,8,3,64]nchw k=bf16[2,4,130,64](33280,64,256,1) v=bf16[2,4,130,64](33280,64,256,1) causal=bottom_right "
+     "sinks=f32[8] alibi=f32[8] return_lse=True", 1, 4),
     ("attention q=f16[2,16,9,64]nchw k=f16[2,4,100,64]nchw v=f16[2,4,100,72]nchw lengths_kv=s32[2]", 2, 4),
     ("paged_attention q=bf16[2,16,1,128]nchw k_cache=bf16[9,8,16,128](16384,128,1024,1) v_cache=bf16[9,8,16,128](16384,128,1024,1) "
      "page_table=s32[2,4] lengths_kv=s32[2] return_lse=True", 1, 8),
