@@ -10,12 +10,12 @@ from functools import lru_cache
 from itertools import product
 from math import gcd
 
-from ..codegen.spec import Target
+from ..codegen.spec import Target, TensorMapSpec
 from ..device import DeviceInfo
 from ..dtypes import F16, F32
 from ..ops.base import Problem
 from ..ops.gguf import GgufMatvecProblem
-from .base import SUPPORTED, Arg, Build, Engine, EngineConfig, Scratch, Step, Support, TensorArg, refuse
+from .base import SUPPORTED, Arg, Build, Engine, EngineConfig, Scratch, Step, Support, TensorArg, TensorMapArg, refuse
 from .digits import ceil_div
 from .gguf_formats import FORMAT_CONSTS, FormatConsts, half_pair, phase_of
 
@@ -28,10 +28,11 @@ _COMBINE_THREADS = 128
 
 @dataclass(frozen=True, slots=True)
 class MatvecConsts:
-    """warps: of a team, which shares tiles. rows: of x that a CTA multiplies. parts: f16 numbers of one of x. run: blocks of a chunk.
-    phase: what the addresses of chunks are multiples of (4, 2, 1). pieces: of 16 bytes that a row's chunk may touch; has_skew: it may
-    begin within one. slot_areas: every expert of a row has an x of its own. scales_x: rows of x are multiplied by powers of two. moves_x:
-    four numbers of x lie together, aligned. begins_within: the first block may lie within 16 bytes that begin before it."""
+    """warps: of a team, which shares tiles. rows: of x that a CTA multiplies. parts: f16 numbers of one of x. run: blocks that code is
+    written for, loops of them make a chunk. by_map: chunks come as boxes of a tensor map. phase: what the addresses of chunks are multiples
+    of (4, 2, 1). pieces: of 16 bytes that a row's chunk may touch; has_skew: it may begin within one. slot_areas: every expert of a row has
+    an x of its own. scales_x: rows of x are multiplied by powers of two. moves_x: four numbers of x lie together, aligned. begins_within:
+    the first block may lie within 16 bytes that begin before it."""
 
     format: FormatConsts
     rows: int
@@ -40,6 +41,8 @@ class MatvecConsts:
     teams: int
     stages: int
     run: int
+    loops: int
+    by_map: bool
     phase: int
     has_skew: bool
     pieces: int
@@ -83,11 +86,20 @@ class MatvecConsts:
 
     @property
     def chunk_bytes(self) -> int:
-        return self.run * self.format.num_bytes
+        return self.loops * self.run * self.format.num_bytes
 
     @property
     def chunk_size(self) -> int:
-        return self.run * self.format.size
+        return self.loops * self.run * self.format.size
+
+    @property
+    def follows_rows(self) -> bool:
+        """Where a lane's rows begin within 16 bytes is its own."""
+        return self.has_skew and not self.by_map
+
+    @property
+    def barrier_bytes(self) -> int:
+        return ceil_div(8 * self.warps * self.teams * self.stages, 16) * 16 if self.by_map else 0
 
     @property
     def row_pitch(self) -> int:
@@ -100,8 +112,8 @@ class MatvecConsts:
 
     @property
     def units(self) -> int:
-        """Eights of groups that share minima, of a chunk."""
-        return self.chunk_size // (128 * self.format.group)
+        """Eights of groups that share minima, of a run."""
+        return self.run * self.format.size // (128 * self.format.group)
 
     @property
     def block_units(self) -> int:
@@ -141,31 +153,59 @@ class _Layout:
 def _layout(c: MatvecConsts, panel_chunks: int) -> _Layout:
     columns = c.areas * c.parts
     x_pitch = 2 * panel_chunks * c.chunk_size + 32
-    sums_pitch = ceil_div(panel_chunks * c.units * 32, 128) * 128 + 32 if c.format.has_min else 0
-    sums = c.format.grid_bytes + c.scale_bytes + columns * x_pitch
+    sums_pitch = ceil_div(panel_chunks * c.loops * c.units * 32, 128) * 128 + 32 if c.format.has_min else 0
+    sums = c.format.grid_bytes + c.scale_bytes + c.barrier_bytes + columns * x_pitch
     partials = sums + columns * sums_pitch
     ring = ceil_div(partials + 2 * c.teams * c.warps * c.columns * 64, 128) * 128
     return _Layout(x_pitch, sums_pitch, sums, partials, ring, ring + c.teams * c.warps * c.stages * c.stage_bytes)
 
 
-def _consts(p: GgufMatvecProblem, warps: int, teams: int, stages: int, chunk: int, panels: int) -> MatvecConsts:
+def _consts(p: GgufMatvecProblem, config: EngineConfig) -> MatvecConsts:
     f, blocks, x = FORMAT_CONSTS[p.format], p.desc("blocks"), p.desc("x")
-    run = f.run * chunk
-    run_bytes = run * f.num_bytes
+    chunk, by_map = config["chunk"], config["loads"] == "map"
+    # one run's code takes a chunk in turns; runs begin at whole words
+    run = f.run * (2 if chunk > 1 and f.run * f.num_bytes % 4 else 1)
+    loops = f.run * chunk // run
+    chunk_bytes = loops * run * f.num_bytes
     steps = [s for s, n in zip(blocks.strides[:-1], blocks.shape[:-1], strict=True) if n > 1]
-    together = gcd(16, blocks.align, run_bytes, *steps)
-    phase = phase_of(f, blocks, run_bytes)
+    together = gcd(16, blocks.align, chunk_bytes, *steps)
+    phase = phase_of(f, blocks, chunk_bytes)
     slot_areas = p.num_ids > 0 and x.rank == 3
     is_indexed = p.has("ids")
     size = x.dtype.num_bytes
     moves_x = (x.strides[-1] == 1 and x.align % (4 * size) == 0
                and all(s % 4 == 0 for s, n in zip(x.strides[:-1], x.shape[:-1], strict=True) if n > 1))
     rows = 1 if is_indexed else p.rows
-    return MatvecConsts(f, rows, 3 if x.dtype is F32 else 1, warps, teams, stages, run, phase, together < 16,
-                        ceil_div(run_bytes + 16 - together + 4 * (phase == 1), 16), x.dtype.name,
-                        "f32" if panels > 1 else p.desc("y").dtype.name, p.desc("ids").dtype.name if is_indexed else "",
+    return MatvecConsts(f, rows, 3 if x.dtype is F32 else 1, config["warps"], config["teams"], config["stages"], run, loops, by_map, phase,
+                        together < 16, ceil_div(chunk_bytes + 16 - together + 4 * (phase == 1), 16), x.dtype.name,
+                        "f32" if config["panels"] > 1 else p.desc("y").dtype.name, p.desc("ids").dtype.name if is_indexed else "",
                         p.desc("weights").dtype.name if p.has("weights") else "", slot_areas, p.num_ids if slot_areas else rows,
                         x.dtype is not F16 or f.has_min, moves_x, blocks.align < 16)
+
+
+def _map_fault(p: GgufMatvecProblem, device: DeviceInfo) -> str:
+    """Why blocks cannot come by a tensor map; empty if they can."""
+    blocks = p.desc("blocks")
+    if not device.at_least(9):
+        return "tensor maps need compute capability 9.0"
+    steps = [s for s, n in zip(blocks.strides[:-1], blocks.shape[:-1], strict=True) if n > 1]
+    if blocks.align % 16 or blocks.shape[-1] % 16 or any(s % 16 or not 0 < s < 2**40 for s in steps):
+        return "rows of blocks must begin at multiples of 16 bytes"
+    return "" if blocks.shape[-1] else "rows are empty"
+
+
+def _map(p: GgufMatvecProblem, c: MatvecConsts) -> TensorMapSpec:
+    """Boxes of 16 rows and a chunk, in words."""
+    blocks = p.desc("blocks")
+    extents = tuple(reversed(blocks.shape[:-1]))
+    step = blocks.shape[-1]
+    strides = []
+    for stride, extent in zip(reversed(blocks.strides[:-1]), extents, strict=True):
+        step = stride if extent > 1 else step
+        strides.append(step)
+        step *= extent
+    return TensorMapSpec("u32", (blocks.shape[-1] // 4, *extents), tuple(strides),
+                         (c.row_pitch // 4, TILE, *(1 for _ in extents[1:])))
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +225,7 @@ class _Plan:
 
 @lru_cache(maxsize=1024)
 def _plan(p: GgufMatvecProblem, config: EngineConfig, device: DeviceInfo) -> _Plan:
-    c = _consts(p, config["warps"], config["teams"], config["stages"], config["chunk"], config["panels"])
+    c = _consts(p, config)
     num_chunks = ceil_div(p.k, c.chunk_size)
     panel_chunks = max(ceil_div(num_chunks, config["panels"]), 1)
     panels = max(ceil_div(num_chunks, panel_chunks), 1)
@@ -210,18 +250,22 @@ def _most_warps(p: GgufMatvecProblem) -> int:
 
 
 def _candidates(p: GgufMatvecProblem, device: DeviceInfo) -> Iterator[EngineConfig]:
+    loads = "copies" if _map_fault(p, device) else "map"
     for warps, teams, ctas in product((2, 4, 8, 16), (1, 2, 4, 8), (1, 2, 3, 4)):
         total = warps * teams * ctas
-        if not 8 <= total <= _most_warps(p) or warps * teams > 32 or total % 4 or (device.is_emulated and (teams > 2 or ctas > 2)):
+        if not 8 <= total <= _most_warps(p) or warps * teams > 32 or (device.is_emulated and (teams > 2 or ctas > 2)):
             continue
-        for chunk, stages in product((1, 2), (2, 3, 4, 6)):
-            fitting = (n for n in range(1, MAX_PANELS + 1)
-                       if _fits(p, EngineConfig.of(warps=warps, teams=teams, ctas=ctas, stages=stages, chunk=chunk, panels=n), device))
-            least = next(fitting, 0)
+        for chunk, stages in product((1, 2, 4, 8), (2, 3, 4, 6)):
+            def config(panels: int, warps: int = warps, teams: int = teams, ctas: int = ctas, stages: int = stages,
+                       chunk: int = chunk) -> EngineConfig:
+                return EngineConfig.of(loads=loads, warps=warps, teams=teams, ctas=ctas, stages=stages, chunk=chunk, panels=panels)
+
+            if chunk > 1 and _consts(p, config(1)).row_pitch > 1024:  # 256 words
+                continue
+            least = next((n for n in range(1, MAX_PANELS + 1) if _fits(p, config(n), device)), 0)
             for panels in {least, *((2, 4) if least else ())}:
-                config = EngineConfig.of(warps=warps, teams=teams, ctas=ctas, stages=stages, chunk=chunk, panels=panels)
-                if panels and panels >= least and (panels == least or _plan(p, config, device).num_chunks >= 2 * panels * warps):
-                    yield config
+                if panels and panels >= least and (panels == least or _plan(p, config(panels), device).num_chunks >= 2 * panels * warps):
+                    yield config(panels)
 
 
 def _estimate(p: GgufMatvecProblem, config: EngineConfig, device: DeviceInfo) -> float:
@@ -275,7 +319,7 @@ class GgufMatvec(Engine):
             return Build(())
         plan, scratch = _plan(p, config, device), Scratch()
         c, y = plan.consts, p.desc("y")
-        target = Target.for_arch(device.arch, (7, 4))
+        target = Target.for_arch(device.arch, (8, 0) if c.by_map else (7, 4))
         size = y.dtype.num_bytes
         y_strides = (y.strides[-2] if y.rank == 2 else 0, y.strides[-1])
         out = [Arg("ptr_y", "u64", TensorArg("y")), Arg("y_row_step", "s64", y_strides[0] * size),
@@ -292,7 +336,7 @@ class GgufMatvec(Engine):
         grid = plan.tile_ctas * plan.panels * (p.rows if p.has("ids") else 1)
         step = Step.of("gguf/matvec", p.op, target, 32 * c.warps * c.teams, [*_arguments(p, plan), *out], c, grid,
                        dynamic_smem=plan.layout.num_bytes, min_ctas_per_sm=plan.per_sm,
-                       suffix=f"{p.format.lower()}_{c.x_dtype}_{c.rows}_{c.warps}x{c.teams}x{c.stages}x{c.run}")
+                       suffix=f"{p.format.lower()}_{c.x_dtype}_{c.rows}_{config.name}")
         return Build((step, *combine), scratch.num_bytes)
 
 
@@ -301,8 +345,12 @@ def _arguments(p: GgufMatvecProblem, plan: _Plan) -> list[Arg]:
     x_size = x.dtype.num_bytes
     is_indexed = p.has("ids")
     x_row, x_area = (x.strides[0], x.strides[1] if x.rank == 3 else 0) if is_indexed else (0, x.strides[0] if x.rank == 2 else 0)
-    args = [Arg("ptr_blocks", "u64", TensorArg("blocks")), Arg("row_bytes", "u32", blocks.shape[-1]),
-            Arg("row_step", "s64", blocks.strides[-2]), Arg("n", "u32", p.n), Arg("k", "u32", p.k),
+    if plan.consts.by_map:
+        args = [Arg("map_blocks", "tensor_map", TensorMapArg("blocks", _map(p, plan.consts)))]
+    else:
+        args = [Arg("ptr_blocks", "u64", TensorArg("blocks")), Arg("row_step", "s64", blocks.strides[-2])]
+        args += [Arg("expert_step", "s64", blocks.strides[0])] if is_indexed else []
+    args += [Arg("row_bytes", "u32", blocks.shape[-1]), Arg("n", "u32", p.n), Arg("k", "u32", p.k),
             Arg("tiles", "u32", ceil_div(p.n, TILE)), Arg("tile_ctas", "u32", plan.tile_ctas), Arg("num_chunks", "u32", plan.num_chunks),
             Arg("panels", "u32", plan.panels), Arg("panel_chunks", "u32", plan.panel_chunks), Arg("ptr_x", "u64", TensorArg("x")),
             Arg("x_row_step", "s64", x_row * x_size), Arg("x_area_step", "s64", x_area * x_size),
@@ -310,7 +358,7 @@ def _arguments(p: GgufMatvecProblem, plan: _Plan) -> list[Arg]:
             Arg("sums_pitch", "u32", layout.sums_pitch), Arg("sums_begin", "u32", layout.sums_begin),
             Arg("partials_begin", "u32", layout.partials_begin), Arg("ring_begin", "u32", layout.ring_begin)]
     if is_indexed:
-        args += [Arg("expert_step", "s64", blocks.strides[0]), Arg("num_experts", "u32", blocks.shape[0]), Arg("slots", "u32", p.num_ids)]
+        args += [Arg("num_experts", "u32", blocks.shape[0]), Arg("slots", "u32", p.num_ids)]
         for name, stem in (("ids", "id"), ("weights", "weight")):
             if p.has(name):
                 desc = p.desc(name)

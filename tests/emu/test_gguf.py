@@ -85,14 +85,15 @@ def test_columns_of_a_product_are_elements(h: oxidnn.DnnHandle, name: str) -> No
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_products_of_every_format_in_several_configs(name: str) -> None:
-    """Rows that lie together, in panels of k where there are such; rows of any number of bytes at an odd address."""
+    """Rows that a tensor map can describe, in panels of k where there are such; rows of any number of bytes at an odd address."""
     backend, engine = EmulatedBackend("sm_90a", checkers="all"), GgufMatvec()
     size, num_bytes = FORMATS[name]
-    count = 3 if size == 256 else 17
-    row_bytes = count * num_bytes
-    for lies, x in (("nchw", "f16[1,{}]"), (f"({row_bytes + 3},1)@1", "f32[3,{}]")):
+    for count, lies, x in ((8 if size == 256 else 32, "nchw", "f16[1,{}]"), (2 if size == 256 else 17, "({},1)@1", "f32[3,{}]")):
+        row_bytes = count * num_bytes
+        lies = lies.format(row_bytes + 3)
         problem = parse_case(f"gguf_matvec blocks=u8[19,{row_bytes}]{lies} x={x.format(count * size)}nchw format={name}")
         configs = engine.configs(problem, backend.info)
+        assert (configs[0]["loads"] == "map") == (lies == "nchw")
         run_problem(backend, problem, engine, next((c for c in configs if c["panels"] > 1), configs[-1]) if lies == "nchw" else configs[0])
 
 

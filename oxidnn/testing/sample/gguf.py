@@ -19,17 +19,19 @@ _HALVES = {"Q4_1": (0, 2), "Q5_1": (0, 2), "Q2_K": (80, 82), "Q3_K": (108,), "Q4
 
 
 def moderate(name: str, blocks: np.ndarray) -> np.ndarray:
-    """Random blocks with scales from 2^-5 to 2^0 and of either sign, where a format has f16 ones, and likewise otherwise."""
+    """Random blocks with scales from 2^-12 to 2^-8 and of either sign, where a format has f16 ones; products stay numbers of f16."""
     size = FORMATS[name][1]
     b = np.array(blocks, np.uint8).reshape(*blocks.shape[:-1], blocks.shape[-1] // size, size)
     for at in _HALVES.get(name, (0,)):
-        b[..., at + 1] = 0x28 + b[..., at + 1] % 0x14 + (b[..., at + 1] & 0x80)
+        b[..., at + 1] = 0x0C + b[..., at + 1] % 0x14 + (b[..., at + 1] & 0x80)
     if name == "MXFP4":
         b[..., 0] = 122 + b[..., 0] % 8
+    elif name == "NVFP4":
+        b[..., :4] %= 0x58
     elif name == "Q8_K":
-        b[..., 3] = 0x3C + (b[..., 3] & 0x81)
+        b[..., 3] = 0x38 + (b[..., 3] & 0x81)
     elif name == "IQ1_M":
-        b[..., 55] = 0x30 + (b[..., 55] & 0x8F)
+        b[..., 55] = 0x10 + (b[..., 55] & 0x8F)
     return b.reshape(blocks.shape)
 
 
