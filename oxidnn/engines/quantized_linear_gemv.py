@@ -28,11 +28,45 @@ TABLE_COPIES = 32  # of the pairs of nf4 numbers: a bank for each lane
 
 
 @dataclass(frozen=True, slots=True)
+class FactorConsts:
+    """Factors of a row and a round: `count` of `size` bytes, per_load side by side at a time."""
+
+    count: int
+    size: int
+    per_load: int
+
+    @property
+    def loads(self) -> int:
+        return self.count // self.per_load
+
+    @property
+    def load_registers(self) -> int:
+        return max(1, self.per_load * self.size // 4)
+
+    @property
+    def registers(self) -> int:
+        return self.loads * self.load_registers
+
+    @property
+    def ptx(self) -> str:
+        num_bytes = self.per_load * self.size
+        return {1: "u8", 2: "u16", 4: "b32", 8: "v2.b32", 16: "v4.b32"}[num_bytes]
+
+    def place(self, factor: int) -> tuple[int, int]:
+        """(register, byte in there) of a factor."""
+        byte = factor % self.per_load * self.size
+        return factor // self.per_load * self.load_registers + byte // 4, byte % 4
+
+
+NO_FACTORS = FactorConsts(1, 1, 1)
+
+
+@dataclass(frozen=True, slots=True)
 class QuantizedGemvConsts:
     """Consts of quantized_linear/gemv. dtype: of x; bits: of a code; columns: rows of x; row_warps, k_warps: that share the rows of W, that
     deal out k; depth: steps under way; lane_bytes: of a row that a lane loads at once; flush_blocks: blocks of 8 numbers of a lane of
     which a group's sums are made, or parts of a group; group_size: 0 where scales do not change along k; scale_group, zero_group: bytes
-    from a group's to the next; zero: PTX type of zero points, "" without; whole: k has whole steps."""
+    from a group's to the next; scales, zeros: of a row and a round; zero: PTX type of zero points, "" without; whole: k has whole steps."""
 
     kind: str
     dtype: str
@@ -47,6 +81,8 @@ class QuantizedGemvConsts:
     group_size: int
     scale_group: int
     zero_group: int
+    scales: FactorConsts
+    zeros: FactorConsts
     zero: str
     scale: str
     whole: bool
@@ -60,22 +96,12 @@ class QuantizedGemvConsts:
         return self.group_size > 0
 
     @property
-    def scale_round(self) -> int:
-        """Bytes of scales from a warp's step to its next."""
-        return self.scale_group * (self.round_k // self.group_size) if self.grouped else 0
+    def round_groups(self) -> int:
+        return self.round_k // self.group_size
 
-    @property
-    def scale_unit(self) -> int:
-        """From the scale of one unit of a step to that of the next."""
-        return self.scale_group * (self.step_k // self.units // self.group_size)
-
-    @property
-    def zero_round(self) -> int:
-        return self.zero_group * (self.round_k // self.group_size) if self.grouped else 0
-
-    @property
-    def zero_unit(self) -> int:
-        return self.zero_group * (self.step_k // self.units // self.group_size)
+    def group_of(self, step: int, unit: int) -> int:
+        """Of a unit of a step of the round."""
+        return (step * self.step_k + unit * self.step_k // self.units) // self.group_size
 
     @property
     def rows(self) -> int:
@@ -110,8 +136,8 @@ class QuantizedGemvConsts:
 
     @property
     def round_k(self) -> int:
-        """From a warp's step to its next."""
-        return self.step_k * self.k_warps
+        """Of a warp."""
+        return self.step_k * self.depth
 
     @property
     def segments(self) -> int:
@@ -187,14 +213,31 @@ def _plan(p: QuantizedLinearProblem, config: EngineConfig, device: DeviceInfo) -
     epilogue = tiling.plan_epilogue(d, am, columns, rows, threads, tiling.needs_wide(d), False)
     epilogue = replace(epilogue, pitch=epilogue.tile_inner)  # no gaps: all words of a slab are added
     has_zero = p.has("zero_point")
+    step, groups = 512 // bits, max(1, config["depth"] * (512 // bits) // p.group_size)
+    scales = _factors(p, "scale", groups) if p.groups > 1 else NO_FACTORS
     consts = QuantizedGemvConsts(
         p.kind, p.desc("x").dtype.name, bits, rows // row_warps // 16, columns, row_warps,
         config["warps"] // row_warps, config["depth"], _lane_bytes(p),
         min(16 // bits, max(1, p.group_size // 32)), p.group_size if p.groups > 1 else 0,
-        p.grid_strides("scale")[1] * p.desc("scale").dtype.num_bytes, p.grid_strides("zero_point")[1] if has_zero else 0,
-        p.desc("zero_point").dtype.name if has_zero else "", p.desc("scale").dtype.name, p.k % (512 // bits) == 0,
+        p.grid_strides("scale")[1] * p.desc("scale").dtype.num_bytes, p.grid_strides("zero_point")[1] if has_zero else 0, scales,
+        _factors(p, "zero_point", groups) if has_zero and p.groups > 1 else NO_FACTORS,
+        p.desc("zero_point").dtype.name if has_zero else "", p.desc("scale").dtype.name, p.k % step == 0,
         device.at_least(8, 9), tuple(map(float, NF4)) if p.kind == "nf4" else (), epilogue, threads)
-    return _Plan(consts, am, d, -(-p.n // rows), -(-p.k // (consts.round_k * consts.depth)))
+    return _Plan(consts, am, d, -(-p.n // rows), -(-p.k // (consts.round_k * consts.k_warps)))
+
+
+def _factors(p: QuantizedLinearProblem, name: str, count: int) -> FactorConsts:
+    """How `count` factors of a row are loaded, of which every load begins at a multiple of its bytes and ends within the row."""
+    desc = p.desc(name)
+    size = desc.dtype.num_bytes
+    row, group = p.grid_strides(name)
+    per_load = 1
+    while group == 1 and per_load * 2 * size <= 16:
+        wider = per_load * 2
+        if count % wider or p.groups % wider or (p.n > 1 and row % wider) or desc.align % (wider * size):
+            break
+        per_load = wider
+    return FactorConsts(count, size, per_load)
 
 
 def _lane_bytes(p: QuantizedLinearProblem) -> int:
@@ -206,7 +249,7 @@ def _lane_bytes(p: QuantizedLinearProblem) -> int:
 
 
 def _registers_needed(c: QuantizedGemvConsts) -> int:
-    factors = c.row_count * c.units * ((1 if c.grouped else 0) + (1 if c.zero else 0)) * (c.depth if c.grouped else 1)
+    factors = 2 * c.row_count * ((c.scales.registers if c.grouped else 0) + (c.zeros.registers if c.zero else 0))
     pointers = 2 * c.row_count * (1 + (1 if c.grouped else 0) + (1 if c.zero and c.grouped else 0))
     return 4 * c.row_count * c.depth + factors + pointers + 4 * c.blocks * c.tiles_c + 14 * c.tiles_r\
         + 4 * c.tiles_r * c.tiles_c * (2 if c.grouped else 1) + 2 * c.tiles_c + (14 if c.kind == "nf4" else 2)
@@ -223,7 +266,7 @@ class QuantizedLinearGemv(Engine):
     id = "quantized_linear.gemv"
 
     def check_support(self, problem: Problem, device: DeviceInfo) -> Support:
-        """Codes and x in 16-byte vectors along k; groups of a multiple of 32, which a round of a CTA's warps has a whole number of."""
+        """Codes and x in 16-byte vectors along k; groups of 32, 64 or 128 (8-bit codes: 32 or 64), or of a few times that."""
         p = problem
         assert isinstance(p, QuantizedLinearProblem)
         if not device.at_least(8):
@@ -247,7 +290,9 @@ class QuantizedLinearGemv(Engine):
         if max(p.n, p.k, p.n * p.groups) >= 2**31 - 2**20:
             return refuse(f"weights of {p.n} x {p.k} are too many for a launch")
         common = tiling.check_common(am, device)
-        return common if not common or self.configs(p, device) else refuse(f"groups of {p.group_size} in rounds of whole steps")
+        if not common or self.configs(p, device):
+            return common
+        return refuse(f"groups of {p.group_size}, of which no round has a whole number")
 
     def configs(self, problem: Problem, device: DeviceInfo) -> tuple[EngineConfig, ...]:
         """Legal configs, the fastest by estimate first."""
@@ -261,7 +306,8 @@ class QuantizedLinearGemv(Engine):
         c = plan.consts
         if device.is_emulated:
             warps = plan.row_tiles * c.warps
-            return plan.rounds * c.depth * (60 + 60 * c.tiles_r * c.blocks) * (4.0 * -(-warps // 512) + 0.07 * warps) + 2000
+            plain = plan.rounds * c.depth * (60 + 60 * c.tiles_r * c.blocks) + 900
+            return plain * (4.0 * -(-warps // 512) + 0.064 * warps)
         return (3.0 if p.has("permutation") else 0.0) + _estimate_us(p, plan, device)
 
     def build_steps(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> Build:
@@ -336,11 +382,13 @@ def _candidates(p: QuantizedLinearProblem, device: DeviceInfo) -> Iterator[Engin
         k_warps = warps // row_warps
         if (rows > 16 and rows >= 2 * p.n) or (k_warps > 4 and k_warps >= 2 * steps):
             continue
-        if p.groups > 1 and ((step * k_warps) % p.group_size or (p.group_size % step and step % p.group_size)):
+        if p.groups > 1 and p.group_size % step and step % p.group_size:
             continue
         own = -(-steps // k_warps)  # steps of a warp
-        for depth in (min(2, own),) if device.is_emulated else (1, 2, 3, 4, 6, 8):
-            if not device.is_emulated and (depth > own or -(-own // depth) * depth - own > own // 8):
+        for depth in (1, 2, 3, 4, 6, 8):
+            if p.groups > 1 and step * depth % p.group_size:
+                continue
+            if (depth > own or -(-own // depth) * depth - own > own // 8) and depth > 1:
                 continue
             config = EngineConfig.of(rows=rows, row_warps=row_warps, warps=warps, depth=depth)
             if _registers_needed(_plan(p, config, device).consts) <= MAX_REGISTERS_FOR[32 * warps]:
