@@ -14,6 +14,8 @@ from math import ceil, inf, log, log2, prod
 from math import e as euler
 from typing import ClassVar
 
+import numpy as np
+
 from ..codegen.spec import Target, TensorMapSpec
 from ..device import DeviceInfo
 from ..ops.attention import FP8, AttentionProblem
@@ -26,6 +28,7 @@ from .attention_walk import head_tiles, walk
 from .base import SUPPORTED, Arg, Build, Engine, EngineConfig, Scratch, Step, Support, TensorArg, TensorMapArg, WorkspaceMapArg, refuse
 
 ROWS = 64  # of a warpgroup
+RAISE, MOST = 6, 8.7  # exponents of the largest weight when the base of a row is placed, and before it is placed again: e4m3 ends at 448
 BARRIER_BYTES = 8
 REGISTERS = {1: 255, 2: 255, 3: 168, 4: 128}  # of a thread, by warpgroups
 OTHER_REGISTERS = 16  # beside scores, weights and results
@@ -43,8 +46,7 @@ TILES = ((4, 128, 64), (4, 64, 64), (3, 128, 128), (3, 128, 64), (3, 160, 64), (
 
 @dataclass(frozen=True, slots=True)
 class Fp8Consts:
-    """Consts of attention/forward_fp8_sm90. keys: of a tile; chunk: columns of the results that are summed at a time. parts: of a step's
-    exponentials, which follow each other without what needs them; 0: as the assembler likes. halves: groups of a step's scores.
+    """Consts of attention/forward_fp8_sm90. keys: of a tile; chunk: columns of the results that are summed at a time.
 
     Shared memory: queries of each warpgroup, `stages` tiles of keys, in panels of row_bytes columns, as many of values, in panels of 128
     keys; barriers.
@@ -59,13 +61,13 @@ class Fp8Consts:
     keys: int
     chunk: int
     stages: int
-    parts: int
-    halves: int
     dim_qk: int
     dim_v: int
     has_scores: bool
     has_lse: bool
 
+    raise_: ClassVar[int] = RAISE
+    most_bits: ClassVar[int] = int(np.float32(MOST).view(np.int32))
     inf: ClassVar[float] = inf
     log2e: ClassVar[float] = log2(euler)
     ln2: ClassVar[float] = log(2.0)
@@ -142,10 +144,6 @@ class Fp8Consts:
     def chunk_names(self, chunk: int) -> list[str]:
         first = chunk % self.chunk_sets * self.chunk // 2
         return [f"%part{first + i}" for i in range(self.chunk_columns(chunk) // 2)]
-
-    def half_names(self, half: int) -> list[str]:
-        count = self.keys // 2 // self.halves
-        return self.names("score")[half * count:(half + 1) * count]
 
     @property
     def query_bytes(self) -> int:
@@ -266,7 +264,7 @@ class AttentionFp8Engine(Engine):
             if chunk > max(64, p.dim_v) or chunk > keys or p.is_varlen and keys != TURNED:
                 continue
             for stages in (4, 3, 2):
-                config = EngineConfig.of(warpgroups=warpgroups, keys=keys, chunk=chunk, stages=stages, parts=0, halves=1)
+                config = EngineConfig.of(warpgroups=warpgroups, keys=keys, chunk=chunk, stages=stages)
                 c = consts(p, config)
                 if c.smem_bytes <= SMEM_BYTES and c.lines <= MAX_LINES and c.registers <= REGISTERS[warpgroups]:
                     yield config
@@ -336,9 +334,8 @@ def _map(desc: TensorDesc, columns: int, rows: int) -> TensorMapSpec:
 def consts(p: AttentionProblem, config: EngineConfig) -> Fp8Consts:
     has_scores = p.expression is not None or not p.scale > 0
     kind_q, kind_k, kind_v, kind_out = (p.desc(n).dtype.name for n in ("q", "k", "v", "out"))
-    warpgroups, keys, chunk, stages, parts = (config[n] for n in ("warpgroups", "keys", "chunk", "stages", "parts"))
-    halves = 1 if has_scores or keys % 32 else config["halves"]
-    return Fp8Consts(score_consts(p), kind_q, kind_k, kind_v, kind_out, warpgroups, keys, chunk, stages, parts, halves, p.dim_qk, p.dim_v,
+    warpgroups, keys, chunk, stages = (config[n] for n in ("warpgroups", "keys", "chunk", "stages"))
+    return Fp8Consts(score_consts(p), kind_q, kind_k, kind_v, kind_out, warpgroups, keys, chunk, stages, p.dim_qk, p.dim_v,
                      has_scores, p.has("lse"))
 
 

@@ -22,8 +22,8 @@ from oxidnn.testing.reference import REFERENCES
 ENGINE = AttentionFp8Engine()
 
 
-def tile(warpgroups: int, keys: int, chunk: int, stages: int = 2, parts: int = 0, halves: int = 1) -> EngineConfig:
-    return EngineConfig.of(warpgroups=warpgroups, keys=keys, chunk=chunk, stages=stages, parts=parts, halves=halves)
+def tile(warpgroups: int, keys: int, chunk: int, stages: int = 2) -> EngineConfig:
+    return EngineConfig.of(warpgroups=warpgroups, keys=keys, chunk=chunk, stages=stages)
 
 
 def qkv(batch: int, heads: int, heads_kv: int, length: int, keys: int, dim: int, dim_v: int = 0, kinds: str = "e4m3 e4m3 e4m3") -> str:
@@ -34,10 +34,11 @@ def qkv(batch: int, heads: int, heads_kv: int, length: int, keys: int, dim: int,
 
 CASES = (
     (f"{qkv(1, 4, 2, 200, 333, 128)} causal=bottom_right scale_q=f32[4] scale_k=f32[2] scale_v=f32[1,2] return_lse=True",
-     tile(3, 128, 64, 3, 2, 2)),
-    (f"{qkv(2, 2, 1, 300, 200, 64, kinds='e4m3 e5m2 e4m3')} window=(50,20) sinks=f32[2] out_dtype=f16 return_lse=True", tile(4, 128, 64, 2, 4)),
-    (f"{qkv(1, 2, 2, 150, 200, 128, 40, 'e5m2 e4m3 e5m2')} causal=top_left out_dtype=e4m3 scale_out=f32[2]", tile(2, 192, 64, 2, 3, 2)),
+     tile(3, 128, 64, 3)),
+    (f"{qkv(2, 2, 1, 300, 200, 64, kinds='e4m3 e5m2 e4m3')} window=(50,20) sinks=f32[2] out_dtype=f16 return_lse=True", tile(4, 128, 64)),
+    (f"{qkv(1, 2, 2, 150, 200, 128, 40, 'e5m2 e4m3 e5m2')} causal=top_left out_dtype=e4m3 scale_out=f32[2]", tile(2, 192, 64)),
     (f"{qkv(1, 1, 1, 200, 300, 256)} scale=-0.1 return_lse=True", tile(2, 128, 64)),
+    (f"{qkv(1, 1, 1, 150, 600, 64)} scale=2.0 causal=bottom_right return_lse=True", tile(2, 128, 64)),  # bases rise often, and far
     (f"{qkv(1, 1, 1, 70, 300, 144, 136)} scale_v=f32[1] return_lse=True", tile(2, 128, 128)),
     (f"{qkv(3, 2, 1, 100, 170, 48)} lengths_q=s32[3] lengths_kv=s32[3] alibi=f32[2] out_dtype=f32 return_lse=True", tile(2, 128, 64)),
     (f"{qkv(1, 2, 1, 300, 300, 80)} cu_seqlens_q=s32[5] cu_seqlens_kv=s32[5] causal=bottom_right scale_k=f32[1] return_lse=True",
@@ -80,7 +81,7 @@ def test_sums_over_many_keys_keep_their_bits() -> None:
     """Values of one sign: tensor cores alone would lose 3 % of 2,048 keys."""
     problem, backend = parse_case(f"attention {qkv(1, 1, 1, 64, 2048, 16, 16)} out_dtype=f32"), emulated(2)
     inputs = random_inputs(problem, np.random.default_rng(5))
-    inputs["q"][:] = 0  # all weights alike, 2^8 each
+    inputs["q"][:] = 0  # all weights alike, 2^6 each
     inputs["v"] = np.abs(inputs["v"].astype(np.float32)).astype(E4M3.numpy)
     got = execute(backend, problem, ENGINE, tile(1, 64, 64), inputs)["out"]
     want = inputs["v"].astype(np.float64).mean(2, keepdims=True)
