@@ -58,9 +58,8 @@ class ForwardConsts:
     stages: int
     dim_qk: int
     dim_v: int
-    parts: int  # of a step's exponentials, which follow each other without what needs them; 0: as the assembler likes
     ctas: int  # of an SM
-    tail: int  # steps of 16 keys whose products with values are issued behind the turn
+    pin: int  # products with values are waited for before (0) the largest scores, before (1) or behind (2) the exponentials
     softcap: bool  # the scores' only expression, by one exponential and one reciprocal
     has_scores: bool
     has_lse: bool
@@ -230,7 +229,7 @@ class AttentionWgmmaEngine(Engine):
             if warpgroups * ctas > 2 and p.dropout:
                 continue
             for stages in (3, 2) if warpgroups * ctas > 2 else (2,):
-                config = EngineConfig.of(warpgroups=warpgroups, keys=keys, stages=stages, ctas=ctas, parts=0, tail=0)
+                config = EngineConfig.of(warpgroups=warpgroups, keys=keys, stages=stages, ctas=ctas, pin=0)
                 c = consts(p, config)
                 if c.fits:
                     if c.overlaps or keys <= MAX_LONG_KEYS:
@@ -315,7 +314,7 @@ def consts(p: AttentionProblem, config: EngineConfig) -> ForwardConsts:
     scores = replace(score_consts(p), expression=None) if has_cap else score_consts(p)
     has_scores = not has_cap and (p.expression is not None or not p.scale > 0)
     return ForwardConsts(scores, p.desc("q").dtype.name, config["warpgroups"], config["keys"], config["stages"], p.dim_qk, p.dim_v,
-                         config["parts"], config["ctas"], config["tail"], has_cap, has_scores, p.has("lse"), _clears(p))
+                         config["ctas"], config["pin"], has_cap, has_scores, p.has("lse"), _clears(p))
 
 
 ENGINES: dict[str, tuple[Engine, ...]] = {"attention": (AttentionWgmmaEngine(),)}
