@@ -361,11 +361,11 @@ class ApartBackwardEngine(WgmmaBackwardEngine):
         lse2, delta = scratch.take(4 * rows), scratch.take(4 * rows)
         own = _queries_consts(p, config["warpgroups"], config["stages"])
         tile = 64 * own.warpgroups
+        bits, grid = _grid(p, device, ceil_div(p.len_q, tile), p.heads)
         queries = Step.of("attention/backward_queries_sm90", p.op, Target.for_arch(device.arch, (8, 1)), 128 * own.warpgroups, [
             *(_map_arg(p, n, tile if n in ("q", "d_out") else 64) for n in ("q", "k", "v", "d_out")),
             Arg("ptr_lse2", "u64", lse2), Arg("ptr_delta", "u64", delta), Arg("query_pitch", "u64", pitch),
-            _map_arg(p, "dq", 64), *arguments(p)], own,
-            (ceil_div(p.len_q, tile), p.heads, p.batch), dynamic_smem=own.smem_bytes, suffix=_suffix(p))
+            _map_arg(p, "dq", 64), *arguments(p), bits], own, grid, dynamic_smem=own.smem_bytes, suffix=_suffix(p))
         return Build((delta_step(p, device, delta, lse2, None, pitch), _keys_step(p, device, consts, lse2, delta, []), queries),
                      scratch.num_bytes)
 
@@ -398,12 +398,14 @@ class WideBackwardEngine(WgmmaBackwardEngine):
                 Arg("ptr_delta", "u64", delta), Arg("query_pitch", "u64", pitch), *arguments(p)]
         keys, queries = WideConsts(*shape, config["slots"]), WideQueriesConsts(*shape)
         target = Target.for_arch(device.arch, (8, 0))
+        bits, grid = _grid(p, device, ceil_div(p.len_q, 64), p.heads)
+        key_bits, key_grid = _grid(p, device, ceil_div(p.len_kv, 64), p.heads_kv)
         return Build((
             delta_step(p, device, delta, lse2, None, pitch),
-            Step.of("attention/backward_wide_sm90", p.op, target, THREADS, [*args, _map_arg(p, "dk", 64), _map_arg(p, "dv", 64)], keys,
-                    (ceil_div(p.len_kv, 64), p.heads_kv, p.batch), dynamic_smem=keys.smem_bytes, suffix=_suffix(p)),
-            Step.of("attention/backward_queries_wide_sm90", p.op, target, THREADS, [*args, _map_arg(p, "dq", 64)], queries,
-                    (ceil_div(p.len_q, 64), p.heads, p.batch), dynamic_smem=queries.smem_bytes, suffix=_suffix(p))), scratch.num_bytes)
+            Step.of("attention/backward_wide_sm90", p.op, target, THREADS, [*args, _map_arg(p, "dk", 64), _map_arg(p, "dv", 64), key_bits],
+                    keys, key_grid, dynamic_smem=keys.smem_bytes, suffix=_suffix(p)),
+            Step.of("attention/backward_queries_wide_sm90", p.op, target, THREADS, [*args, _map_arg(p, "dq", 64), bits], queries,
+                    grid, dynamic_smem=queries.smem_bytes, suffix=_suffix(p))), scratch.num_bytes)
 
 
 def _pitch(p: AttentionProblem) -> int:
@@ -415,6 +417,15 @@ def _suffix(p: AttentionProblem) -> str:
     return f"{p.desc('q').dtype.name}_{p.dim_qk}_{p.dim_v}"
 
 
+def _grid(p: AttentionProblem, device: DeviceInfo, tiles: int, heads: int) -> tuple[Arg, tuple[int, int, int]]:
+    """Bits of a head's number that count within x, and the grid: where tiles differ in work, those of as many heads as fill the device
+    come in the order of their work."""
+    bits = 0
+    while p.right is not None and heads % (2 << bits) == 0 and tiles << bits + 1 <= device.num_sms:
+        bits += 1
+    return Arg("head_bits", "u32", bits), (tiles << bits, heads >> bits, p.batch)
+
+
 def _queries_consts(p: AttentionProblem, warpgroups: int, stages: int) -> QueriesConsts:
     return QueriesConsts(score_consts(p), p.desc("q").dtype.name, p.dim_qk, p.dim_v, warpgroups, stages)
 
@@ -422,11 +433,11 @@ def _queries_consts(p: AttentionProblem, warpgroups: int, stages: int) -> Querie
 def _keys_step(p: AttentionProblem, device: DeviceInfo, consts: BackwardConsts, lse2: WorkspaceArg, delta: WorkspaceArg,
                more: list[Arg]) -> Step:
     """dk and dv, and with more arguments dq."""
+    bits, grid = _grid(p, device, ceil_div(p.len_kv, KEYS), p.heads_kv)
     return Step.of("attention/backward_sm90", p.op, Target.for_arch(device.arch, (8, 1)), THREADS, [
         *(_map_arg(p, n, QUERIES if n in ("q", "d_out") else KEYS) for n in ("q", "k", "v", "d_out")),
         Arg("ptr_lse2", "u64", lse2), Arg("ptr_delta", "u64", delta), Arg("query_pitch", "u64", _pitch(p)), *more,
-        _map_arg(p, "dk", 64), _map_arg(p, "dv", 64), *arguments(p)], consts,
-        (ceil_div(p.len_kv, KEYS), p.heads_kv, p.batch), dynamic_smem=consts.smem_bytes, suffix=_suffix(p))
+        _map_arg(p, "dk", 64), _map_arg(p, "dv", 64), *arguments(p), bits], consts, grid, dynamic_smem=consts.smem_bytes, suffix=_suffix(p))
 
 
 ENGINES: dict[str, tuple[Engine, ...]] = {
