@@ -16,7 +16,8 @@ from ..tensor import TensorDesc
 class FormatConsts:
     """bias: what codes, bytes from 0 on, are above their numbers. parts: of a block, whose words are loaded together. scale_at,
     scale_factor: where the f16 scale lies, and what it is multiplied with. has_factor: steps have factors, two f16, which, if `folds`, make
-    f16 numbers of codes exactly. group: steps that share factor and minimum."""
+    f16 numbers of codes exactly. group: steps that share factor and minimum. lifts: products take codes as they are, and what
+    their bias adds is taken off as minima are."""
 
     name: str
     bias: int
@@ -27,6 +28,7 @@ class FormatConsts:
     folds: bool = False
     has_min: bool = False
     group: int = 2
+    lifts: bool = False
     grid: str = ""
     values: tuple[int, ...] = ()
 
@@ -53,8 +55,13 @@ class FormatConsts:
 
     @property
     def is_plain(self) -> bool:
-        """Codes have no bias: a lane takes them as subnormal f16."""
-        return self.bias == 0
+        """Codes are taken as they are: as subnormal f16."""
+        return self.bias == 0 or self.lifts
+
+    @property
+    def has_sums(self) -> bool:
+        """Sums of x over groups are needed."""
+        return self.has_min or self.lifts
 
     @property
     def chain(self) -> int:
@@ -134,7 +141,7 @@ _FORMATS = (
     FormatConsts("Q3_K", 4, parts=2, scale_at=108, has_factor=True, folds=True, group=1),
     FormatConsts("Q4_K", 0, parts=4, has_factor=True, folds=True, has_min=True),
     FormatConsts("Q5_K", 0, parts=4, has_factor=True, folds=True, has_min=True),
-    FormatConsts("Q6_K", 32, parts=2, scale_at=208, has_factor=True, group=1),
+    FormatConsts("Q6_K", 32, parts=2, scale_at=208, has_factor=True, group=1, lifts=True),
     FormatConsts("Q8_K", 128, parts=8),
     FormatConsts("IQ1_S", 9, parts=8, scale_factor=0.125, has_factor=True, folds=True, grid="iq1_s"),
     FormatConsts("IQ1_M", 9, parts=8, has_factor=True, folds=True, group=1, grid="iq1_s"),
@@ -143,7 +150,8 @@ _FORMATS = (
     FormatConsts("IQ2_S", 64, parts=8, scale_factor=0.125, has_factor=True, folds=True, group=1, grid="iq2_s"),
     FormatConsts("IQ3_XXS", 64, parts=8, scale_factor=0.25, has_factor=True, folds=True, grid="iq3_xxs"),
     FormatConsts("IQ3_S", 64, parts=8, has_factor=True, folds=True, grid="iq3_s"),
-    FormatConsts("IQ4_NL", 128, values=IQ4_VALUES), FormatConsts("IQ4_XS", 128, parts=8, has_factor=True, values=IQ4_VALUES),
+    FormatConsts("IQ4_NL", 128, lifts=True, values=IQ4_VALUES),
+    FormatConsts("IQ4_XS", 128, parts=8, has_factor=True, lifts=True, values=IQ4_VALUES),
     FormatConsts("TQ1_0", 1, scale_at=52), FormatConsts("TQ2_0", 1, parts=2, scale_at=64),
     FormatConsts("MXFP4", 16, values=E2M1_DOUBLED),
     FormatConsts("NVFP4", 16, parts=4, has_factor=True, folds=True, group=1, values=E2M1_DOUBLED),

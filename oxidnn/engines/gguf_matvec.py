@@ -153,7 +153,7 @@ class _Layout:
 def _layout(c: MatvecConsts, panel_chunks: int) -> _Layout:
     columns = c.areas * c.parts
     x_pitch = 2 * panel_chunks * c.chunk_size + 32
-    sums_pitch = ceil_div(panel_chunks * c.loops * c.units * 32, 128) * 128 + 32 if c.format.has_min else 0
+    sums_pitch = ceil_div(panel_chunks * c.loops * c.units * 32, 128) * 128 + 32 if c.format.has_sums else 0
     sums = c.format.grid_bytes + c.scale_bytes + c.barrier_bytes + columns * x_pitch
     partials = sums + columns * sums_pitch
     ring = ceil_div(partials + 2 * c.teams * c.warps * c.columns * 64, 128) * 128
@@ -180,7 +180,7 @@ def _consts(p: GgufMatvecProblem, config: EngineConfig) -> MatvecConsts:
                         together < 16, ceil_div(chunk_bytes + 16 - together + 4 * (phase == 1), 16), x.dtype.name,
                         "f32" if config["panels"] > 1 else p.desc("y").dtype.name, p.desc("ids").dtype.name if is_indexed else "",
                         p.desc("weights").dtype.name if p.has("weights") else "", slot_areas, p.num_ids if slot_areas else rows,
-                        x.dtype is not F16 or f.has_min, moves_x, blocks.align < 16)
+                        x.dtype is not F16 or f.has_sums, moves_x, blocks.align < 16)
 
 
 def _map_fault(p: GgufMatvecProblem, device: DeviceInfo) -> str:

@@ -215,7 +215,9 @@ def matvec(problem: Problem, inputs: Mapping[str, np.ndarray], scalars: Mapping[
             sizes = np.abs(products) + np.abs(minima)
             magnitude[r] += abs(factor) * (sizes @ np.abs(x))
             lost = 2.0**-38 * np.abs(x).max(initial=0.0)
-            slack[r] += abs(factor) * (_SUMS * (np.abs(minima) @ np.abs(x)) + lost * sizes.sum(-1))
+            # minima, and what codes are above their numbers, are multiplied with sums of x
+            most = (np.abs(minima) + np.abs(products)).max(-1, initial=0.0)
+            slack[r] += abs(factor) * (_SUMS * most * np.abs(x).sum() + lost * sizes.sum(-1))
     result = Expected(want.reshape(y.shape), magnitude.reshape(y.shape), p.k * max(p.num_ids, 1) + 4, F32, slack=slack.reshape(y.shape))
     return {"y": result}
 
