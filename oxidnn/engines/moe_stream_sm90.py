@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from math import erfc
+from typing import Any
 
 from ..codegen.pointwise import Expression
 from ..codegen.spec import Target, TensorMapSpec
@@ -17,18 +18,33 @@ from ..ops.base import Problem
 from ..ops.moe import MoeProblem
 from ..tensor import TensorDesc
 from .affine_tiling import RaggedConsts
-from .base import SUPPORTED, Arg, Build, Engine, EngineConfig, Scratch, Step, Support, TensorMapArg, WorkspaceArg, WorkspaceMapArg, refuse
+from .base import (
+    SUPPORTED,
+    Arg,
+    Build,
+    Engine,
+    EngineConfig,
+    Scratch,
+    Step,
+    Support,
+    TensorArg,
+    TensorMapArg,
+    WorkspaceArg,
+    WorkspaceMapArg,
+    refuse,
+)
 from .composition import shifted
 from .digits import ceil_div
 from .moe_experts import working
 from .moe_rows import Held, clear_step, combine_step, held, index, packed, scatter_step, sort_steps
+from .rope import strides
 
 MAX_TOKENS = 64
 MAX_EXPERTS = 1024  # whose list is kept in shared memory
 TILE_K = 64
 ROWS = 64
 THREADS = 160  # a warpgroup that multiplies, and a warp that fetches
-MAX_STAGES = 24
+MAX_STAGES = 24  # of codes twice as many
 GATHERED = 32  # rows, of which each lane of a warp brings one
 _BOX_BYTES = 2 * ROWS * TILE_K
 
@@ -38,7 +54,8 @@ class StreamConsts:
     """of: "up" or "down". columns: tokens, of tile_n that wgmma takes; tiles: of 64 rows of weights (two: of two such blocks); k_tiles: of
     an expert's sum; middle_bytes: of a token's middle; splits: CTAs of a cluster that deal out k tiles; pitch: words from token to token of
     staged sums. ragged: rows are sorted by expert. apart: results of experts are added up by another launch, a token's of result_bytes.
-    counted: CTAs take what is next by a counter, so that none waits for others. gathers: rows of x are brought from where tokens are."""
+    counted: CTAs take what is next by a counter, so that none waits for others. gathers: rows of x are brought from where tokens are.
+    codes: weights are "e4m3", "s8" or "s4", with scales of blocks of block[0] rows and block[1] columns, of type `scale`."""
 
     kind: str
     ids: str
@@ -57,6 +74,9 @@ class StreamConsts:
     result_bytes: int = 0
     counted: bool = False
     gathers: bool = False
+    codes: str = ""
+    scale: str = ""
+    block: tuple[int, int] = (1, 1)
 
     pitch = ROWS + 4
 
@@ -85,8 +105,22 @@ class StreamConsts:
         return ceil_div(self.hidden if self.of == "up" else self.inter, TILE_K)
 
     @property
+    def row_bytes(self) -> int:
+        """Of a row of weights in a stage."""
+        return TILE_K // 2 if self.codes == "s4" else TILE_K if self.codes else 2 * TILE_K
+
+    @property
+    def block_bytes(self) -> int:
+        return ROWS * self.row_bytes
+
+    @property
     def weight_bytes(self) -> int:
-        return _BOX_BYTES * (2 if self.two else 1)
+        return self.block_bytes * (2 if self.two else 1)
+
+    @property
+    def weight_rows(self) -> int:
+        """Of a matrix."""
+        return 2 * self.inter if self.of == "up" else self.hidden
 
     @property
     def stage_bytes(self) -> int:
@@ -116,22 +150,30 @@ def _expected_hits(p: MoeProblem) -> float:
     return p.experts * (1 - (1 - min(1.0, p.topk / p.experts)) ** p.tokens)
 
 
-def _weights_map(desc: TensorDesc, kind: str) -> TensorMapSpec:
+def _weights_map(desc: TensorDesc, c: StreamConsts) -> TensorMapSpec:
     experts, rows, columns = desc.shape
     size = desc.dtype.num_bytes
-    return TensorMapSpec(kind, (columns, rows, experts), (desc.strides[1] * size, desc.strides[0] * size), (TILE_K, ROWS, 1), swizzle=128)
+    return TensorMapSpec("u8" if c.codes else c.kind, (columns, rows, experts), (desc.strides[1] * size, desc.strides[0] * size),
+                         (c.row_bytes // size, ROWS, 1), swizzle=c.row_bytes)
 
 
 def _fits_map(desc: TensorDesc) -> bool:
     """Rows that begin at multiples of 16 bytes, elements side by side."""
     steps = [s for n, s in zip(desc.shape[:-1], desc.strides[:-1], strict=True) if n > 1]
-    return desc.align % 16 == 0 and (desc.strides[-1] == 1 or desc.shape[-1] == 1) and all(s > 0 and s % 8 == 0 for s in steps)
+    unit = 16 // desc.dtype.num_bytes
+    return desc.align % 16 == 0 and (desc.strides[-1] == 1 or desc.shape[-1] == 1) and all(s > 0 and s % unit == 0 for s in steps)
+
+
+def _fits_scales(p: MoeProblem) -> bool:
+    """A stage of a row has one scale."""
+    return not p.has("scale_down") or all(p.block[1] % TILE_K == 0 or p.block[1] >= n for n in (p.hidden, p.inter))
 
 
 class MoeStream(Engine):
-    """At most 64 tokens of f16 or bf16."""
+    """At most 64 tokens of f16 or bf16; of moe_quantized, whose numbers are made in registers."""
 
-    id = "moe.stream_sm90"
+    def __init__(self, op: str) -> None:
+        self.id = f"{op}.stream_sm90"  # type: ignore[misc]
 
     def check_support(self, problem: Problem, device: DeviceInfo) -> Support:
         p = problem
@@ -143,6 +185,8 @@ class MoeStream(Engine):
         wrong = [n for n in ("x", "w_gate_up", "w_down") if not _fits_map(p.desc(n))]
         if wrong:
             return refuse(f"tensor maps need rows of {' and '.join(wrong)} that begin at multiples of 16 bytes")
+        if not _fits_scales(p):
+            return refuse(f"blocks of scales have a multiple of {TILE_K} columns, not {p.block[1]}")
         if ceil_div(p.hidden, ROWS) * 8 * max(p.hidden, p.inter) >= 2**31:
             return refuse("fewer columns")
         return SUPPORTED
@@ -153,7 +197,7 @@ class MoeStream(Engine):
         p = problem
         assert isinstance(p, MoeProblem)
         tiles, found = ceil_div(p.hidden, ROWS), []
-        for share in (1, 2):
+        for share in (1, 2, 3) if p.has("scale_down") else (1, 2):  # numbers are made beside products of another CTA
             up, down, apart = (self._stages(p, of, share, device) for of in ("up", "down", "apart"))
             for splits in (1, 2, 4, 8):
                 if splits == 1 or tiles * splits <= share * device.num_sms:
@@ -164,14 +208,15 @@ class MoeStream(Engine):
 
     @staticmethod
     def _stages(p: MoeProblem, of: str, share: int, device: DeviceInfo) -> int:
-        room = min(device.smem_per_cta, device.smem_per_sm // share - 1024) - 20 * MAX_STAGES - 8 * p.experts - 16
-        most = room // _consts(p, of, 1).stage_bytes
-        return max(1, min(MAX_STAGES, most, 4 if device.is_emulated else most))
+        room = min(device.smem_per_cta, device.smem_per_sm // share - 1024) - 40 * MAX_STAGES - 8 * p.experts - 16
+        c = _consts(p, of, 1)
+        most = min(room // c.stage_bytes, MAX_STAGES * (2 if c.codes else 1))
+        return max(1, min(most, 4 if device.is_emulated else most))
 
     def estimate(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> float:
         p = problem
         assert isinstance(p, MoeProblem)
-        weights = 6 * _expected_hits(p) * p.hidden * p.inter
+        weights = 3 * _expected_hits(p) * p.hidden * p.inter * _consts(p, "up", 1).row_bytes / TILE_K
         columns = 1 + 0.004 * max(0, p.tokens - 16)
         memory_us = weights / (device.bandwidth_gbs * 1.03e3) * columns * (1.02 + 0.02 * (config["up"] < 10))
         knobs = dict(config.knobs)
@@ -207,15 +252,16 @@ class MoeStream(Engine):
         if is_apart:
             steps.append(clear_step(p.op, counters, 4, 2, device))
         num_ctas = min(device.num_sms * _per_sm(up, device), most * up.tiles)
-        args = [Arg("map_weights", "tensor_map", TensorMapArg("w_gate_up", _weights_map(p.desc("w_gate_up"), kind))),
+        args = [Arg("map_weights", "tensor_map", TensorMapArg("w_gate_up", _weights_map(p.desc("w_gate_up"), up))),
                 Arg("map_tokens", "tensor_map", TensorMapArg("x", tokens_map)), *ids, *held(p, "weights").args("weights"),
                 Arg("ptr_middle", "u64", middle), table, Arg("num_ctas", "u32", num_ctas)]
-        args += [Arg("ptr_inverse", "u64", inverse.place)] if is_apart else []
+        args += [*_scale_args(p, "gate_up"), *([Arg("ptr_inverse", "u64", inverse.place)] if is_apart else [])]
         args += [Arg("ptr_counter", "u64", counters)] if up.counted else []
         steps.append(Step.of("moe/stream_sm90", p.op, target, THREADS, args, up, num_ctas, dynamic_smem=up.smem_bytes, follows=True,
                              suffix=f"up_{kind}_{up.tile_n}"))
-        args = [Arg("map_weights", "tensor_map", TensorMapArg("w_down", _weights_map(p.desc("w_down"), kind))),
-                Arg("map_tokens", "tensor_map", WorkspaceMapArg(middle_map, middle.byte_offset)), *ids, table]
+        args = [Arg("map_weights", "tensor_map", TensorMapArg("w_down", _weights_map(p.desc("w_down"), down))),
+                Arg("map_tokens", "tensor_map", WorkspaceMapArg(middle_map, middle.byte_offset)), *ids, table,
+                *_scale_args(p, "down")]
         num_ctas = min(device.num_sms * _per_sm(down, device), most * down.tiles) if is_apart else down.tiles * down.splits
         if is_apart:
             args += [Arg("ptr_result", "u64", result.place), Arg("ptr_counter", "u64", shifted(counters, 4)),
@@ -249,6 +295,8 @@ class MoeStreamSorted(Engine):
         wrong = [n for n in ("w_gate_up", "w_down") if not _fits_map(p.desc(n))]
         if wrong:
             return refuse(f"tensor maps need rows of {' and '.join(wrong)} that begin at multiples of 16 bytes")
+        if not _fits_scales(p):
+            return refuse(f"blocks of scales have a multiple of {TILE_K} columns, not {p.block[1]}")
         if ceil_div(p.hidden + p.inter, ROWS) * (p.rows + p.experts) >= 2**31:
             return refuse("fewer rows or columns")
         return SUPPORTED
@@ -268,9 +316,10 @@ class MoeStreamSorted(Engine):
 
     @staticmethod
     def _stages(p: MoeProblem, of: str, columns: int, share: int, device: DeviceInfo) -> int:
-        room = min(device.smem_per_cta, device.smem_per_sm // share - 1024) - 20 * MAX_STAGES - 8 * p.experts - 16
-        most = room // _sorted_consts(p, of, columns, 1).stage_bytes
-        return max(1, min(MAX_STAGES, most, 3 if device.is_emulated else most))
+        room = min(device.smem_per_cta, device.smem_per_sm // share - 1024) - 40 * MAX_STAGES - 8 * p.experts - 16
+        c = _sorted_consts(p, of, columns, 1)
+        most = min(room // c.stage_bytes, MAX_STAGES * (2 if c.codes else 1))
+        return max(1, min(most, 3 if device.is_emulated else most))
 
     def estimate(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> float:
         """Weights once from memory, again from L2 for every further tile of an expert's rows; rows from L2 with every block of weights."""
@@ -281,12 +330,14 @@ class MoeStreamSorted(Engine):
         # Of random experts: a tile more for each multiple of its rows that an expert's are above
         spread = (2 * max(each, 1.0)) ** 0.5
         tiles = hits * (1 + sum(0.5 * erfc((i * columns + 0.5 - each) / spread) for i in range(1, int(each * 2 / columns) + 3)))
-        weights = 6 * p.hidden * p.inter
+        size = _sorted_consts(p, "up", columns, 1).row_bytes / TILE_K
+        weights, stages = 3 * size * p.hidden * p.inter, 3 * p.hidden * p.inter / (2 * ROWS * TILE_K)
         # What further tiles want again is partly gone from L2.
         memory_us = (hits + 0.4 * (tiles - hits)) * weights / (device.bandwidth_gbs * 1.06e3)
         memory_us *= 1.0 if config["up"] >= 7 else 1.015 if columns < 64 else 1.1
         l2_us = tiles * weights * (1 + columns / 128) / (device.num_sms * 75e3)
-        multiply_us = tiles * weights / (16384 * device.num_sms) * (240.0 + 4.5 * columns) / 1.6e3
+        clocks = (240.0 if size == 2 else 600.0) + 4.5 * columns
+        multiply_us = tiles * stages / device.num_sms * clocks / 1.6e3
         moved_us = (p.tokens + (2 if config["gathers"] else 3) * p.rows) * p.hidden * 2 / (device.bandwidth_gbs * 800)
         most_us = max(memory_us, l2_us, multiply_us)
         return (20.0 if config["gathers"] else 24.0) + most_us + min(0.12 * most_us, 18.0) + moved_us
@@ -312,13 +363,13 @@ class MoeStreamSorted(Engine):
             tokens = TensorMapArg("x", map_) if is_gathered else WorkspaceMapArg(map_, source.place.byte_offset)
             tiles = min(p.experts, p.rows) + p.rows // c.tile_n
             num_ctas = min(device.num_sms * _per_sm(c, device), tiles * c.tiles)
-            args = [Arg("map_weights", "tensor_map", TensorMapArg(weights, _weights_map(p.desc(weights), p.kind.name))),
+            args = [Arg("map_weights", "tensor_map", TensorMapArg(weights, _weights_map(p.desc(weights), c))),
                     Arg("map_tokens", "tensor_map", tokens),
                     *([Arg("ptr_order", "u64", order.place)] if is_gathered else []), Arg("ptr_group_sizes", "u64", counts.place),
                     Arg("groups_count", "u32", p.experts), Arg("groups_total", "u32", p.rows),
                     Arg("groups_step", "s64", 4), Arg("ptr_result", "u64", result.place),
                     Arg("result_row_bytes", "s64", 2 * result.desc.strides[0]), Arg("num_ctas", "u32", num_ctas),
-                    Arg("ptr_counter", "u64", shifted(counters, 4 if of == "down" else 0))]
+                    Arg("ptr_counter", "u64", shifted(counters, 4 if of == "down" else 0)), *_scale_args(p, weights.removeprefix("w_"))]
             steps.append(Step.of("moe/stream_sorted_sm90", p.op, Target.for_arch(device.arch), THREADS, args, c, num_ctas,
                                  dynamic_smem=c.smem_bytes, follows=True, suffix=f"{of}_{p.kind.name}_{c.tile_n}"))
         weights_held = held(p, "weights") if p.has("weights") else None
@@ -328,14 +379,29 @@ class MoeStreamSorted(Engine):
 
 def _sorted_consts(p: MoeProblem, of: str, columns: int, stages: int) -> StreamConsts:
     return StreamConsts(p.kind.name, "", of, columns, 0, p.experts, p.hidden, p.inter, stages, 1, 0, p.gate if of == "up" else None,
-                        RaggedConsts("m", "s32", False), counted=True)
+                        RaggedConsts("m", "s32", False), counted=True, **_codes(p, "gate_up" if of == "up" else "down"))
+
+
+def _scale_args(p: MoeProblem, name: str) -> list[Arg]:
+    if not p.has(f"scale_{name}"):
+        return []
+    scale = f"scale_{name}"
+    return [Arg("ptr_scale", "u64", TensorArg(scale)), *strides("scale", ("expert", "row", "column"), p.desc(scale))]
 
 
 def _consts(p: MoeProblem, of: str, stages: int) -> StreamConsts:
     return StreamConsts(p.kind.name, p.desc("ids").dtype.name, "up" if of == "up" else "down", p.tokens, p.topk, p.experts, p.hidden,
                         p.inter, stages, 1, 2 * ceil_div(p.inter, 8) * 8, p.gate if of == "up" else None, apart=of == "apart",
-                        result_bytes=2 * ceil_div(p.hidden, 8) * 8)
+                        result_bytes=2 * ceil_div(p.hidden, 8) * 8, **_codes(p, "gate_up" if of == "up" else "down"))
 
 
-ENGINES: dict[str, tuple[Engine, ...]] = {"moe": (MoeStream(), MoeStreamSorted("moe")),
+def _codes(p: MoeProblem, name: str) -> dict[str, Any]:
+    if not p.has(f"scale_{name}"):
+        return {}
+    kind = p.desc(f"w_{name}").dtype.name
+    return {"codes": "s4" if kind == "u8" else kind, "scale": p.desc(f"scale_{name}").dtype.name, "block": p.block}
+
+
+ENGINES: dict[str, tuple[Engine, ...]] = {"moe": (MoeStream("moe"), MoeStreamSorted("moe")),
+                                          "moe_quantized": (MoeStream("moe_quantized"), MoeStreamSorted("moe_quantized")),
                                           "moe_exchanged": (MoeStreamSorted("moe_exchanged"),)}
