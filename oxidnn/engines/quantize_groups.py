@@ -75,6 +75,11 @@ class QuantizeGroupsConsts:
         return max(1, self.vec * self.kind.bits // 32)
 
     @property
+    def clamps(self) -> bool:
+        """Whether quotients may be beyond the codes."""
+        return self.asymmetric or self.kind.is_integer and self.kind.low == 0
+
+    @property
     def is_apart(self) -> bool:
         """A CTA a scale."""
         return self.lanes > 32

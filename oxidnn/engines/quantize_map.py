@@ -141,7 +141,11 @@ class QuantizeMap(Engine):
         found = [EngineConfig.of(vec=best.vec, packs=packs) for packs in (1, 2, 4)]
         fills = best.digits.size >= 2 * THREADS * 8 * device.num_sms  # as many threads as there is room for, with two packs each
         found = sorted(found, key=lambda config: (config["packs"] != (2 if fills else 1), config["packs"]))
-        return (*found, EngineConfig.of(vec=16, packs=1)) if self._walk(problem, 16).vec == 16 else tuple(found)
+        if self._walk(problem, 16).vec < 16:
+            return tuple(found)
+        # neighbours share the work on their scale; numbers are better written by packs of 16 bytes side by side
+        wider = EngineConfig.of(vec=16, packs=1)
+        return (wider, *found) if fills and problem.op == "quantize" else (*found, wider)
 
     def estimate(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> float:
         assert isinstance(problem, QuantizeProblem)

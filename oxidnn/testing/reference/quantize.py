@@ -108,12 +108,15 @@ def scale_numbers(codes: np.ndarray, form: str) -> np.ndarray:
     return codes.astype(np.float32)
 
 
-def quotients(x: np.ndarray, scale: np.ndarray, form: str) -> np.ndarray:
+def quotients(x: np.ndarray, scale: np.ndarray, form: str, rounded: bool = False) -> np.ndarray:
+    """What is rounded to codes: f32 quotients; over e4m3 scales exact products with the inverse in f32, in f32 if `rounded`."""
     with np.errstate(all="ignore"):
         if form == "e8m0":  # a product with an exact power of two, rounded once
             return (x.astype(np.float64) / scale.astype(np.float64)).astype(np.float32)
-        found = x.astype(np.float32) / scale
-        return np.where(scale == 0, np.float32(0), found) if form == "e4m3" else found
+        if form == "e4m3":
+            found = x.astype(np.float64) * (np.float32(1) / scale).astype(np.float64)
+            return np.where(scale == 0, 0, found.astype(np.float32) if rounded else found)
+        return x.astype(np.float32) / scale
 
 
 def _drawn(q: np.ndarray, problem: QuantizeProblem, inputs: Mapping[str, np.ndarray], scalars: Mapping[str, float]) -> np.ndarray:
@@ -193,7 +196,7 @@ def _given(problem: QuantizeProblem, inputs: Mapping[str, np.ndarray]) -> tuple[
     if "scale" not in inputs:
         return x, 0
     zero = np.rint(spread(inputs["zero_point"].astype(np.float64), problem)) if "zero_point" in inputs else 0
-    return quotients(x, _scale(problem, inputs), problem.scale_format), zero
+    return quotients(x, _scale(problem, inputs), problem.scale_format, problem.stochastic), zero
 
 
 def dynamic_quantize(problem: Problem, inputs: Mapping[str, np.ndarray], scalars: Mapping[str, float]) -> dict[str, Expected]:
@@ -219,7 +222,7 @@ def dynamic_quantize(problem: Problem, inputs: Mapping[str, np.ndarray], scalars
     every = every[tuple(slice(0, n) for n in problem.shape)]
     if problem.scale_format == "e4m3":
         every = every * global_scale
-    q = quotients(x, every, problem.scale_format)
+    q = quotients(x, every, problem.scale_format, problem.stochastic)
     if problem.stochastic:
         q = _drawn(q, problem, inputs, scalars)
     zeros: np.ndarray | float = 0

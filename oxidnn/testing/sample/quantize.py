@@ -10,7 +10,7 @@ import numpy as np
 from ...dtypes import E4M3, F32, S64, U8
 from ...ops import OPS
 from ...ops.base import Policy, Problem
-from ...ops.quantize import KINDS, WIDE, ZERO_POINTS, Kind, scales_of
+from ...ops.quantize import KINDS, WIDE, ZERO_POINTS, Kind, QuantizeProblem, scales_of
 from ...tensor import TensorDesc
 from . import Fill, Sampler
 from .tensors import random_desc
@@ -109,8 +109,9 @@ def _scales(rng: np.random.Generator, problem: Problem) -> np.ndarray:
 
 
 def _zeros(rng: np.random.Generator, problem: Problem) -> np.ndarray:
+    assert isinstance(problem, QuantizeProblem)
     desc = problem.desc("zero_point")
-    return rng.integers(0 if desc.dtype.kind == "uint" else -8, 9, desc.shape)
+    return rng.integers(0 if desc.dtype.kind == "uint" or problem.kind.low == 0 else -8, 8, desc.shape)
 
 
 def _global(rng: np.random.Generator, problem: Problem) -> np.ndarray:
