@@ -1,7 +1,7 @@
 """Layers of experts, bf16, against compositions of torch._grouped_mm and a fused mixture of experts in Triton (moe_triton.py).
 
     python benches/moe.py [--models mixtral_8x7b,...] [--tokens 1,16,...] [--configs N] [--repeats 7] [--seconds S]
-                            [--backward] [--steps] [--all] [--json out.json]
+                            [--backward] [--codes s4] [--steps] [--all] [--json out.json]
 
 Needs a CUDA device, torch and triton. Random experts, topk each. ours: the whole layer from ids and weights on: sort, rows to their
 experts, products with the gate, weighted sums. torch: as peers are usually measured, rows sorted beforehand and no sum:
@@ -48,11 +48,26 @@ def case_line(model: str, tokens: int, backward: bool = False) -> str:
             f"w_gate_up=bf16[{experts},{2 * inter},{hidden}] w_down=bf16[{experts},{hidden},{inter}]")
 
 
+def quantized_line(model: str, tokens: int, codes: str) -> str:
+    """e4m3 with scales of 128 x 128, s4 of groups of 128."""
+    experts, topk, hidden, inter = MODELS[model]
+    rows = 128 if codes == "e4m3" else 1
+    text = f"moe_quantized x=bf16[{tokens},{hidden}] ids=s32[{tokens},{topk}] weights=f32[{tokens},{topk}]"
+    for name, n, k in (("gate_up", 2 * inter, hidden), ("down", hidden, inter)):
+        held = f"u8[{experts},{n},{k // 2}]" if codes == "s4" else f"e4m3[{experts},{n},{k}]"
+        text += f" w_{name}={held} scale_{name}=f32[{experts},{-(-n // rows)},{-(-k // 128)}]"
+    return text + f" block=({rows},128)"
+
+
 def choices(problem: Problem, info: DeviceInfo, most: int) -> Iterator[tuple[Engine, EngineConfig]]:
     for engine in engines_for(problem.op):
         if engine.check_support(problem, info):
             for config in engine.configs(problem, info)[:most]:
                 yield engine, config
+
+
+def line_of(model: str, tokens: int, options: argparse.Namespace) -> str:
+    return quantized_line(model, tokens, options.codes) if options.codes else case_line(model, tokens, options.backward)
 
 
 def assembled(job: tuple[str, DeviceInfo, int]) -> str:
@@ -194,6 +209,65 @@ def measure(backend: Any, model: str, tokens: int, t: dict[str, Any], options: a
             "failures": failures}
 
 
+def measure_quantized(backend: Any, model: str, tokens: int, t: dict[str, Any], options: argparse.Namespace) -> dict[str, Any]:
+    """Quantised experts against those of 16 bits by our own first choice (under "torch")."""
+    import torch
+    from conv_mma import FLUSH_BYTES
+    from verify import verify
+
+    experts, topk, hidden, inter = MODELS[model]
+    problem = parse_case(quantized_line(model, tokens, options.codes))
+    t["x"] = torch.randn(tokens, hidden, device="cuda").bfloat16()
+    t["ids"] = torch.rand(tokens, experts, device="cuda").topk(topk, 1).indices.int()
+    t["weights"] = torch.rand(tokens, topk, device="cuda")
+    t["y"] = torch.empty_like(t["x"])
+    q = {n: t[n] for n in ("x", "ids", "weights", "y")}
+    for name in ("w_gate_up", "w_down", "scale_gate_up", "scale_down"):
+        desc = problem.desc(name)
+        if name.startswith("scale"):
+            q[name] = torch.rand(desc.shape, device="cuda") * (0.05 if options.codes == "e4m3" else 0.01)
+        else:
+            q[name] = torch.randint(0, 256, desc.shape, dtype=torch.uint8, device="cuda")
+            if options.codes == "e4m3":
+                q[name] = q[name].bitwise_and_(0xBF).view(torch.float8_e4m3fn)  # below 2
+
+    def numbers(name: str, e: int) -> Any:
+        w, (rows, columns) = q[f"w_{name}"][e], (128 if options.codes == "e4m3" else 1, 128)
+        if options.codes == "s4":
+            low, high = (w & 15).to(torch.int16), (w >> 4).to(torch.int16)
+            w = torch.stack((low - 16 * (low > 7), high - 16 * (high > 7)), -1).flatten(1)
+        scale = q[f"scale_{name}"][e].repeat_interleave(rows, 0)[: w.shape[0]].repeat_interleave(columns, 1)[:, : w.shape[1]]
+        return (w.float() * scale).bfloat16().float()
+
+    some = sorted({i * (tokens - 1) // max(1, CHECKED - 1) for i in range(CHECKED)})
+    wanted = []
+    for token in some:
+        total = torch.zeros(hidden, device="cuda")
+        for k, e in enumerate(t["ids"][token].tolist()):
+            z = numbers("gate_up", e) @ t["x"][token].float()
+            h = (torch.nn.functional.silu(z[:inter]) * z[inter:]).bfloat16().float()
+            total += t["weights"][token, k] * (numbers("down", e) @ h)
+        wanted.append(total)
+    want = torch.stack(wanted)
+
+    def error_of() -> float:
+        got = t["y"][some].float()
+        worst = float(((got - want).abs() / (2.0**-8 * want.abs() + 2.0**-5 * want.square().mean().sqrt())).max())
+        return worst if math.isfinite(worst) and not bool(torch.isnan(t["y"]).any()) else math.inf
+
+    rows, ran = verify(backend, problem, choices(problem, backend.info, options.configs), q, error_of)
+    plain = parse_case(case_line(model, tokens))
+    first = min(choices(plain, backend.info, 1), key=lambda choice: choice[0].estimate(plain, choice[1], backend.info))
+    _, other = verify(backend, plain, [first], t, lambda: 0.0)
+    calls = [call for _, _, call in (*ran, *other)]
+    times = [statistics.median(x) for x in backend.time_launches(calls, backend.default_stream(), options.repeats, FLUSH_BYTES)]
+    for (row, _, _), us in zip(ran, times, strict=False):
+        row["us"] = us
+    hit = int(t["ids"].unique().numel())
+    return {"case": f"{model} {tokens} {options.codes}", "flops": problem.flops, "rows": rows, "failures": [],
+            "bytes": 3 * hit * hidden * inter * (0.5 if options.codes == "s4" else 1), "us": {"ours": min(times[:-1]), "torch": times[-1]}}
+
+
 def measure_backward(backend: Any, model: str, tokens: int, t: dict[str, Any], options: argparse.Namespace) -> dict[str, Any]:
     """Of all gradients against torch's on sorted rows: their difference as a part of their size is the error, over 1 %."""
     import torch
@@ -237,6 +311,7 @@ def main() -> None:
     parser.add_argument("--configs", type=int, default=5, help="only the first N of each engine by estimate")
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--backward", action="store_true", help="gradients instead")
+    parser.add_argument("--codes", default="", choices=("", "e4m3", "s4"), help="quantised experts instead, against ours of 16 bits")
     parser.add_argument("--steps", action="store_true", help="time each launch of the first config by itself, too")
     parser.add_argument("--all", action="store_true", help="print every config")
     parser.add_argument("--seconds", type=float, default=math.inf, help="start no case after so many seconds")
@@ -247,12 +322,13 @@ def main() -> None:
     cases = [(model, int(tokens)) for model in options.models.split(",") for tokens in options.tokens.split(",")]
     # Before this process has a CUDA context: workers are forks.
     here = Path(__file__).resolve().parent
-    others = [subprocess.Popen([sys.executable, str(here / "moe_triton.py"), str(i)]) for i in range(0 if options.backward else 5)]
+    wanted = 0 if options.backward or options.codes else 5
+    others = [subprocess.Popen([sys.executable, str(here / "moe_triton.py"), str(i)]) for i in range(wanted)]
     query = ("from oxidnn.runtime.cuda_backend import CudaBackend; import pickle, sys; "
              "sys.stdout.buffer.write(pickle.dumps(CudaBackend(0).info))")
     info = pickle.loads(subprocess.run([sys.executable, "-c", query], cwd=here.parent, capture_output=True, check=True).stdout)
     with ProcessPoolExecutor(options.workers) as pool:
-        for note in pool.map(assembled, [(case_line(*case, options.backward), info, options.configs) for case in cases]):
+        for note in pool.map(assembled, [(line_of(*case, options), info, options.configs) for case in cases]):
             if note:
                 print(note)
     for other in others:
@@ -279,7 +355,8 @@ def main() -> None:
                 print(f"{model} {tokens}: not run")
                 continue
             try:
-                r = (measure_backward if options.backward else measure)(backend, model, tokens, t, options)
+                how = measure_quantized if options.codes else measure_backward if options.backward else measure
+                r = how(backend, model, tokens, t, options)
             except Exception as error:  # one case less
                 print(f"FAILED {model} {tokens}: {type(error).__name__}: {error}"[:600], flush=True)
                 continue

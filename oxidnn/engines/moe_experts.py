@@ -136,6 +136,11 @@ class Moe(_Experts):
 class MoeQuantized(Moe):
     """Matrices of 8-bit floats or integers: the numbers of experts that have rows go to the workspace, which has room for all."""
 
+    def estimate(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> float:
+        assert isinstance(problem, MoeProblem)
+        numbers = 3 * problem.used * problem.hidden * problem.inter
+        return super().estimate(problem, config, device) + 5.0 + numbers * 3 / (device.bandwidth_gbs * 700)
+
     def matrices(self, p: MoeProblem) -> tuple[TensorDesc, TensorDesc]:
         return tuple(_matrix(p, *shape) for shape in ((2 * p.inter, p.hidden), (p.hidden, p.inter)))  # type: ignore[return-value]
 
