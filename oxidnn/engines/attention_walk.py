@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from math import isqrt
+from math import isqrt, log2
 
 import numpy as np
 
@@ -12,7 +12,7 @@ from ..ops.attention import AttentionProblem
 TILE_CLOCKS = 3300  # between tiles
 L2_SHARE = 0.5  # of L2 that keys and values of the heads at work may fill
 CLOCKS = 1700  # in a microsecond
-MEMORY_SHARE = 0.3  # of the time that memory takes and products do not hide
+MEMORY_SHARE = 0.9  # of the time that memory takes: what it adds to that of the tiles is the less, the longer these take
 MAX_PICKED, MAX_WALKED = 4096, 1 << 18  # tiles, of a head and in all, that are looked at one by one
 
 
@@ -33,13 +33,15 @@ def key_steps(p: AttentionProblem, rows: int, keys: int) -> np.ndarray:
     return np.maximum(0, -(-end // keys) - begin // keys)
 
 
-def walk(p: AttentionProblem, rows: int, keys: int, clocks: float, device: DeviceInfo) -> tuple[int, float]:
+def walk(p: AttentionProblem, rows: int, keys: int, clocks: float, device: DeviceInfo,
+         between: float = TILE_CLOCKS) -> tuple[int, float]:
     """(how many heads' tiles are walked together, the longest of all of them first; microseconds). The fewer heads, the sooner L2 gives
-    their keys and values again; but the CTAs should get equal shares. rows: of a tile; clocks: of a step, of `keys` keys."""
+    their keys and values again; but the CTAs should get equal shares. rows: of a tile; clocks: of a step, of `keys` keys;
+    between: clocks between tiles."""
     pairs, q_tiles = head_tiles(p, rows)
     group, ctas = p.heads // p.heads_kv, min(device.num_sms, pairs * q_tiles)
     steps = key_steps(p, rows, keys)[::-1]
-    tiles = steps * clocks + TILE_CLOCKS
+    tiles = steps * clocks + between
     held = p.len_kv * (p.dim_qk + p.dim_v) * p.desc("k").dtype.num_bytes / group  # bytes, for each head of q
     passes = len(tiles) and q_tiles * steps.mean() * keys / p.len_kv
     is_known = len(tiles) == q_tiles and pairs * q_tiles <= MAX_WALKED
@@ -54,9 +56,10 @@ def walk(p: AttentionProblem, rows: int, keys: int, clocks: float, device: Devic
             memory = (pairs * reads + p.num_bytes) / (device.bandwidth_gbs * 1e3)
             order = np.tile(np.repeat(tiles, n), pairs // n) if is_known else None
             share = pairs * q_tiles * float(tiles.mean()) / ctas if order is None else _largest_share(order, ctas)
-            found.append((share / CLOCKS + MEMORY_SHARE * memory, -n))
-    time, n = min(found)
-    return -n, time
+            time = float(((share / CLOCKS) ** 3 + (MEMORY_SHARE * memory) ** 3) ** (1 / 3))
+            found.append((time * (1 + 0.005 * log2(n)), n, time))
+    _, n, time = min(found)
+    return n, time
 
 
 def _divisors(number: int) -> list[int]:

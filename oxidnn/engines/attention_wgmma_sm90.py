@@ -37,6 +37,7 @@ DROPOUT_REGISTERS = 50  # too many beside those of three warpgroups
 MAX_LINES = 5950  # of the kernel's text, as estimated
 MAX_LONG_KEYS = 64  # of a tile whose scores' text is longer
 MAX_DIM = 256
+TILE_CLOCKS = 1500  # between tiles
 MAX_SOFTCAP = 1024
 MAX_LENGTH = 2**29
 # (warpgroups, keys of a tile, CTAs of an SM), the preferred ones first.
@@ -184,12 +185,15 @@ class ForwardConsts:
 
 
 def _step_clocks(c: ForwardConsts) -> float:
-    """Of all warpgroups together, by what takes longest: products, exponentials, or one warpgroup's own way through both; fitted to
-    measured steps (notes: attention-forward)."""
+    """Of all warpgroups together, between one warpgroup's own way through a step and what all of them share: products, instructions and the
+    turns; fitted to measured times (notes: attention-forward)."""
+    s = c.scores
     products = c.keys * (8 * c.steps_qk + c.dim_v / 2) / 16
-    work = ROWS * c.keys / 16 * (1.7 + 0.3 * len(c.scores.tensors) + 0.7 * c.has_scores + 2 * c.softcap
-                                     + 5 * c.scores.has_dropout)
-    return max(products + work + 1100, c.warpgroups * c.ctas * max(1.05 * products, 0.54 * products + 0.85 * work))
+    elements = ROWS * c.keys / 16
+    more = 1.5 * c.has_scores + 3 * c.softcap + 0.5 * len(s.tensors) + 6 * s.has_dropout
+    own = products * (1 if c.overlaps else 1.4) + elements * (1.7 + more) + 2.5 * c.out_columns + 400
+    shared = c.warpgroups * c.ctas * (0.85 * products + elements * (0.59 + 0.5 * more) + 122)
+    return float((own**6 + shared**6) ** (1 / 6))
 
 
 class AttentionWgmmaEngine(Engine):
@@ -243,7 +247,7 @@ class AttentionWgmmaEngine(Engine):
         tiles = prod(head_tiles(p, c.rows))
         if device.is_emulated:
             return 1000.0 * tiles * -(-p.len_kv // c.keys)
-        _, time = walk(p, c.rows, c.keys, _step_clocks(c), replace(device, num_sms=device.num_sms * c.ctas))
+        _, time = walk(p, c.rows, c.keys, _step_clocks(c), replace(device, num_sms=device.num_sms * c.ctas), TILE_CLOCKS)
         return max(time, p.num_bytes / (device.bandwidth_gbs * 850)) + 5
 
     def build_steps(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> Build:
@@ -256,7 +260,7 @@ class AttentionWgmmaEngine(Engine):
         pairs, q_tiles = head_tiles(p, c.rows)
         group = p.heads // p.heads_kv
         ctas = device.num_sms * c.ctas
-        run, _ = walk(p, c.rows, c.keys, _step_clocks(c), replace(device, num_sms=ctas))
+        run, _ = walk(p, c.rows, c.keys, _step_clocks(c), replace(device, num_sms=ctas), TILE_CLOCKS)
         maps = (("q", q, ROWS), ("k", k, c.keys), ("v", v, c.keys))
         args = [Arg(f"map_{n}", "tensor_map", TensorMapArg(n, panels_map(desc, rows))) for n, desc, rows in maps]
         divisors = {"run": run, "run_tiles": run * q_tiles, "num_heads": p.heads, "group": group}
