@@ -508,7 +508,8 @@ class DnnHandle(ListOps):
         half): a number is q * scale of its block of block[0] rows by block[1] columns, rounded to x's type (float32, float16, bfloat16).
 
         scale_gate_up (E, ceil(2 * I / block[0]), ceil(H / block[1])), scale_down (E, ceil(H / block[0]), ceil(I / block[1])), float32,
-        float16 or bfloat16; DeepSeek-V3: e4m3, block=(128, 128). The numbers of experts that have rows are made first, in the workspace.
+        float16 or bfloat16; DeepSeek-V3: e4m3, block=(128, 128). On sm_90a, with blocks of 64 columns or a
+        multiple, numbers are made where they are multiplied; else those of experts that have rows in the workspace, which has room for all.
         """
         arrays = (x, ids, weights, w_gate_up, scale_gate_up, w_down, scale_down)
         return self._session.run(CALLS["moe_quantized"], arrays, (activation, block, first_expert), out, stream)
