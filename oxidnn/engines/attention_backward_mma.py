@@ -401,7 +401,7 @@ class SinkConsts:
     log2_e: ClassVar[float] = log2(e)
 
 
-def _sink_step(p: AttentionProblem, device: DeviceInfo, lse2: WorkspaceArg, delta: WorkspaceArg, pitch: int) -> Step:
+def sink_step(p: AttentionProblem, device: DeviceInfo, lse2: WorkspaceArg, delta: WorkspaceArg, pitch: int) -> Step:
     """dsinks[h] = -sum over batches and queries of e^(sinks[h] - lse) * delta."""
     args = [Arg("rows", "u32", p.len_q), Arg("pitch", "u32", pitch), Arg("heads", "u32", p.heads),
             Arg("batches", "u32", p.heads_of("q").shape[0]),
@@ -478,7 +478,7 @@ def _others(p: AttentionProblem, device: DeviceInfo, lse2: WorkspaceArg, delta: 
         if p.desc(f"d{name}").numel:
             steps += _tensor_steps(p, name, device, _Shape(4, 1, 32), lse2, delta, pitch, scratch)
     if p.has("sinks"):
-        steps.append(_sink_step(p, device, lse2, delta, pitch))
+        steps.append(sink_step(p, device, lse2, delta, pitch))
     return steps
 
 

@@ -14,6 +14,7 @@ from ..dtypes import BF16, F16
 from ..ops.attention import AttentionProblem
 from ..ops.base import Problem
 from ..tensor import TensorDesc
+from .attention_backward_mma import sink_step
 from .attention_delta import delta_step
 from .attention_maps import head_map, map_fault
 from .attention_scores import ScoreConsts, arguments, score_consts
@@ -263,7 +264,7 @@ def _map_arg(p: AttentionProblem, name: str, rows: int) -> Arg:
 
 
 class WgmmaBackwardEngine(Engine):
-    """f16 and bf16, head dimensions that are multiples of 8 up to 128; causal limits, windows, lengths in memory."""
+    """f16 and bf16, head dimensions that are multiples of 8 up to 128; causal limits, windows, sinks, lengths in memory."""
 
     id = "attention_backward.wgmma_sm90"
     is_deterministic = False
@@ -282,7 +283,7 @@ class WgmmaBackwardEngine(Engine):
         least, most = self.dims
         if not least < max(p.dim_qk, p.dim_v) <= most or p.dim_qk % 8 or p.dim_v % 8:
             return refuse(f"head dimensions are {p.dim_qk} and {p.dim_v}, not multiples of 8 beyond {least} and up to {most}")
-        if p.expression is not None or p.dropout or p.has("sinks") or p.is_varlen:
+        if p.expression is not None or p.dropout or p.is_varlen:
             return refuse("scores are changed, weights dropped, or sequences lie side by side")
         if _has_lengths(p) and (not self.takes_lengths or p.left is not None):
             return refuse("lengths lie in memory, which goes by one launch, and without a left limit")
@@ -325,7 +326,8 @@ class WgmmaBackwardEngine(Engine):
             Arg("scale", "f32", p.scale)], consts, (pitch // 64, p.heads, p.batch), suffix=_suffix(p))
         more = [Arg("ptr_dq_sum", "u64", sums), *([Arg("ahead", "u32", config["ahead"])] if config["ahead"] else [])]
         return Build((delta_step(p, device, delta, lse2, (sums, 64 * consts.panels_qk), pitch),
-                      _keys_step(p, device, consts, lse2, delta, more), rounded), scratch.num_bytes)
+                      _keys_step(p, device, consts, lse2, delta, more), rounded,
+                      *_sink_steps(p, device, lse2, delta)), scratch.num_bytes)
 
 
 class ApartBackwardEngine(WgmmaBackwardEngine):
@@ -366,8 +368,8 @@ class ApartBackwardEngine(WgmmaBackwardEngine):
             *(_map_arg(p, n, tile if n in ("q", "d_out") else 64) for n in ("q", "k", "v", "d_out")),
             Arg("ptr_lse2", "u64", lse2), Arg("ptr_delta", "u64", delta), Arg("query_pitch", "u64", pitch),
             _map_arg(p, "dq", 64), *arguments(p), bits], own, grid, dynamic_smem=own.smem_bytes, suffix=_suffix(p))
-        return Build((delta_step(p, device, delta, lse2, None, pitch), _keys_step(p, device, consts, lse2, delta, []), queries),
-                     scratch.num_bytes)
+        return Build((delta_step(p, device, delta, lse2, None, pitch), _keys_step(p, device, consts, lse2, delta, []), queries,
+                      *_sink_steps(p, device, lse2, delta)), scratch.num_bytes)
 
 
 class WideBackwardEngine(WgmmaBackwardEngine):
@@ -405,7 +407,8 @@ class WideBackwardEngine(WgmmaBackwardEngine):
             Step.of("attention/backward_wide_sm90", p.op, target, THREADS, [*args, _map_arg(p, "dk", 64), _map_arg(p, "dv", 64), key_bits],
                     keys, key_grid, dynamic_smem=keys.smem_bytes, suffix=_suffix(p)),
             Step.of("attention/backward_queries_wide_sm90", p.op, target, THREADS, [*args, _map_arg(p, "dq", 64), bits], queries,
-                    grid, dynamic_smem=queries.smem_bytes, suffix=_suffix(p))), scratch.num_bytes)
+                    grid, dynamic_smem=queries.smem_bytes, suffix=_suffix(p)),
+            *_sink_steps(p, device, lse2, delta)), scratch.num_bytes)
 
 
 def _pitch(p: AttentionProblem) -> int:
@@ -415,6 +418,10 @@ def _pitch(p: AttentionProblem) -> int:
 
 def _suffix(p: AttentionProblem) -> str:
     return f"{p.desc('q').dtype.name}_{p.dim_qk}_{p.dim_v}"
+
+
+def _sink_steps(p: AttentionProblem, device: DeviceInfo, lse2: WorkspaceArg, delta: WorkspaceArg) -> tuple[Step, ...]:
+    return (sink_step(p, device, lse2, delta, _pitch(p)),) if p.has("sinks") else ()
 
 
 def _grid(p: AttentionProblem, device: DeviceInfo, tiles: int, heads: int) -> tuple[Arg, tuple[int, int, int]]:

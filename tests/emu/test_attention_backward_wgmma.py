@@ -40,6 +40,8 @@ def backend(seed: int) -> EmulatedBackend:
     (ADDING, problem(1, 1, 50, 300, 64, "causal=top_left")),  # keys that nobody sees
     (ADDING, problem(2, 1, 330, 290, 64, "causal=bottom_right lengths_q=s32[3] lengths_kv=s32[3]", batch=3)),
     (ADDING, problem(2, 2, 200, 250, 128, "lengths_kv=s32[2]", 96, "f16", 2)),
+    (ADDING, problem(2, 1, 100, 90, 64, "sinks=bf16[2] causal=bottom_right")),
+    (WIDE, problem(2, 1, 60, 90, 192, "sinks=f32[2]")),
     (APART, problem(2, 1, 460, 300, 64, "causal=bottom_right")),
     (APART, problem(2, 2, 200, 260, 128, "window=(90,20)", 32, "f16")),
     (WIDE, problem(2, 1, 270, 250, 256, "causal=bottom_right")),
