@@ -249,8 +249,10 @@ class QuantizedLinearWgmma(Engine):
         plan = _plan(p, config)
         c = plan.consts
         suffix = f"{c.kind}_{c.dtype}_{c.rows}x{c.columns}_{c.scaling}{'_zero' if c.zero else ''}"
+        follows = bool(dict(config.knobs).get("overlaps", not device.is_emulated and _overlaps(p, plan, device)))
         step = Step.of("quantized_linear/wgmma_sm90", p.op, PtxTarget.for_arch(device.arch, (8, 0)), _threads(c),
-                       _arguments(p, plan), c, plan.row_tiles * plan.column_tiles, dynamic_smem=c.smem_bytes(p.groups), suffix=suffix)
+                       _arguments(p, plan), c, plan.row_tiles * plan.column_tiles, dynamic_smem=c.smem_bytes(p.groups), follows=follows,
+                       suffix=suffix)
         if not p.has("permutation"):
             return Build((step,))
         ordered = WorkspaceArg(0)
@@ -258,11 +260,25 @@ class QuantizedLinearWgmma(Engine):
         return Build((gather_step(p, ordered, device), relocated(step, places)), p.desc("x").numel * 2)
 
 
+def _per_sm(p: QuantizedLinearProblem, c: QuantizedWgmmaConsts, device: DeviceInfo) -> int:
+    return max(1, min(device.smem_per_sm // (c.smem_bytes(p.groups) + 1024), 2048 // _threads(c),
+                      65536 // (_threads(c) * (_registers_needed(c) + 8))))
+
+
+def _overlaps(p: QuantizedLinearProblem, plan: _Plan, device: DeviceInfo) -> bool:
+    """Whether the launch may start while the one before ends, and let the next do so: by the rule found for affine_skinny_wgmma."""
+    ctas = plan.row_tiles * plan.column_tiles
+    places = _per_sm(p, plan.consts, device) * device.num_sms
+    if ctas > device.num_sms:
+        return ctas > places or ctas >= 0.9 * places
+    free = 1 - ctas / device.num_sms
+    return free >= 0.57 or free * _estimate_us(p, plan, ctas, device) < 7.2
+
+
 def _estimate_us(p: QuantizedLinearProblem, plan: _Plan, ctas: int, device: DeviceInfo) -> float:
     """Rounds of CTAs over the SMs at the slowest of their products, their numbers and what they bring; memory; a start."""
     c = plan.consts
-    per_sm = max(1, min(device.smem_per_sm // (c.smem_bytes(p.groups) + 1024), 2048 // _threads(c),
-                        65536 // (_threads(c) * (_registers_needed(c) + 8))))
+    per_sm = _per_sm(p, c, device)
     resident = min(ctas, per_sm * device.num_sms)
     weights = p.desc("w").num_bytes + p.desc("scale").num_bytes
     x_bytes = p.rows * p.k * 2
