@@ -450,8 +450,8 @@ class DnnHandle(ListOps):
         last; scoring "softmax" or "sigmoid". groups, top_groups: only those of the top_groups best of so many groups of neighbours, of
         which group_score "top2" adds up the two best experts and "max" takes the best (DeepSeek-V3: scoring="sigmoid", bias, groups=8,
         top_groups=4, scaling_factor=2.5). weights: scores without bias, divided by their sum if renormalize, times scaling_factor.
-        capacity: what comes, in the order of tokens, after so many assignments of an expert has weight 0 and the id ~id, which moe_permute and moe
-        leave out. counts: assignments of each expert, those dropped counted; weights of the others stay as they are.
+        capacity: what comes, in the order of tokens, after so many assignments of an expert has weight 0 and the id ~id, which
+        moe_permute and moe leave out. counts: assignments of each expert, those dropped counted; weights of the others stay as they are.
         """
         attrs = (top_k, scoring, renormalize, scaling_factor, groups, top_groups, group_score, capacity)
         return self._session.run(CALLS["moe_route"], (logits, bias), attrs, out, stream)
