@@ -415,8 +415,8 @@ class DnnHandle(ListOps):
         kind: "s4", "u4", "nf4": w is u8 (N, K/2 rounded up), two numbers a byte, the first in the low half; "s8", "e4m3": w (N, K) of that
         type. scale (f32, f16, bf16): one element, (N,), or (N, groups) of group_size neighbours along K (default: K / groups, of nf4 64).
         zero_point: integers of scale's shape, u8 or s8 (s8 of kind "s8"; none of nf4 and e4m3), of 4-bit kinds from -64 to 64. permutation
-        (s32, K): column j of W meets x[..., permutation[j]] (GPTQ's act-order). bias (N,); epilogue over "acc" as of `gemm`. Where x is to be
-        of 8 bits too: q, s = quantize(x, kind, "token"), then gemm(q, w, transpose_b=True, scale_a=s, scale_b=scale).
+        (s32, K): column j of W meets x[..., permutation[j]] (GPTQ's act-order). bias (N,); epilogue over "acc" as of `gemm`.
+        Where x is to be of 8 bits too: q, s = quantize(x, kind, "token"), then gemm(q, w, transpose_b=True, scale_a=s, scale_b=scale).
         """
         attrs = (kind, group_size, epilogue, out_dtype)
         return self._session.run(CALLS["quantized_linear"], (x, w, scale, zero_point, bias, permutation), attrs, out, stream, scalars,
