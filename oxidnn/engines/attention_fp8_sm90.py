@@ -35,6 +35,7 @@ OTHER_REGISTERS = 16  # beside scores, weights and results
 SEARCH_REGISTERS = 12  # where sequences lie side by side
 PANEL = 128  # keys of a box of values
 MAX_DIM = 256
+MAX_SUMMED_DIM = 128  # columns beside which sums of weights find room
 MAX_LENGTH = 2**29
 TURNED = 128  # keys, and columns, of a CTA that turns values
 TURN_THREADS = 256
@@ -138,11 +139,17 @@ class Fp8Consts:
         """Chunks that the scores' registers hold."""
         return min(2, self.keys // self.chunk, self.chunks)
 
+    @property
+    def sum_rows(self) -> int:
+        """Rows of ones and zeros behind the columns of values, by which tensor cores sum up the weights; 0 where these are summed as they
+        were before they are rounded, which lse needs."""
+        return 8 if not self.has_lse and self.dim_v <= MAX_SUMMED_DIM else 0
+
     def chunk_columns(self, chunk: int) -> int:
-        return min(self.chunk, self.dim_v - chunk * self.chunk)
+        return self.chunk if chunk + 1 < self.chunks else self.dim_v - chunk * self.chunk + self.sum_rows
 
     def chunk_names(self, chunk: int) -> list[str]:
-        first = chunk % self.chunk_sets * self.chunk // 2
+        first = chunk % self.chunk_sets * (self.chunk + self.sum_rows) // 2
         return [f"%part{first + i}" for i in range(self.chunk_columns(chunk) // 2)]
 
     @property
@@ -151,7 +158,11 @@ class Fp8Consts:
         return self.panels_qk * ROWS * self.row_bytes
 
     def panel_bytes(self, which: str) -> int:
-        return self.keys * self.row_bytes if which == "k" else self.dim_v * PANEL
+        return self.keys * self.row_bytes if which == "k" else (self.dim_v + self.sum_rows) * PANEL
+
+    def box_bytes(self, which: str) -> int:
+        """What tensor copies bring to a stage."""
+        return self.stage_bytes(which) - (self.panels_v * self.sum_rows * PANEL if which == "v" else 0)
 
     def stage_bytes(self, which: str) -> int:
         return (self.panels_qk if which == "k" else self.panels_v) * self.panel_bytes(which)

@@ -167,6 +167,8 @@ def _forward(p: AttentionProblem, inputs: Mapping[str, np.ndarray], scalars: Map
             if p.is_fp8:
                 off = off + np.where(e > 0, _grain(p) * part.kept / np.where(total > 0, total, 1)[..., None], 0)
             slack[b, :, part.rows] = np.einsum("hij,hjd->hid", off, np.abs(clean))
+            if p.is_fp8 and not p.has("lse"):  # the sum may be that of rounded weights, too
+                slack[b, :, part.rows] += off.sum(2)[..., None] * np.abs(out[b, :, part.rows])
             lse[b, :, part.rows] = np.log(total) + np.where(np.isneginf(top), 0, top)
             lse_slack[b, :, part.rows] = mean + 8 * eps * (1 + np.abs(base)) + _log_slack(p)
     if p.has("scale_out"):
