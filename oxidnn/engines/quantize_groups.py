@@ -20,7 +20,7 @@ from .base import SUPPORTED, Arg, ArgValue, Build, Engine, EngineConfig, ScalarA
 from .composition import cheapest, moved
 from .digits import DigitConsts, Digits, ceil_div, power_of_two
 from .quantize_map import LIMIT, MIN_CAPABILITY, QuantizeMap, map_step, target_of
-from .quantize_space import Space, halved, middles, moves_packs
+from .quantize_space import Space, halved, known_shifts, middles, moves_packs, near_operands
 
 _MOST_LANES = 1024
 
@@ -51,6 +51,8 @@ class QuantizeGroupsConsts:
     column_at: str
     row_at: str
     is_whole: bool
+    shifts: tuple[tuple[str, int], ...]
+    near: tuple[str, ...]
     saturate: bool = True
 
     @property
@@ -242,7 +244,8 @@ def _step(problem: QuantizeProblem, config: EngineConfig, device: DeviceInfo, gl
     consts = QuantizeGroupsConsts(problem.kind, problem.desc("x").dtype.name, groups.vec, groups.vector, lanes, packs,
                                   groups.packs > lanes * packs, groups.rows, groups.columns, groups.row_packs, outer.consts(),
                                   problem.scale_format, problem.asymmetric, has_global, problem.stochastic, shares, bounds,
-                                  groups.column_at, groups.row_at, is_whole)
+                                  groups.column_at, groups.row_at, is_whole,
+                                  tuple(known_shifts(outer).items()), near_operands(outer))
     values: dict[str, ArgValue] = {n: TensorArg(n) if problem.has(n) else 0 for n in outer.strides}
     args = [Arg(f"ptr_{n}", "u64", value) for n, value in values.items()]
     if has_global:

@@ -12,7 +12,7 @@ from ..ops.quantize import Kind, QuantizeProblem
 from ..tensor import TensorDesc
 from .base import SUPPORTED, Arg, ArgValue, Build, Engine, EngineConfig, ScalarArg, Step, Support, TensorArg, refuse
 from .digits import DigitConsts, Digits, ceil_div
-from .quantize_space import NF4, Space, halved, middles, moves_packs
+from .quantize_space import NF4, Space, halved, known_shifts, middles, moves_packs, near_operands
 
 THREADS = 256
 LIMIT = 2**31
@@ -42,6 +42,8 @@ class QuantizeMapConsts:
     shares_words: bool
     bounds: tuple[str, ...]
     run: str
+    shifts: tuple[tuple[str, int], ...]
+    near: tuple[str, ...]
     packs: int = 1
 
     nf4: ClassVar[tuple[float, ...]] = NF4
@@ -185,7 +187,8 @@ def map_step(problem: QuantizeProblem, walk: Walk, device: DeviceInfo, packs: in
     consts = QuantizeMapConsts(problem.op, problem.kind, walk.vec, walk.vector, problem.desc(problem.wide).dtype.name, rows.consts(), scale,
                                bool(scale and walk.steps["scale"]), zero, bool(zero and walk.steps["zero_point"]),
                                problem.has("global_scale"), problem.saturate, problem.stochastic, shares,
-                               tuple(n for n, _ in walk.bounds), walk.run, packs)
+                               tuple(n for n, _ in walk.bounds), walk.run,
+                               tuple(known_shifts(rows).items()), near_operands(rows), packs)
     values: dict[str, ArgValue] = {n: TensorArg(n) if problem.has(n) else 0 for n in strides}
     args = [Arg(f"ptr_{n}", "u64", value) for n, value in values.items()]
     if consts.has_global:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from ..ops.quantize import Kind, QuantizeProblem
+from ..ops.quantize import QuantizeProblem
 from ..tensor import TensorDesc
 from .collapse import by_stride
 from .digits import Digits, ceil_div
@@ -121,5 +121,12 @@ def middles() -> tuple[float, ...]:
     return tuple(float(b if n > e else n) for n, b, e in zip(near, below, exact, strict=True))
 
 
-def code_bytes(kind: Kind, count: int) -> int:
-    return count * kind.bits // 8
+def known_shifts(digits: Digits) -> dict[str, int]:
+    """log2 of the extents that kernels are made for: powers of two, and few values; the first digit needs none."""
+    return {name: n.bit_length() - 1 for name, n in zip(digits.names[1:], digits.extents[1:], strict=True) if n <= 128 and n & (n - 1) == 0}
+
+
+def near_operands(digits: Digits) -> tuple[str, ...]:
+    """Those whose offsets, in bytes, have 32 bits."""
+    return tuple(name for name, row in digits.strides.items()
+                 if sum(abs(s) * (n - 1) for s, n in zip(row, digits.extents, strict=True)) < 2**31)
