@@ -309,7 +309,7 @@ class WgmmaBackwardEngine(Engine):
         assert isinstance(p, AttentionProblem)
         rows = p.batch * p.heads * p.len_q
         moved = rows * ceil_div(p.dim_qk, 64) * 64 * 10 / (device.bandwidth_gbs * 1e3)
-        return 12.0 + moved + p.flops / (device.num_sms * 3.8e6)
+        return 12.0 + moved + p.flops / (device.num_sms * 4.6e6)
 
     def build_steps(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> Build:
         p = problem
