@@ -31,6 +31,13 @@ LINES = (
     "adam_step param_0=f32[2500] param_1=f32[3,3] grad_0=f32[2500] grad_1=f32[3,3] exp_avg_0=f32[2500] exp_avg_1=f32[3,3] "
     "exp_avg_sq_0=f32[2500] exp_avg_sq_1=f32[3,3] decays=True grad_scale=f32[] found_inf=f32[]",
     'foreach a_0=f32[5] b_0=f32[5] a_1=f32[300] b_1=f32[300] expression="a + scalar(s) * b"',
+    f"dynamic_quantize x={X} kind=e4m3 scaling=token", f'dynamic_quantize x={X} kind=s4 scaling="(\'group\',128)"',
+    f"dynamic_quantize x={X} kind=u8 scaling=token asymmetric=True", f'dynamic_quantize x={X} kind=e4m3 scaling="(\'block\',(128,128))"',
+    f"dynamic_quantize x={X} kind=e4m3 scaling=mxfp8", f"dynamic_quantize x={X} kind=e2m1 scaling=mxfp4 layout=128x4",
+    f"dynamic_quantize x={X} global_scale=f32[] kind=e2m1 scaling=nvfp4 rounding=stochastic",
+    f"quantize x={X} kind=s8 scale={ROWS} zero_point=s8[512]", "dequantize x=u8[512,2048] kind=s4 scale=f32[512,32] dtype=bf16",
+    f"fake_quantize x={X} kind=s4 scale={ROWS}", f"fake_quantize_backward dy={X} x={X} kind=s4 scale={ROWS}",
+    "delayed_scale history=f32[16,100] amax=f32[100] scale=f32[100]",
     "transform x=f32[8,64,56,56]nchw y=bf16[8,64,56,56]nhwc dtype=bf16", f"cumsum x={X} axis=1", f"cummax x={X} axis=1",
 )
 
