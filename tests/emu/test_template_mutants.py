@@ -301,10 +301,12 @@ KERNELS = {
         "kv_cache_append k=bf16[2,2,9,64]nchw v=bf16[2,2,9,128]nchw slots=s64[2,9] k_cache=e4m3[5,2,8,64]nchw v_cache=e4m3[5,2,8,128]nchw "
         "positions=s32[2,9] rope=True k_scale=f32[1] v_scale=f32[1]",)),
     "moe_sort": Kernel("moe/sort", "moe_permute.sort", ("moe_permute x=f32[150,2] ids=s32[150,2] experts=40 first_expert=2",), {}, (
-        ("one round less", "%warp, 0", "any warp may add up"), ("no choice", "0xFFFFFFFF", "no lane follows those that have no assignment"))),
+        ("one round less", "%warp, 0", "any warp may add up"), ("other comparison", "%base, 41", "rounds of 32"),
+        ("no choice", "0xFFFFFFFF", "no lane follows those that have no assignment"))),
     "moe_route": Kernel("moe/route", "moe_route.warp",
                         ("moe_route logits=bf16[5,40] bias=f32[40] top_k=4 scoring=sigmoid groups=8 top_groups=3 scaling_factor=2.5",
-                         "moe_route logits=bf16[40,40] bias=f32[40] top_k=4 scoring=sigmoid groups=8 top_groups=3 scaling_factor=2.5"), {}, (
+                         "moe_route logits=bf16[40,40] bias=f32[40] top_k=4 scoring=sigmoid groups=8 top_groups=3 scaling_factor=2.5"),
+                        {}, (
         ("no guard", "%p_expert[01]", "what does not exist is never chosen"), ("other comparison", "%p_group, %lane", "nor is its group"),
         ("other comparison", "%p_negative", "0 is never below"))),
     "tiled_simt": Kernel("matmul/tiled_simt", "gemm.simt",
@@ -641,7 +643,7 @@ FLOOR = {
     "attention_backward_mma_dq": (23, 26), "attention_delta": (25, 26), "attention_sinks": (25, 26),
     "attention_forward_mma": (26, 26), "attention_forward": (22, 26), "attention_decode": (25, 26), "attention_decode_boxes": (25, 26),
     "attention_decode_pages": (25, 26), "attention_decode_combine": (23, 26), "rope": (25, 26), "kv_cache_append": (24, 26),
-    "moe_sort": (24, 26), "moe_route": (25, 26),
+    "moe_sort": (25, 26), "moe_route": (25, 26),
     "tiled_simt": (25, 26), "split_k_reduce": (25, 26), "direct": (26, 26), "tree": (24, 26), "tree_column": (25, 26),
     "tree_variance": (26, 26),
     "softmax_masked": (25, 26), "sparsemax": (26, 26), "row_map": (25, 26), "norm_eight_bits": (26, 26), "sinkhorn": (26, 26),
