@@ -150,10 +150,16 @@ def _expected_hits(p: MoeProblem) -> float:
     return p.experts * (1 - (1 - min(1.0, p.topk / p.experts)) ** p.tokens)
 
 
+def _steps(desc: TensorDesc) -> tuple[int, ...]:
+    """Bytes from one to the next, innermost first, of all dimensions but the last; those that mean nothing as maps want them."""
+    steps = (s * desc.dtype.num_bytes for s in desc.strides[-2::-1])
+    return tuple(16 * ceil_div(s, 16) if n == 1 else s for n, s in zip(desc.shape[-2::-1], steps, strict=True))
+
+
 def _weights_map(desc: TensorDesc, c: StreamConsts) -> TensorMapSpec:
     experts, rows, columns = desc.shape
     size = desc.dtype.num_bytes
-    return TensorMapSpec("u8" if c.codes else c.kind, (columns, rows, experts), (desc.strides[1] * size, desc.strides[0] * size),
+    return TensorMapSpec("u8" if c.codes else c.kind, (columns, rows, experts), _steps(desc),
                          (c.row_bytes // size, ROWS, 1), swizzle=c.row_bytes)
 
 
@@ -245,7 +251,7 @@ class MoeStream(Engine):
         counters = scratch.take(8)
         target, x, kind = Target.for_arch(device.arch), p.desc("x"), p.kind.name
         ids = [*held(p, "ids").args("ids"), Arg("first_expert", "s64", p.first)]
-        tokens_map = TensorMapSpec(kind, (p.hidden, p.tokens), (x.strides[0] * 2,), (TILE_K, p.tokens), swizzle=128)
+        tokens_map = TensorMapSpec(kind, (p.hidden, p.tokens), _steps(x), (TILE_K, p.tokens), swizzle=128)
         middle_map = TensorMapSpec(kind, (p.inter, p.tokens, most), (up.middle_bytes, p.tokens * up.middle_bytes), (TILE_K, p.tokens, 1),
                                    swizzle=128)
         steps = []
@@ -359,7 +365,7 @@ class MoeStreamSorted(Engine):
             is_gathered = gathers and of == "up"
             c, rows = replace(c, gathers=is_gathered, topk=p.topk), p.desc("x") if is_gathered else source.desc
             box = (TILE_K, 1 if is_gathered else c.tile_n)
-            map_ = TensorMapSpec(p.kind.name, (rows.shape[1], rows.shape[0]), (rows.strides[0] * 2,), box, swizzle=128)
+            map_ = TensorMapSpec(p.kind.name, (rows.shape[1], rows.shape[0]), _steps(rows), box, swizzle=128)
             tokens = TensorMapArg("x", map_) if is_gathered else WorkspaceMapArg(map_, source.place.byte_offset)
             tiles = min(p.experts, p.rows) + p.rows // c.tile_n
             num_ctas = min(device.num_sms * _per_sm(c, device), tiles * c.tiles)
