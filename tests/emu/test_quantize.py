@@ -227,6 +227,24 @@ def test_nvfp4_byte_for_byte(h: oxidnn.DnnHandle) -> None:
     np.testing.assert_array_equal(same.view(np.uint8), scale.view(np.uint8))
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, ml_dtypes.bfloat16])
+@pytest.mark.parametrize("exponent", [-140, -20, 0, 12, 126])
+def test_nvfp4_by_any_global_scale(exponent: int, dtype: Any, h: oxidnn.DnnHandle) -> None:
+    """Scales that saturate, that are subnormal or 0, and totals whose inverse is none."""
+    x = (np.random.default_rng(exponent + 200).standard_normal((8, 64)) * 3).astype(dtype)
+    overall = np.full((), 1.5 * 2.0**exponent, np.float32)
+    q, scale = h.quantize(x, "e2m1", "nvfp4", global_scale=overall)
+    wide = x.astype(np.float32).reshape(8, 4, 16)
+    with np.errstate(all="ignore"):
+        wanted = np.minimum(np.abs(wide).max(-1) / (np.float32(6) * overall), np.float32(448)).astype(ml_dtypes.float8_e4m3fn)
+        total = wanted.astype(np.float32) * overall
+        products = wide.astype(np.float64) * (np.float32(1) / total)[..., None].astype(np.float64)
+    np.testing.assert_array_equal(np.asarray(scale).view(np.uint8), wanted.view(np.uint8))
+    want = nearest(np.where(total[..., None] == 0, 0, products), "e2m1").reshape(8, 64)
+    np.testing.assert_array_equal(codes(q, "e2m1"), want)
+    np.testing.assert_array_equal(h.quantize(x, "e2m1", scale, scaling="nvfp4", global_scale=overall), q)
+
+
 @pytest.mark.parametrize("arch", ARCHES)
 @pytest.mark.parametrize("line", [
     "dynamic_quantize x=bf16[3,200]nchw kind=e4m3 scaling=token", "dynamic_quantize x=f32[4,40]nchw kind=e5m2 scaling=tensor",
