@@ -220,12 +220,12 @@ def _configs(groups: Groups, device: DeviceInfo) -> tuple[EngineConfig, ...]:
     found = []
     for packs in (p for p in (1, 2, 4, 8) if p <= most):
         lanes = min(_MOST_LANES, power_of_two(ceil_div(count, packs)))
-        if lanes * (packs // 2) < count or packs == 1:
+        if lanes * packs >= count and (lanes * (packs // 2) < count or packs == 1):
             found.append(EngineConfig.of(lanes=lanes, packs=packs))
     if count > _MOST_LANES * most:  # read twice
         return tuple(EngineConfig.of(lanes=lanes, packs=4) for lanes in (512, 1024))
     is_small = groups.outer.size * count < 4 * 1024 * device.num_sms
-    wanted = 1 if is_small else 8 if count > 4 * 256 and most == 8 else 4 if count >= 16 else 2
+    wanted = 1 if is_small and count <= 256 else 8 if count > 4 * 256 and most == 8 else 4 if count >= 16 else 2
     return tuple(sorted(dict.fromkeys(found), key=lambda config: abs(config["packs"] - wanted)))
 
 
