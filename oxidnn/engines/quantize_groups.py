@@ -207,8 +207,9 @@ def _supports(problem: QuantizeProblem) -> Support:
     groups = groups_of(problem)
     if groups is None:
         return refuse("a scale's numbers are no rows and columns with codes side by side")
-    if groups.outer.size * 32 >= LIMIT or groups.packs >= LIMIT:
-        return refuse(f"{groups.outer.size} scales of {groups.packs} packs each (at most {LIMIT - 1} threads)")
+    lanes = min(_MOST_LANES, power_of_two(max(groups.packs, 1)))
+    if groups.outer.size * lanes >= LIMIT - 256 or groups.rows * groups.columns >= LIMIT - 64 * _MOST_LANES:
+        return refuse(f"{groups.outer.size} scales of {groups.rows} x {groups.columns} numbers (at most {LIMIT - 65537})")
     return SUPPORTED
 
 
