@@ -291,7 +291,9 @@ class WgmmaBackwardEngine(Engine):
             return refuse(f"the scale is {p.scale}: a mask's -inf is multiplied by it, which must be above 0")
         if max(p.len_q, p.len_kv) >= _LIMIT or p.batch * p.heads * (p.len_q + 64) >= 2**31:
             return refuse("there are too many rows for 32-bit arithmetic")
-        if p.len_q == 0 or p.len_kv == 0 or p.is_empty:
+        if max(p.batch, p.heads) >= 2**16:
+            return refuse(f"there are {p.batch} batches and {p.heads} heads, of which a grid has at most 65535 each")
+        if p.is_empty or not p.batch * p.heads * p.len_q * p.len_kv:
             return refuse("there are no queries or no keys")
         if not _has_lengths(p) and _seen_keys(p)[0] > 0:
             return refuse("nobody sees the first keys, and what lies there must not count")
