@@ -637,7 +637,7 @@ FLOOR = {
     "wgmma_streams": (25, 26), "wgmma_scales": (26, 26), "wgmma_groups": (23, 26), "wgmma_group_terms": (25, 26), "skinny_parts": (25, 26),
     "tiled_mma_groups": (24, 26), "tiled_mma_gate": (24, 26),
     "tiled_mma": (26, 26), "tiled_mma_conv": (25, 26),
-    "attention_plain": (25, 26), "attention_backward": (23, 26), "attention_backward_queries": (26, 26),
+    "attention_plain": (25, 26), "attention_backward": (23, 26), "attention_backward_queries": (25, 26),
     "attention_backward_wide": (24, 26), "attention_backward_queries_wide": (25, 26),
     "attention_backward_mma": (21, 26), "attention_backward_mma_bias": (23, 26),
     "attention_backward_mma_dq": (23, 26), "attention_delta": (25, 26), "attention_sinks": (25, 26),
