@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 from ..device import DeviceInfo
 from ..dtypes import F32, dtype
@@ -20,7 +20,7 @@ from .base import SUPPORTED, Arg, ArgValue, Build, Engine, EngineConfig, ScalarA
 from .composition import cheapest, moved
 from .digits import DigitConsts, Digits, ceil_div, power_of_two
 from .quantize_map import LIMIT, MIN_CAPABILITY, QuantizeMap, map_step, target_of
-from .quantize_space import Space, halved, known_shifts, middles, moves_packs, near_operands
+from .quantize_space import NF4, Space, halved, known_shifts, moves_packs, near_operands, nf4_cells
 
 _MOST_LANES = 1024
 
@@ -55,9 +55,11 @@ class QuantizeGroupsConsts:
     near: tuple[str, ...]
     saturate: bool = True
 
+    nf4_numbers: ClassVar[tuple[float, ...]] = NF4
+
     @property
-    def middles(self) -> tuple[float, ...]:
-        return middles()
+    def nf4_cells(self) -> tuple[tuple[float, int], ...]:
+        return nf4_cells()
 
     @property
     def wide_bytes(self) -> int:

@@ -12,7 +12,7 @@ from ..ops.quantize import Kind, QuantizeProblem
 from ..tensor import TensorDesc
 from .base import SUPPORTED, Arg, ArgValue, Build, Engine, EngineConfig, ScalarArg, Step, Support, TensorArg, refuse
 from .digits import DigitConsts, Digits, ceil_div
-from .quantize_space import NF4, Space, halved, known_shifts, middles, moves_packs, near_operands
+from .quantize_space import NF4, Space, halved, known_shifts, moves_packs, near_operands, nf4_cells
 
 THREADS = 256
 LIMIT = 2**31
@@ -46,11 +46,11 @@ class QuantizeMapConsts:
     near: tuple[str, ...]
     packs: int = 1
 
-    nf4: ClassVar[tuple[float, ...]] = NF4
+    nf4_numbers: ClassVar[tuple[float, ...]] = NF4
 
     @property
-    def middles(self) -> tuple[float, ...]:
-        return middles()
+    def nf4_cells(self) -> tuple[tuple[float, int], ...]:
+        return nf4_cells()
 
     @property
     def zero(self) -> bool:

@@ -110,15 +110,21 @@ def moves_packs(desc: TensorDesc, steps: Sequence[int], extents: Sequence[int], 
             and all(s % (2 * piece) == 0 for s, n in zip(steps, extents, strict=True) if n > 1))
 
 
-def middles() -> tuple[float, ...]:
-    """Between the numbers of NF4: the largest f32 that is not above the middle of two, which what is nearer to the larger exceeds."""
+def nf4_cells() -> tuple[tuple[float, int], ...]:
+    """Of the cells round(32 v + 32), v in [-1, 1]: the middle of two numbers of NF4 that lies there (the largest f32 that is not above it,
+    which what is nearer to the larger number exceeds), or 2, and the code before it."""
     import numpy as np
 
     numbers = np.array(NF4, np.float32).astype(np.float64)
     exact = (numbers[1:] + numbers[:-1]) / 2
     near = exact.astype(np.float32)
-    below = np.nextafter(near, np.float32(-2))
-    return tuple(float(b if n > e else n) for n, b, e in zip(near, below, exact, strict=True))
+    middles = np.where(near > exact, np.nextafter(near, np.float32(-2)), near)
+    found = []
+    for cell in range(65):
+        low, high = (cell - 32.5) / 32, (cell - 31.5) / 32
+        inside = [float(m) for m in middles if low < m < high]
+        found.append((inside[0] if inside else 2.0, int((middles < low).sum())))
+    return tuple(found)
 
 
 def known_shifts(digits: Digits) -> dict[str, int]:
