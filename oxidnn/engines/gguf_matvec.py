@@ -24,6 +24,9 @@ MAX_STAGES = 8
 MAX_PANELS = 16
 _LIMIT = 2**31
 _COMBINE_THREADS = 128
+_SHAPES = ((4, 1, 2), (4, 2, 1), (8, 1, 1), (4, 4, 1), (8, 1, 2), (4, 2, 2), (2, 8, 1), (8, 2, 1),
+           (4, 1, 1))  # warps of a team, teams, CTAs of an SM
+_RINGS = ((1, 2), (2, 2), (4, 2), (1, 4), (2, 3))  # chunks of 256 elements, stages
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,29 +246,22 @@ def _configs(p: GgufMatvecProblem, device: DeviceInfo) -> tuple[EngineConfig, ..
     return tuple(sorted(_candidates(p, device), key=lambda c: _estimate(p, c, device)))
 
 
-def _most_warps(p: GgufMatvecProblem) -> int:
-    """Of an SM, that have registers enough."""
-    columns = (1 if p.has("ids") else p.rows) * (3 if p.desc("x").dtype is F32 else 1)
-    return 16 if columns > 8 or (p.format == "Q6_K" and columns == 1) else 32
-
-
 def _candidates(p: GgufMatvecProblem, device: DeviceInfo) -> Iterator[EngineConfig]:
     loads = "copies" if _map_fault(p, device) else "map"
-    for warps, teams, ctas in product((2, 4, 8, 16), (1, 2, 4, 8), (1, 2, 3, 4)):
-        total = warps * teams * ctas
-        if not 8 <= total <= _most_warps(p) or warps * teams > 32 or (device.is_emulated and (teams > 2 or ctas > 2)):
-            continue
-        for chunk, stages in product((1, 2, 4, 8), (2, 3, 4, 6)):
-            def config(panels: int, warps: int = warps, teams: int = teams, ctas: int = ctas, stages: int = stages,
-                       chunk: int = chunk) -> EngineConfig:
-                return EngineConfig.of(loads=loads, warps=warps, teams=teams, ctas=ctas, stages=stages, chunk=chunk, panels=panels)
+    few = 2 * ceil_div(p.n, TILE) * (p.rows if p.has("ids") else 1) <= device.num_sms  # tiles that leave SMs without work
+    for (warps, teams, ctas), (chunk, stages) in product(_SHAPES[:3] if device.is_emulated else _SHAPES, _RINGS):
+        def config(panels: int, *shape: int) -> EngineConfig:
+            warps, teams, ctas, stages, chunk = shape
+            return EngineConfig.of(loads=loads, warps=warps, teams=teams, ctas=ctas, stages=stages, chunk=chunk, panels=panels)
 
-            if chunk > 1 and _consts(p, config(1)).row_pitch > 1024:  # 256 words
-                continue
-            least = next((n for n in range(1, MAX_PANELS + 1) if _fits(p, config(n), device)), 0)
-            for panels in {least, *((2, 4) if least else ())}:
-                if panels and panels >= least and (panels == least or _plan(p, config(panels), device).num_chunks >= 2 * panels * warps):
-                    yield config(panels)
+        shape = (warps, teams, ctas, stages, chunk)
+        if _consts(p, config(1, *shape)).row_pitch > 1024:  # 256 words, a box's most
+            continue
+        least = next((n for n in range(1, MAX_PANELS + 1) if _fits(p, config(n, *shape), device)), 0)
+        for panels in {least, *((2, 4) if least and (few or device.is_emulated) else ())}:
+            made = config(max(panels, 1), *shape)
+            if panels and panels >= least and (panels == least or _plan(p, made, device).num_chunks >= 2 * panels * warps):
+                yield made
 
 
 def _estimate(p: GgufMatvecProblem, config: EngineConfig, device: DeviceInfo) -> float:
