@@ -74,7 +74,7 @@ class Panels:
 class BackwardConsts(Panels):
     """Shared memory: keys, values, stages of the ring, dS twice, 256 bytes each of lse2 and delta a stage, barriers.
 
-    has_dq: dq is added up in the workspace. prefetches: a CTA brings to L2 what a later one fetches first.
+    has_dq: dq is added up in the workspace.
     """
 
     scores: ScoreConsts
@@ -83,7 +83,6 @@ class BackwardConsts(Panels):
     dim_v: int
     stages: int
     has_dq: bool
-    prefetches: bool = False
 
     @property
     def stages_at(self) -> int:
@@ -304,7 +303,7 @@ class WgmmaBackwardEngine(Engine):
         return SUPPORTED
 
     def configs(self, problem: Problem, device: DeviceInfo) -> tuple[EngineConfig, ...]:
-        return tuple(EngineConfig.of(stages=4, ahead=ahead) for ahead in (device.num_sms, 0))
+        return (EngineConfig.of(stages=4),)
 
     def estimate(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> float:
         p = problem
@@ -317,7 +316,7 @@ class WgmmaBackwardEngine(Engine):
         p = problem
         assert isinstance(p, AttentionProblem)
         scratch = Scratch()
-        consts = BackwardConsts(score_consts(p), p.desc("q").dtype.name, p.dim_qk, p.dim_v, config["stages"], True, config["ahead"] > 0)
+        consts = BackwardConsts(score_consts(p), p.desc("q").dtype.name, p.dim_qk, p.dim_v, config["stages"], True)
         pitch = _pitch(p)
         rows = p.batch * p.heads * pitch
         lse2, delta = scratch.take(4 * rows), scratch.take(4 * rows)
@@ -326,9 +325,8 @@ class WgmmaBackwardEngine(Engine):
             Arg("ptr_dq_sum", "u64", sums), Arg("query_pitch", "u64", pitch), Arg("ptr_dq", "u64", TensorArg("dq")),
             *_strides("dq", p.heads_of("dq")), Arg("len_q", "u32", p.len_q), Arg("num_heads", "u32", p.heads),
             Arg("scale", "f32", p.scale)], consts, (pitch // 64, p.heads, p.batch), suffix=_suffix(p))
-        more = [Arg("ptr_dq_sum", "u64", sums), *([Arg("ahead", "u32", config["ahead"])] if config["ahead"] else [])]
         return Build((delta_step(p, device, delta, lse2, (sums, 64 * consts.panels_qk), pitch),
-                      _keys_step(p, device, consts, lse2, delta, more), rounded,
+                      _keys_step(p, device, consts, lse2, delta, [Arg("ptr_dq_sum", "u64", sums)]), rounded,
                       *_sink_steps(p, device, lse2, delta)), scratch.num_bytes)
 
 
@@ -342,18 +340,13 @@ class ApartBackwardEngine(WgmmaBackwardEngine):
     def configs(self, problem: Problem, device: DeviceInfo) -> tuple[EngineConfig, ...]:
         p = problem
         assert isinstance(p, AttentionProblem)
-        found = []
         # Of three warpgroups, threads have 168 registers.
-        for warpgroups, stages, key_stages in ((2, 5, 4), (2, 4, 4), *(((3, 5, 4),) if p.dim_qk <= 64 else ())):
-            keys = BackwardConsts(score_consts(p), p.desc("q").dtype.name, p.dim_qk, p.dim_v, key_stages, False)
-            if max(_queries_consts(p, warpgroups, stages).smem_bytes, keys.smem_bytes) <= device.smem_per_cta:
-                found.append(EngineConfig.of(warpgroups=warpgroups, stages=stages, key_stages=key_stages))
-        return tuple(found)
+        return (EngineConfig.of(warpgroups=2 if max(p.dim_qk, p.dim_v) > 64 else 3, stages=5, key_stages=4),)
 
     def estimate(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> float:
         p = problem
         assert isinstance(p, AttentionProblem)
-        return 10.0 + 1.4 * p.flops / (device.num_sms * 4.2e6) * (1.0 - 0.001 * config["stages"] * config["key_stages"])
+        return 10.0 + 1.4 * p.flops / (device.num_sms * 4.2e6)
 
     def build_steps(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> Build:
         p = problem
