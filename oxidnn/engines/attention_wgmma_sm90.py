@@ -60,7 +60,6 @@ class ForwardConsts:
     dim_qk: int
     dim_v: int
     ctas: int  # of an SM
-    pin: int  # products with values are waited for before (0) the largest scores, before (1) or behind (2) the exponentials
     softcap: bool  # the scores' only expression, by one exponential and one reciprocal
     has_scores: bool
     has_lse: bool
@@ -69,6 +68,11 @@ class ForwardConsts:
     inf: ClassVar[float] = inf
     log2e: ClassVar[float] = log2(euler)
     ln2: ClassVar[float] = log(2.0)
+
+    @property
+    def waits_late(self) -> bool:
+        """Products with values are waited for behind the exponentials, not before them: so many are still to come."""
+        return self.dim_v > 128
 
     @property
     def in_turns(self) -> bool:
@@ -233,7 +237,7 @@ class AttentionWgmmaEngine(Engine):
             if warpgroups * ctas > 2 and p.dropout:
                 continue
             for stages in (3, 2) if warpgroups * ctas > 2 else (2,):
-                config = EngineConfig.of(warpgroups=warpgroups, keys=keys, stages=stages, ctas=ctas, pin=0)
+                config = EngineConfig.of(warpgroups=warpgroups, keys=keys, stages=stages, ctas=ctas)
                 c = consts(p, config)
                 if c.fits:
                     if c.overlaps or keys <= MAX_LONG_KEYS:
@@ -318,7 +322,7 @@ def consts(p: AttentionProblem, config: EngineConfig) -> ForwardConsts:
     scores = replace(score_consts(p), expression=None) if has_cap else score_consts(p)
     has_scores = not has_cap and (p.expression is not None or not p.scale > 0)
     return ForwardConsts(scores, p.desc("q").dtype.name, config["warpgroups"], config["keys"], config["stages"], p.dim_qk, p.dim_v,
-                         config["ctas"], config["pin"], has_cap, has_scores, p.has("lse"), _clears(p))
+                         config["ctas"], has_cap, has_scores, p.has("lse"), _clears(p))
 
 
 ENGINES: dict[str, tuple[Engine, ...]] = {"attention": (AttentionWgmmaEngine(),)}

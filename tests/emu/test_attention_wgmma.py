@@ -22,8 +22,8 @@ from oxidnn.testing.reference import REFERENCES
 ENGINE = AttentionWgmmaEngine()
 
 
-def tile(warpgroups: int, keys: int, stages: int = 2, ctas: int = 1, pin: int = 0) -> EngineConfig:
-    return EngineConfig.of(warpgroups=warpgroups, keys=keys, stages=stages, ctas=ctas, pin=pin)
+def tile(warpgroups: int, keys: int, stages: int = 2, ctas: int = 1) -> EngineConfig:
+    return EngineConfig.of(warpgroups=warpgroups, keys=keys, stages=stages, ctas=ctas)
 
 
 def qkv(dtype: str, batch: int, heads: int, heads_kv: int, length: int, keys: int, dim: int, dim_v: int = 0) -> str:
@@ -33,11 +33,11 @@ def qkv(dtype: str, batch: int, heads: int, heads_kv: int, length: int, keys: in
 
 CASES = (
     (f"{qkv('f16', 1, 4, 2, 300, 222, 64)} causal=top_left return_lse=True", tile(2, 80, 3, ctas=2)),
-    (f"{qkv('bf16', 1, 2, 1, 140, 300, 64)} causal=bottom_right", tile(3, 96, 2, pin=1)),
-    (f"{qkv('bf16', 1, 2, 1, 200, 200, 64)} causal=top_left softcap=3.0 scale=0.5 sinks=f32[2] return_lse=True", tile(2, 64, pin=2)),
+    (f"{qkv('bf16', 1, 2, 1, 140, 300, 64)} causal=bottom_right", tile(3, 96, 2)),
+    (f"{qkv('bf16', 1, 2, 1, 200, 200, 64)} causal=top_left softcap=3.0 scale=0.5 sinks=f32[2] return_lse=True", tile(2, 64)),
     (f"{qkv('bf16', 1, 2, 1, 140, 200, 256, 192)} causal=bottom_right return_lse=True", tile(2, 64)),
-    (f"{qkv('bf16', 1, 4, 2, 300, 333, 64)} causal=bottom_right return_lse=True", tile(3, 128, 3, pin=2)),
-    (f"{qkv('bf16', 1, 2, 2, 150, 333, 64)} scale=3.0 return_lse=True", tile(2, 64, pin=2)),
+    (f"{qkv('bf16', 1, 4, 2, 300, 333, 64)} causal=bottom_right return_lse=True", tile(3, 128, 3)),
+    (f"{qkv('bf16', 1, 2, 2, 150, 333, 64)} scale=3.0 return_lse=True", tile(2, 64)),
     (f"{qkv('bf16', 2, 2, 1, 200, 90, 64)} causal=bottom_right return_lse=True", tile(2, 64, 3)),  # rows that see no key
     (f"{qkv('f16', 1, 2, 2, 260, 200, 128)} window=(50,20) sinks=f32[2] return_lse=True", tile(3, 96, 3)),
     (f"{qkv('f16', 1, 2, 2, 130, 360, 128, 40)}", tile(2, 176)),
@@ -110,8 +110,8 @@ def test_ctas_get_equal_shares_of_a_triangle(length: int, dim: int, config: Engi
     assert max(shares) <= 1.12 * sum(shares) / len(shares)
 
 
-@pytest.mark.parametrize(("dim", "config"), [(64, tile(3, 128, 3)), (64, tile(2, 80, 3, ctas=2)), (128, tile(2, 176)), (128, tile(3, 96, 3)),
-                                             (256, tile(2, 80))])
+@pytest.mark.parametrize(("dim", "config"), [(64, tile(3, 128, 3)), (64, tile(2, 80, 3, ctas=2)), (128, tile(2, 176)),
+                                             (128, tile(3, 96, 3)), (256, tile(2, 80))])
 @pytest.mark.parametrize("causal", ("", "causal=bottom_right"))
 def test_products_are_not_serialised(dim: int, config: EngineConfig, causal: str) -> None:
     problem, device = parse_case(f"attention {qkv('bf16', 2, 8, 8, 2048, 2048, dim)} {causal} return_lse=True"), known_device("sm_90a")
