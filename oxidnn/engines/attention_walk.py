@@ -12,7 +12,7 @@ from ..ops.attention import AttentionProblem
 TILE_CLOCKS = 3300  # between tiles
 L2_SHARE = 0.5  # of L2 that keys and values of the heads at work may fill
 CLOCKS = 1700  # in a microsecond
-MEMORY_SHARE = 0.9  # of the time that memory takes: what it adds to that of the tiles is the less, the longer these take
+MEMORY_SHARE = 0.85  # of the time that memory takes: what it adds to that of the tiles is the less, the longer these take
 MAX_PICKED, MAX_WALKED = 4096, 1 << 18  # tiles, of a head and in all, that are looked at one by one
 
 

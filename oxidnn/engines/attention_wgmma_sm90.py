@@ -37,7 +37,7 @@ DROPOUT_REGISTERS = 50  # too many beside those of three warpgroups
 MAX_LINES = 5950  # of the kernel's text, as estimated
 MAX_LONG_KEYS = 64  # of a tile whose scores' text is longer
 MAX_DIM = 256
-TILE_CLOCKS = 1500  # between tiles
+TILE_CLOCKS = 1800  # between tiles
 MAX_SOFTCAP = 1024
 MAX_LENGTH = 2**29
 # (warpgroups, keys of a tile, CTAs of an SM), the preferred ones first.
@@ -195,8 +195,8 @@ def _step_clocks(c: ForwardConsts) -> float:
     products = c.keys * (8 * c.steps_qk + c.dim_v / 2) / 16
     elements = ROWS * c.keys / 16
     more = 1.5 * c.has_scores + 3 * c.softcap + 0.5 * len(s.tensors) + 6 * s.has_dropout
-    own = products * (1 if c.overlaps else 1.4) + elements * (1.7 + more) + 2.5 * c.out_columns + 400
-    shared = c.warpgroups * c.ctas * (0.85 * products + elements * (0.59 + 0.5 * more) + 122)
+    own = products * (1 if c.overlaps else 1.4) + elements * (1.4 + more) + 1.3 * c.out_columns + 500
+    shared = c.warpgroups * c.ctas * (0.77 * products + elements * (0.6 + 0.45 * more) + 105 + 25 * c.ctas)
     return float((own**6 + shared**6) ** (1 / 6))
 
 
