@@ -14,8 +14,6 @@ from math import ceil, inf, log, log2, prod
 from math import e as euler
 from typing import ClassVar
 
-import numpy as np
-
 from ..codegen.spec import Target, TensorMapSpec
 from ..device import DeviceInfo
 from ..ops.attention import FP8, AttentionProblem
@@ -28,7 +26,6 @@ from .attention_walk import head_tiles, walk
 from .base import SUPPORTED, Arg, Build, Engine, EngineConfig, Scratch, Step, Support, TensorArg, TensorMapArg, WorkspaceMapArg, refuse
 
 ROWS = 64  # of a warpgroup
-RAISE, MOST = 6, 8.7  # exponents of the largest weight when the base of a row is placed, and before it is placed again: e4m3 ends at 448
 BARRIER_BYTES = 8
 REGISTERS = {1: 255, 2: 255, 3: 168, 4: 128}  # of a thread, by warpgroups
 OTHER_REGISTERS = 16  # beside scores, weights and results
@@ -67,8 +64,6 @@ class Fp8Consts:
     has_scores: bool
     has_lse: bool
 
-    raise_: ClassVar[int] = RAISE
-    most_bits: ClassVar[int] = int(np.float32(MOST).view(np.int32))
     inf: ClassVar[float] = inf
     log2e: ClassVar[float] = log2(euler)
     ln2: ClassVar[float] = log(2.0)

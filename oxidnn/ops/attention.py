@@ -33,7 +33,7 @@ computed.
 q, k and v of 8-bit floats, forward only: each counts times its scale, scale_q, scale_k and scale_v (f32, above 0, on the device): one
 number, (H,) or (B, H) of the tensor's own heads; 1 if it is not given. out_dtype: of the result, bf16 by default; a result of 8-bit
 floats is divided by scale_out, as scale_q is shaped, and saturates. Weights may be rounded to e4m3 before they meet v, by 2^-4
-of each or 2^-16 of the row's largest; for lse they are summed before.
+of each or 2^-18 of the row's largest; for lse they are summed before.
 
 dropout: chance that a weight is 0 where the others are divided by 1 - dropout; weight (b, h, i, j) is that which `dropout` of seed and
 offset leaves of a tensor (B, H, L, M'), M' being M rounded up to a multiple of 4 (of several lengths: (N, H, T, T') of both totals).

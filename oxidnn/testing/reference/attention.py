@@ -135,9 +135,8 @@ def _rounding(p: AttentionProblem) -> float:
 
 
 def _grain(p: AttentionProblem) -> float:
-    """What rounding to q's type errs at most where numbers are too small for it; of 8-bit floats the largest are 2^6 or
-    more."""
-    return 2.0**-25 if p.desc("q").dtype is F16 else E4M3.smallest / 2 * 2.0**-6 if p.is_fp8 else 0.0
+    """What rounding to q's type errs at most where numbers are too small for it; of 8-bit floats the largest are 2^8."""
+    return 2.0**-25 if p.desc("q").dtype is F16 else E4M3.smallest / 2 * 2.0**-8 if p.is_fp8 else 0.0
 
 
 def _forward(p: AttentionProblem, inputs: Mapping[str, np.ndarray], scalars: Mapping[str, float]) -> dict[str, Expected]:
