@@ -137,10 +137,10 @@ def phase_of(f: FormatConsts, blocks: TensorDesc, run_bytes: int) -> int:
 _FORMATS = (
     FormatConsts("Q4_0", 8), FormatConsts("Q4_1", 0, has_min=True), FormatConsts("Q5_0", 16), FormatConsts("Q5_1", 0, has_min=True),
     FormatConsts("Q8_0", 128),
-    FormatConsts("Q2_K", 0, parts=2, scale_at=80, has_factor=True, folds=True, has_min=True, group=1),
+    FormatConsts("Q2_K", 0, parts=2, scale_at=80, has_factor=True, has_min=True, group=1),
     FormatConsts("Q3_K", 4, parts=2, scale_at=108, has_factor=True, folds=True, group=1),
-    FormatConsts("Q4_K", 0, parts=4, has_factor=True, folds=True, has_min=True),
-    FormatConsts("Q5_K", 0, parts=4, has_factor=True, folds=True, has_min=True),
+    FormatConsts("Q4_K", 0, parts=4, has_factor=True, has_min=True),
+    FormatConsts("Q5_K", 0, parts=4, has_factor=True, has_min=True),
     FormatConsts("Q6_K", 32, parts=2, scale_at=208, has_factor=True, group=1, lifts=True),
     FormatConsts("Q8_K", 128, parts=8),
     FormatConsts("IQ1_S", 9, parts=8, scale_factor=0.125, has_factor=True, folds=True, grid="iq1_s"),

@@ -24,7 +24,9 @@ MAX_STAGES = 8
 MAX_PANELS = 16
 _LIMIT = 2**31
 _COMBINE_THREADS = 128
-_SHAPES = ((4, 1, 2), (4, 2, 1), (8, 1, 1), (4, 4, 1), (8, 1, 2), (4, 2, 2), (2, 8, 1), (8, 2, 1),
+# of a lane, a weight
+_INSTRUCTIONS = {"Q4_0": 2.1, "Q4_1": 2.0, "Q8_0": 2.6, "Q2_K": 2.3, "Q4_K": 1.8, "Q5_K": 2.6, "Q6_K": 3.2, "Q8_K": 2.5, "MXFP4": 2.6}
+_SHAPES = ((4, 1, 2), (4, 2, 1), (8, 1, 1), (4, 4, 1), (8, 1, 2), (4, 2, 2), (8, 2, 1),
            (4, 1, 1))  # warps of a team, teams, CTAs of an SM
 _RINGS = ((1, 2), (2, 2), (4, 2), (1, 4), (2, 3))  # chunks of 256 elements, stages
 
@@ -265,22 +267,29 @@ def _candidates(p: GgufMatvecProblem, device: DeviceInfo) -> Iterator[EngineConf
 
 
 def _estimate(p: GgufMatvecProblem, config: EngineConfig, device: DeviceInfo) -> float:
-    """The blocks at the memory's speed, or what an SM can take apart; more where few bytes are under way or SMs have nothing to do."""
+    """The blocks at the memory's speed and what an SM issues, of which the longer shows most; SMs without work, few bytes under way.
+
+    Fitted to timings on an H200 (eight formats, 16384 x 16384, 8192 x 28672 and 4096 x 4096, one and eight rows)."""
     plan = _plan(p, config, device)
     c = plan.consts
-    rows = p.rows if p.has("ids") else 1
-    tiles = ceil_div(p.n, TILE)
-    resident = min(plan.per_sm * device.num_sms, plan.tile_ctas * plan.panels * rows)
-    turns = ceil_div(tiles, plan.tile_ctas * c.teams) * ceil_div(plan.tile_ctas * plan.panels * rows, plan.per_sm * device.num_sms)
-    in_flight = resident * c.warps * c.teams * min(c.stages - 1, turns * plan.rounds) * c.stage_bytes / device.num_sms
-    memory_us = p.num_bytes / (device.bandwidth_gbs * 1e3) * max(1.0, 48e3 / max(in_flight, 1)) ** 0.5
-    # of a warp: a chunk takes about 2.5 instructions for each 16 elements of a lane, a tile 400 for its sums
-    steps = turns * max(p.num_ids, 1) * plan.rounds
-    instructions = steps * (150 + c.chunk_size * (2.0 + 0.5 * c.tiles) / 2) + turns * 500
-    issue_us = instructions * max(1.0, min(plan.per_sm, ceil_div(resident, device.num_sms)) * c.warps * c.teams / 4 * 1.3) / 1.7e3 * (
-        1.0 + 2.0 / max(1.0, c.warps * c.teams / 4))
-    stage_us = 1.0 + c.areas * plan.panel_chunks * c.chunk_size / (8.0 * 32 * c.warps * c.teams) * 0.02
-    return 3.0 + max(memory_us, issue_us) + 0.2 * min(memory_us, issue_us) + stage_us + (2.5 if plan.panels > 1 else 0.0)
+    warps = c.warps * c.teams * plan.per_sm
+    work = ceil_div(p.n, TILE) * plan.panels * (p.rows if p.has("ids") else 1)  # tiles of all panels
+    ctas = plan.tile_ctas * plan.panels * (p.rows if p.has("ids") else 1)
+    turns = ceil_div(ceil_div(p.n, TILE), plan.tile_ctas * c.teams)
+    uneven = ceil_div(ctas, device.num_sms) * c.teams * turns * device.num_sms / work
+    under_way = warps * min(c.stages - 1, turns * plan.rounds) * c.stage_bytes
+    memory_us = p.num_bytes / (device.bandwidth_gbs * 1e3) * uneven * max(1.0, 32e3 / max(under_way, 1)) ** 0.5 * (1 + 8 / c.row_pitch)
+    weights = p.n * p.k * max(p.num_ids, 1) * (p.rows if p.has("ids") else 1)
+    instructions = _INSTRUCTIONS.get(p.format, 4.0) + 32 / c.chunk_size + 0.2 * (c.columns > 1) + 0.3 * (c.tiles - 1) + (not c.by_map)
+    issue_us = weights * instructions / (32 * 4 * device.num_sms * 1.7e3 * _issued(warps)) * uneven
+    busy_us = (memory_us**3 + issue_us**3) ** (1 / 3)
+    x_us = c.areas * c.parts * plan.panel_chunks * c.chunk_size / 40e3
+    return 4.0 + busy_us + x_us + 0.15 * turns + (2.5 if plan.panels > 1 else 0.0)
+
+
+def _issued(warps: int) -> float:
+    """Of the instructions that an SM can issue, with so many warps."""
+    return 0.45 if warps < 8 else 0.66 if warps < 16 else 0.7 if warps == 16 else 0.64
 
 
 class GgufMatvec(Engine):
