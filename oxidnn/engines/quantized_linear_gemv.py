@@ -64,9 +64,10 @@ NO_FACTORS = FactorConsts(1, 1, 1)
 @dataclass(frozen=True, slots=True)
 class QuantizedGemvConsts:
     """Consts of quantized_linear/gemv. dtype: of x; bits: of a code; columns: rows of x; row_warps, k_warps: that share the rows of W, that
-    deal out k; depth: steps under way; lane_bytes: of a row that a lane loads at once; flush_blocks: blocks of 8 numbers of a lane of
-    which a group's sums are made, or parts of a group; group_size: 0 where scales do not change along k; scale_group, zero_group: bytes
-    from a group's to the next; scales, zeros: of a row and a round; zero: PTX type of zero points, "" without; whole: k has whole steps."""
+    deal out k; depth: steps under way; streams: codes leave L2 first; lane_bytes: of a row that a lane loads at once; flush_blocks: blocks
+    of 8 numbers of a lane of which a group's sums are made, or parts of a group; group_size: 0 where scales do not change along k;
+    scale_group, zero_group: bytes from a group's to the next; scales, zeros: of a row and a round; zero: PTX type of zero points, ""
+    without; whole: k has whole steps."""
 
     kind: str
     dtype: str
@@ -76,6 +77,7 @@ class QuantizedGemvConsts:
     row_warps: int
     k_warps: int
     depth: int
+    streams: bool
     lane_bytes: int
     flush_blocks: int
     group_size: int
@@ -90,6 +92,11 @@ class QuantizedGemvConsts:
     table: tuple[float, ...]
     epilogue: tiling.EpilogueConsts
     epilogue_threads: int
+
+    @property
+    def pairs(self) -> list[tuple[int, ...]]:
+        """Sets of registers that are loaded together."""
+        return [tuple(range(first, min(first + 2, self.depth))) for first in range(0, self.depth, 2)]
 
     @property
     def grouped(self) -> bool:
@@ -217,7 +224,7 @@ def _plan(p: QuantizedLinearProblem, config: EngineConfig, device: DeviceInfo) -
     scales = _factors(p, "scale", groups) if p.groups > 1 else NO_FACTORS
     consts = QuantizedGemvConsts(
         p.kind, p.desc("x").dtype.name, bits, rows // row_warps // 16, columns, row_warps,
-        config["warps"] // row_warps, config["depth"], _lane_bytes(p),
+        config["warps"] // row_warps, config["depth"], config["streams"], _lane_bytes(p),
         min(16 // bits, max(1, p.group_size // 32)), p.group_size if p.groups > 1 else 0,
         p.grid_strides("scale")[1] * p.desc("scale").dtype.num_bytes, p.grid_strides("zero_point")[1] if has_zero else 0, scales,
         _factors(p, "zero_point", groups) if has_zero and p.groups > 1 else NO_FACTORS,
@@ -390,9 +397,10 @@ def _candidates(p: QuantizedLinearProblem, device: DeviceInfo) -> Iterator[Engin
                 continue
             if (depth > own or -(-own // depth) * depth - own > own // 8) and depth > 1:
                 continue
-            config = EngineConfig.of(rows=rows, row_warps=row_warps, warps=warps, depth=depth)
-            if _registers_needed(_plan(p, config, device).consts) <= MAX_REGISTERS_FOR[32 * warps]:
-                yield config
+            for streams in (True, False):
+                config = EngineConfig.of(rows=rows, row_warps=row_warps, warps=warps, depth=depth, streams=streams)
+                if _registers_needed(_plan(p, config, device).consts) <= MAX_REGISTERS_FOR[32 * warps]:
+                    yield config
 
 
 ENGINES: dict[str, tuple[Engine, ...]] = {"quantized_linear": (GEMV,)}

@@ -362,7 +362,7 @@ def _candidates(p: QuantizedLinearProblem, device: DeviceInfo) -> Iterator[Engin
             if rows * blocks * BLOCK_K * (4 if p.kind in NIBBLES else 8) // 128 < 32:  # a copy for each lane
                 continue
             steps = -(-p.k // step)
-            for warps in (4, 8, 16):
+            for warps in (4, 8):
                 if warps > 4 and warps >= 2 * steps:
                     continue
                 for splits in (1, 2, 4) if device.at_least(9) else (1,):

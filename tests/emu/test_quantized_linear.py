@@ -47,7 +47,7 @@ def test_few_rows(line: str, chosen: EngineConfig) -> None:
 
 
 def steps(rows: int, warps: int, depth: int, row_warps: int = 1) -> EngineConfig:
-    return EngineConfig.of(rows=rows, row_warps=row_warps, warps=warps, depth=depth)
+    return EngineConfig.of(rows=rows, row_warps=row_warps, warps=warps, depth=depth, streams=rows > 16)
 
 
 @pytest.mark.parametrize(("line", "chosen"), [
