@@ -219,7 +219,7 @@ def _step_clocks(c: Fp8Consts) -> float:
     warpgroups' exponentials."""
     products = c.keys * (c.steps_qk / 2 + c.dim_v / 64)
     work = ROWS * c.keys / 16 * (1 + 0.2 * len(c.scores.tensors) + 0.5 * c.has_scores)
-    return 1070 + 1.1 * products + (1.1 * c.warpgroups - 0.25) * work - 40 * (c.chunk_sets > 1)
+    return 880 + 1.08 * products + 0.915 * c.warpgroups * work - 40 * (c.chunk_sets > 1)
 
 
 def _pitch(p: AttentionProblem, keys: int) -> int:
