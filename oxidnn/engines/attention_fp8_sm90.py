@@ -38,7 +38,7 @@ TURNED = 128  # keys, and columns, of a CTA that turns values
 TURN_THREADS = 256
 MAX_LINES = 5950  # of the kernel's text, as estimated
 # (warpgroups, keys of a tile, columns of the results that are summed at a time), the preferred ones first.
-TILES = ((4, 128, 64), (4, 64, 64), (3, 128, 128), (3, 128, 64), (3, 160, 64), (3, 192, 64), (3, 96, 64), (2, 256, 128), (2, 224, 128),
+TILES = ((4, 128, 64), (3, 128, 128), (3, 128, 64), (3, 160, 64), (3, 192, 64), (3, 96, 64), (2, 256, 128), (2, 224, 128),
          (2, 192, 128), (2, 160, 128), (2, 128, 128), (2, 128, 64), (2, 64, 64), (1, 128, 128), (1, 128, 64), (1, 64, 64), (1, 32, 32))
 
 
