@@ -111,11 +111,23 @@ def test_sums_of_large_blocks_do_not_overflow(h: oxidnn.DnnHandle) -> None:
     np.testing.assert_allclose(np.asarray(h.gguf_matvec(blocks, halves, "Q4_K", out_dtype="float32")), want, rtol=1e-4, atol=1e-4 * 6e4)
 
 
-def test_experts_are_added_in_order_and_missing_ones_add_nothing(h: oxidnn.DnnHandle) -> None:
+def test_numbers_that_are_none_stay_in_their_row(h: oxidnn.DnnHandle) -> None:
+    rng = np.random.default_rng(4)
+    blocks = moderate("Q4_0", random_blocks(rng, "Q4_0", 16, 8))
+    for kind in (np.float32, np.float16):
+        x = rng.standard_normal((4, 256)).astype(kind)
+        x[1, 3], x[2, 77] = np.nan, np.inf
+        got = np.asarray(h.gguf_matvec(blocks, x, "Q4_0", out_dtype="float32"))
+        assert np.isnan(got[1]).all() and not np.isfinite(got[2]).any()
+        np.testing.assert_allclose(got[[0, 3]], x[[0, 3]].astype(np.float64) @ judge("Q4_0", blocks).astype(np.float64).T, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("count", [5, 8])  # blocks of a row: by copies, by a tensor map
+def test_experts_are_added_in_order_and_missing_ones_add_nothing(h: oxidnn.DnnHandle, count: int) -> None:
     rng = np.random.default_rng(3)
-    blocks = moderate("Q8_0", random_blocks(rng, "Q8_0", 4, 21, 5))
+    blocks = moderate("Q8_0", random_blocks(rng, "Q8_0", 4, 21, count))
     w = judge("Q8_0", blocks).astype(np.float64)
-    x = rng.standard_normal((3, 160)).astype(np.float32)
+    x = rng.standard_normal((3, 32 * count)).astype(np.float32)
     ids = np.array([[1, 3, 1], [-1, 2, 4], [0, 0, 0]], np.int64)  # twice the same; none; three times
     weights = rng.standard_normal((3, 3)).astype(np.float32)
     of = np.zeros((3, 3, 21))
@@ -125,7 +137,7 @@ def test_experts_are_added_in_order_and_missing_ones_add_nothing(h: oxidnn.DnnHa
     np.testing.assert_allclose(h.gguf_matvec(blocks, x, "q8_0", ids=ids), of.sum(1), rtol=2e-5, atol=2e-4)
     np.testing.assert_allclose(h.gguf_matvec(blocks, x, "Q8_0", ids=ids, weights=weights), (of * weights[..., None]).sum(1), rtol=2e-5,
                                atol=2e-4)
-    several = rng.standard_normal((3, 3, 160)).astype(np.float32)
+    several = rng.standard_normal((3, 3, 32 * count)).astype(np.float32)
     want = [sum(w[e] @ several[r, j] for j, e in enumerate(ids[r]) if 0 <= e < 4) for r in range(3)]
     np.testing.assert_allclose(h.gguf_matvec(blocks, several, "Q8_0", ids=ids), want, rtol=2e-5, atol=2e-4)
     one = np.asarray(h.gguf_matvec(blocks, x, "Q8_0", ids=ids[:, 1].astype(np.int32)))

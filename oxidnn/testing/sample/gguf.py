@@ -79,6 +79,8 @@ def draw_matvec(rng: np.random.Generator, size: str) -> Problem:
     elements, num_bytes = FORMATS[name]
     n, count = int(rng.integers(1, 40)), int(rng.integers(1, 12 if elements < 256 else 4)) * (3 if size != "tiny" else 1)
     rows = int(rng.integers(1, 9))
+    if rng.random() < 0.3:  # rows of pieces of 16 bytes
+        count = next((c for c in range(1, 9) if c * num_bytes % 16 == 0 and (elements < 256 or c <= 4)), count)
     if rng.random() < 0.06:
         n, count, rows = ((0, count, rows), (n, 0, rows), (n, count, 0))[int(rng.integers(3))]
     kind, out = WIDE[int(rng.integers(3))], WIDE[int(rng.integers(3))]
