@@ -32,6 +32,7 @@ def qkv(dtype: str, batch: int, heads: int, heads_kv: int, length: int, keys: in
 
 
 CASES = (
+    (f"{qkv('bf16', 1, 2, 1, 200, 300, 64)} causal=bottom_right return_lse=True", tile(1, 128)),
     (f"{qkv('f16', 1, 4, 2, 300, 222, 64)} causal=top_left return_lse=True", tile(2, 80, 3, ctas=2)),
     (f"{qkv('bf16', 1, 2, 1, 140, 300, 64)} causal=bottom_right", tile(3, 96, 2)),
     (f"{qkv('bf16', 1, 2, 1, 200, 200, 64)} causal=top_left softcap=3.0 scale=0.5 sinks=f32[2] return_lse=True", tile(2, 64)),
