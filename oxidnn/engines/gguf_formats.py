@@ -99,7 +99,7 @@ class FormatConsts:
     @property
     def unit(self) -> float:
         """What sums of products are multiplied with."""
-        return 2.0**24 if self.is_plain else 1.0 if not self.is_signed else 2.0**7 if self.has_factor else 2.0**15
+        return 2.0**24 if self.is_plain else 1.0 if not self.is_signed else 2.0**7 if self.has_factor else 2.0**14
 
     @property
     def table(self) -> list[str]:

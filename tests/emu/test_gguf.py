@@ -119,7 +119,8 @@ def test_numbers_that_are_none_stay_in_their_row(h: oxidnn.DnnHandle) -> None:
         x[1, 3], x[2, 77] = np.nan, np.inf
         got = np.asarray(h.gguf_matvec(blocks, x, "Q4_0", out_dtype="float32"))
         assert np.isnan(got[1]).all() and not np.isfinite(got[2]).any()
-        np.testing.assert_allclose(got[[0, 3]], x[[0, 3]].astype(np.float64) @ judge("Q4_0", blocks).astype(np.float64).T, rtol=1e-5, atol=1e-5)
+        want = x[[0, 3]].astype(np.float64) @ judge("Q4_0", blocks).astype(np.float64).T
+        np.testing.assert_allclose(got[[0, 3]], want, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("count", [5, 8])  # blocks of a row: by copies, by a tensor map
