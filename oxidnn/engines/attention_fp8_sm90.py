@@ -240,8 +240,8 @@ class AttentionFp8Engine(Engine):
             return refuse(f"{self.id} needs sm_90a")
         if p.desc("q").dtype not in FP8:
             return refuse(f"q is of {p.desc('q').dtype}; 8-bit floats are taken")
-        if max(p.dim_qk, p.dim_v) > MAX_DIM or p.dim_v % 8:
-            return refuse(f"dimensions {p.dim_qk} and {p.dim_v}: at most {MAX_DIM}, that of v a multiple of 8")
+        if max(p.dim_qk, p.dim_v) > MAX_DIM or p.dim_v % 16:
+            return refuse(f"dimensions {p.dim_qk} and {p.dim_v}: at most {MAX_DIM}, that of v a multiple of 16")
         if p.has("mask"):
             return refuse("a mask may hide keys that hold NaN, which products with weights of 0 would keep")
         for name, given in (("block_mask", p.has("block_mask")), ("dropout", p.dropout > 0)):
@@ -250,7 +250,7 @@ class AttentionFp8Engine(Engine):
         if max(p.len_q, p.len_kv) >= MAX_LENGTH or (p.len_kv == 0 and not p.is_empty):
             return refuse(f"lengths {p.len_q} and {p.len_kv}: 1 to 2^29 - 1")
         out_unit = {1: 2, 2: 8, 4: 8}[p.desc("out").dtype.num_bytes]
-        for name, unit in (("q", 16), ("k", 16), ("v", 4), ("out", out_unit)):
+        for name, unit in (("q", 16), ("k", 16), ("v", 16), ("out", out_unit)):
             fault = map_fault(p.heads_of(name), unit)
             if fault:
                 return refuse(f"{name} {fault}")
