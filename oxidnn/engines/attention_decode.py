@@ -39,8 +39,7 @@ class DecodeConsts:
     they change along. tile_queries: of a tile, of sequences side by side, 0 without. vec: neighbouring columns of the result a thread has,
     out_packed: and stores at once. hints: copies ask for 256 bytes (where keys are many times what L2 holds), tensor copies for lines that
     leave L2 first (where they are not). parks_q: queries wait in shared memory, for want of registers. shared_params: how many parameters
-    are the scores'. boxes: a step is brought by tensor copies, as panels of 128 bytes of each key, which the hardware swizzles. by_head:
-    each team has a head of keys of its own; else the keys of a head are dealt out to the teams."""
+    are the scores'. boxes: a step is brought by tensor copies, as panels of 128 bytes of each key, which the hardware swizzles."""
 
     score: ScoreConsts
     kind: str
@@ -65,21 +64,10 @@ class DecodeConsts:
     parks_q: bool
     shared_params: int
     boxes: bool
-    by_head: bool
 
     @property
     def teams(self) -> int:
         return self.warps // self.team
-
-    @property
-    def sharers(self) -> int:
-        """Teams of a CTA that a head's keys are dealt out to."""
-        return 1 if self.by_head else self.teams
-
-    @property
-    def rows(self) -> int:
-        """Of all results of a CTA."""
-        return 16 * self.team * (self.teams // self.sharers)
 
     @property
     def is_narrow(self) -> bool:
@@ -283,13 +271,7 @@ def _consts(p: AttentionProblem, config: EngineConfig, device: DeviceInfo, boxes
     return DecodeConsts(
         score, q.dtype.name, k.dtype.name, p.dim_qk, p.dim_v, config["keys"], config["team"], config["warps"], config["stages"],
         config["splits"] > 1, _packs(q, 2), tuple(n for n, d in (("k", k), ("v", v)) if _in_pieces(d)), page, *scales, tile_queries, vec,
-        _packs(out, vec), p.has("lse"), hints, max(p.dim_qk, p.dim_v) > (192 if device.at_least(9) else 96), len(arguments(p)), boxes,
-        _heads(config) > 1)
-
-
-def _heads(config: EngineConfig) -> int:
-    """Of keys, that a CTA has; all teams have one or each its own."""
-    return int(dict(config.knobs).get("heads", 1))
+        _packs(out, vec), p.has("lse"), hints, max(p.dim_qk, p.dim_v) > (192 if device.at_least(9) else 96), len(arguments(p)), boxes)
 
 
 def _scale_of(p: PagedAttentionProblem, name: str) -> str:
@@ -368,20 +350,13 @@ def _configs(p: AttentionProblem, device: DeviceInfo, boxes: bool) -> tuple[Engi
             continue
         for splits in sorted(w for w in wanted if w == 1 or device.is_emulated or w <= min(MAX_SPLITS, ceil_div(rounds, 2))):
             found.append(EngineConfig.of(**shape, stages=stages, splits=splits))
-        teams, consts = warps // team, _consts(p, found[-1], device, boxes)
-        if boxes and teams > 1 and p.heads_kv % teams == 0 and not (p.is_varlen or consts.v_scale or consts.k_scale or consts.parks_q):
-            steps, ctas = ceil_div(max(1, p.len_kv), keys), units // teams
-            most = min(MAX_SPLITS, ceil_div(steps, 2))
-            wanted = {3} if device.is_emulated else {1} | {min(most, max(1, n // ctas)) for n in (device.num_sms, slots, 2 * slots)}
-            found += [EngineConfig.of(**shape, stages=stages, splits=splits, heads=teams) for splits in sorted(wanted)]
     return tuple(sorted(dict.fromkeys(found), key=lambda config: _estimate(p, config, device, boxes)))
 
 
 def _estimate(p: AttentionProblem, config: EngineConfig, device: DeviceInfo, boxes: bool) -> float:
-    heads = _heads(config)
     units = _sequences(p) * p.heads_kv * _tiles(p, config["team"])
-    ctas = units // heads * config["splits"]
-    rounds = ceil_div(ceil_div(max(1, p.len_kv), config["keys"]), config["splits"] * (config["warps"] // config["team"] // heads))
+    ctas = units * config["splits"]
+    rounds = ceil_div(ceil_div(max(1, p.len_kv), config["keys"]), config["splits"] * (config["warps"] // config["team"]))
     if device.is_emulated:
         return ctas * config["warps"] * (300 + 400 * rounds) * 1e-2
     key_bytes = p.dim_qk * p.heads_of("k").dtype.num_bytes + p.dim_v * p.heads_of("v").dtype.num_bytes
@@ -401,9 +376,6 @@ def _estimate(p: AttentionProblem, config: EngineConfig, device: DeviceInfo, box
     fixed = 6.0 + 0.5 * waves + 0.1 * config["warps"] + 0.01 * config["keys"]
     if not boxes:
         return fixed + max(busiest, mean, chain) + parts
-    if c.by_head:  # neighbouring heads of a key are read together
-        lies = p.heads_of("k").strides
-        fixed += (0.05 if abs(lies[1]) > abs(lies[2]) else 0.005) * mean
     if not c.is_narrow:  # eight warps of small steps are the best arrangement where one CTA fills an SM
         fixed += 1.0 - 0.15 * config["warps"]
     return 0.93 * (fixed + max(busiest, mean, chain) + parts) - 1.0
@@ -516,13 +488,9 @@ def _build(p: AttentionProblem, config: EngineConfig, device: DeviceInfo, boxes:
                  Arg(f"{name}_page_bytes", "s32", first) if c.page else Arg(f"{name}_batch_bytes", "s64", first),
                  Arg(f"{name}_head_bytes", "s64", head), Arg(f"{name}_key_bytes", "s32", key), Arg(f"{name}_dim_bytes", "s32", dim)]
     scales = _paged_arguments(p, c, args) if isinstance(p, PagedAttentionProblem) else []
-
-    def grid(heads: int) -> list[Arg]:
-        counts = {"splits": splits, "row_tiles": row_tiles, "heads_kv": p.heads_kv // heads}
-        return [a for name, n in counts.items() for a in (Arg(name, "u32", n), *_divisor(name, n))] + _divisor("group", group)
-
-    args += [*grid(_heads(config)), Arg("num_rows", "u32", num_rows), Arg("sharers", "u32", splits * c.sharers),
-             *_divisor("sharers", splits * c.sharers)]
+    counts = {"splits": splits, "row_tiles": row_tiles, "heads_kv": p.heads_kv}
+    grid = [a for name, n in counts.items() for a in (Arg(name, "u32", n), *_divisor(name, n))] + _divisor("group", group)
+    args += [*grid, Arg("num_rows", "u32", num_rows), Arg("sharers", "u32", splits * c.teams), *_divisor("sharers", splits * c.teams)]
     version = (8, 0) if boxes else (7, 8) if c.is_split and device.at_least(9) else (7, 4)
     if c.is_narrow and device.at_least(8, 9):
         version = max(version, (8, 1))  # conversions of 8-bit floats
@@ -532,13 +500,13 @@ def _build(p: AttentionProblem, config: EngineConfig, device: DeviceInfo, boxes:
     if c.is_split:
         count = units * splits * rows
         parts = [Arg("ptr_parts", "u64", scratch.take(count * p.dim_v * 4)), Arg("ptr_pairs", "u64", scratch.take(count * 8))]
-    main = Step.of("attention/decode", p.op, target, 32 * c.warps, args + (parts or outputs), c,
-                   units // _heads(config) * splits, dynamic_smem=c.smem_bytes, suffix=suffix)
+    main = Step.of("attention/decode", p.op, target, 32 * c.warps, args + (parts or outputs), c, units * splits, dynamic_smem=c.smem_bytes,
+                   suffix=suffix)
     if not c.is_split:
         return Build((main,))
     items = p.batch * p.heads * p.len_q * c.quads
     combine = CombineConsts(c.score, c.kind, rows, c.quads, c.vec, min(16, power_of_two(splits)), c.out_packed, c.has_lse, c.v_scale)
-    more = [*parts, *outputs, *grid(1), Arg("group", "u32", group), Arg("heads", "u32", p.heads), *_divisor("heads", p.heads),
+    more = [*parts, *outputs, *grid, Arg("group", "u32", group), Arg("heads", "u32", p.heads), *_divisor("heads", p.heads),
             Arg("queries", "u32", p.len_q), *_divisor("queries", p.len_q), Arg("num_items", "u32", items)]
     more += scales
     more += [a for a in arguments(p) if a.name in ("ptr_sinks", "step_sinks")]

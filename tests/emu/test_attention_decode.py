@@ -113,20 +113,6 @@ def test_windows_over_pages(page: int) -> None:
             compare(problem, got, want)
 
 
-@pytest.mark.parametrize(("case", "team", "warps"), [
-    ("attention q=bf16[2,8,3,64]nchw k=bf16[2,4,130,64](33280,64,256,1) v=bf16[2,4,130,64](33280,64,256,1) causal=bottom_right "
-     "sinks=f32[8] alibi=f32[8] return_lse=True", 1, 4),
-    ("attention q=f16[2,16,9,64]nchw k=f16[2,4,100,64]nchw v=f16[2,4,100,72]nchw lengths_kv=s32[2]", 2, 4),
-    ("paged_attention q=bf16[2,16,1,128]nchw k_cache=bf16[9,8,16,128](16384,128,1024,1) v_cache=bf16[9,8,16,128](16384,128,1024,1) "
-     "page_table=s32[2,4] lengths_kv=s32[2] return_lse=True", 1, 8),
-])
-def test_teams_of_several_heads(case: str, team: int, warps: int) -> None:
-    """Each team has a head of keys: what lies side by side in memory is read together."""
-    backend = EmulatedBackend("sm_90a", checkers="all", schedule=("random", 3))
-    for splits in (1, 3):
-        run_problem(backend, parse_case(case), BOXES, config(team=team, warps=warps, splits=splits, heads=warps // team))
-
-
 def test_prompts_and_steps_side_by_side() -> None:
     """A prompt of 40 rows, a sequence without queries, single steps, rows of no sequence before and behind."""
     problem = parse_case("paged_attention q=f16[6,50,32]nchw k_cache=f16[30,2,8,32]nchw v_cache=f16[30,2,8,32]nchw page_table=s32[4,7] "
