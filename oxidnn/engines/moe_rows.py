@@ -138,7 +138,7 @@ def _sort(op: str, experts: int, ids: Held, args: list[Arg], limits: bool, devic
     buckets, (_, topk), rows = experts + 1, ids.desc.shape, ids.desc.numel
     num_ctas = 1 if rows <= _WHOLE else min(_MOST_CTAS, ceil_div(rows, _CHUNK))
     room = power_of_two((_SMEM // (4 * buckets) - 1) // 2 + 1)  # the most warps whose counts fit beside the sums of all
-    warps = max(1, min(32, room, power_of_two(ceil_div(ceil_div(rows, num_ctas), 128))))
+    warps = max(1, min(32, room, power_of_two(ceil_div(ceil_div(rows, num_ctas), 32))))
     part = ceil_div(ceil_div(rows, num_ctas * warps), 32) * 32
     shared = [Arg("num_items", "u32", rows), Arg("chunk", "u32", part * warps), Arg("part", "u32", part), *ids.args("ids")]
     if num_ctas == 1:

@@ -45,7 +45,6 @@ TILE_K = 64
 ROWS = 64
 THREADS = 160  # a warpgroup that multiplies, and a warp that fetches
 MAX_STAGES = 24  # of codes twice as many
-GATHERED = 32  # rows, of which each lane of a warp brings one
 _BOX_BYTES = 2 * ROWS * TILE_K
 
 
@@ -54,7 +53,7 @@ class StreamConsts:
     """of: "up" or "down". columns: tokens, of tile_n that wgmma takes; tiles: of 64 rows of weights (two: of two such blocks); k_tiles: of
     an expert's sum; middle_bytes: of a token's middle; splits: CTAs of a cluster that deal out k tiles; pitch: words from token to token of
     staged sums. ragged: rows are sorted by expert. apart: results of experts are added up by another launch, a token's of result_bytes.
-    counted: CTAs take what is next by a counter, so that none waits for others. gathers: rows of x are brought from where tokens are.
+    counted: CTAs take what is next by a counter, so that none waits for others.
     codes: weights are "e4m3", "s8" or "s4", with scales of blocks of block[0] rows and block[1] columns, of type `scale`."""
 
     kind: str
@@ -73,7 +72,6 @@ class StreamConsts:
     apart: bool = False
     result_bytes: int = 0
     counted: bool = False
-    gathers: bool = False
     codes: str = ""
     scale: str = ""
     block: tuple[int, int] = (1, 1)
@@ -308,16 +306,15 @@ class MoeStreamSorted(Engine):
         return SUPPORTED
 
     def configs(self, problem: Problem, device: DeviceInfo) -> tuple[EngineConfig, ...]:
-        """columns: rows of an expert that a tile takes; gathers: the first product brings them from where tokens are."""
+        """columns: rows of an expert that a tile takes."""
         p = problem
         assert isinstance(p, MoeProblem)
         found = []
         for columns in (8, 16, 24, 32, 48, 64, 80, 96):  # more sums than that find no registers
             for share in (1, 2):
                 up, down = (self._stages(p, of, columns, share, device) for of in ("up", "down"))
-                for gathers in (False, True) if columns <= GATHERED and _fits_map(p.desc("x")) else (False,):
-                    if up >= 3 or device.is_emulated:
-                        found.append(EngineConfig.of(columns=columns, up=up, down=down, gathers=gathers))
+                if up >= 3 or device.is_emulated:
+                    found.append(EngineConfig.of(columns=columns, up=up, down=down))
         return tuple(sorted(dict.fromkeys(found), key=lambda config: self.estimate(problem, config, device)))
 
     @staticmethod
@@ -344,9 +341,9 @@ class MoeStreamSorted(Engine):
         l2_us = tiles * weights * (1 + columns / 128) / (device.num_sms * 75e3)
         clocks = (240.0 if size == 2 else 600.0) + 4.5 * columns
         multiply_us = tiles * stages / device.num_sms * clocks / 1.6e3
-        moved_us = (p.tokens + (2 if config["gathers"] else 3) * p.rows) * p.hidden * 2 / (device.bandwidth_gbs * 800)
+        moved_us = (p.tokens + 3 * p.rows) * p.hidden * 2 / (device.bandwidth_gbs * 800)
         most_us = max(memory_us, l2_us, multiply_us)
-        return (20.0 if config["gathers"] else 24.0) + most_us + min(0.12 * most_us, 18.0) + moved_us
+        return 24.0 + most_us + min(0.12 * most_us, 18.0) + moved_us
 
     def build_steps(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> Build:
         p, scratch, steps = problem, Scratch(), list[Step]()
@@ -356,22 +353,17 @@ class MoeStreamSorted(Engine):
         xs, middle = (Held(d, scratch.take(d.shape[0] * d.strides[0] * 2)) for d in (xs_desc, middle_desc))
         counters = scratch.take(8)
         steps += sort_steps(p, ids, order, inverse, counts, device, scratch, counters)
-        gathers = config["gathers"]
-        if not gathers:
-            steps.append(scatter_step(p, held(p, "x"), inverse, xs, device))
+        steps.append(scatter_step(p, held(p, "x"), inverse, xs, device))
         for of, source, weights, result in (("up", xs, "w_gate_up", middle), ("down", middle, "w_down", xs)):
             c = _sorted_consts(p, of, config["columns"], config[of])
             assert isinstance(source.place, WorkspaceArg)
-            is_gathered = gathers and of == "up"
-            c, rows = replace(c, gathers=is_gathered, topk=p.topk), p.desc("x") if is_gathered else source.desc
-            box = (TILE_K, 1 if is_gathered else c.tile_n)
+            rows, box = source.desc, (TILE_K, c.tile_n)
             map_ = TensorMapSpec(p.kind.name, (rows.shape[1], rows.shape[0]), _steps(rows), box, swizzle=128)
-            tokens = TensorMapArg("x", map_) if is_gathered else WorkspaceMapArg(map_, source.place.byte_offset)
             tiles = min(p.experts, p.rows) + p.rows // c.tile_n
             num_ctas = min(device.num_sms * _per_sm(c, device), tiles * c.tiles)
             args = [Arg("map_weights", "tensor_map", TensorMapArg(weights, _weights_map(p.desc(weights), c))),
-                    Arg("map_tokens", "tensor_map", tokens),
-                    *([Arg("ptr_order", "u64", order.place)] if is_gathered else []), Arg("ptr_group_sizes", "u64", counts.place),
+                    Arg("map_tokens", "tensor_map", WorkspaceMapArg(map_, source.place.byte_offset)),
+                    Arg("ptr_group_sizes", "u64", counts.place),
                     Arg("groups_count", "u32", p.experts), Arg("groups_total", "u32", p.rows),
                     Arg("groups_step", "s64", 4), Arg("ptr_result", "u64", result.place),
                     Arg("result_row_bytes", "s64", 2 * result.desc.strides[0]), Arg("num_ctas", "u32", num_ctas),
