@@ -274,8 +274,11 @@ KERNELS = {
         ("no choice", "%other, 0fFF800000, %p_some", "the logarithm of no weight is that"))),
     "attention_forward": Kernel("attention/forward_sm90", "attention.wgmma_sm90", (
         "attention q=bf16[1,1,30,64]nchw k=bf16[1,1,25,64]nchw v=bf16[1,1,25,64]nchw causal=top_left return_lse=True",
-        "attention q=bf16[1,1,270,64]nchw k=bf16[1,1,70,64]nchw v=bf16[1,1,70,64]nchw causal=top_left return_lse=True"),
-        {"warpgroups": 2, "keys": 32, "stages": 2, "parts": 0}),
+        "attention q=bf16[1,1,270,64]nchw k=bf16[1,1,150,64]nchw v=bf16[1,1,150,64]nchw causal=top_left return_lse=True"),
+        {"warpgroups": 2, "keys": 32, "stages": 2}, (
+        ("no choice", "%lse., 0fFF800000", "the logarithm of no weight is that"),
+        ("no clamp", "%seen_end, %seen_end, %edge", "keys beyond the limit are masked, too"),
+        ("stride up", "%row, %warpgroup, 64", "of 32 keys a tile, as many lie before row 80 as before row 64"))),
     "attention_decode": Kernel("attention/decode", "attention.decode", (
         "attention q=bf16[1,6,3,64]nchw k=bf16[1,2,30,64]nchw v=bf16[1,2,30,32]nchw causal=bottom_right window=(7,None) return_lse=True",
         "attention q=bf16[1,6,3,64]nchw k=bf16[1,2,159,64]nchw v=bf16[1,2,159,32]nchw causal=bottom_right window=(140,None) "
@@ -641,7 +644,7 @@ FLOOR = {
     "attention_backward_wide": (24, 26), "attention_backward_queries_wide": (25, 26),
     "attention_backward_mma": (21, 26), "attention_backward_mma_bias": (23, 26),
     "attention_backward_mma_dq": (23, 26), "attention_delta": (25, 26), "attention_sinks": (25, 26),
-    "attention_forward_mma": (26, 26), "attention_forward": (22, 26), "attention_decode": (25, 26), "attention_decode_boxes": (25, 26),
+    "attention_forward_mma": (26, 26), "attention_forward": (24, 26), "attention_decode": (25, 26), "attention_decode_boxes": (25, 26),
     "attention_decode_pages": (25, 26), "attention_decode_combine": (23, 26), "rope": (25, 26), "kv_cache_append": (24, 26),
     "moe_sort": (25, 26), "moe_route": (25, 26),
     "tiled_simt": (25, 26), "split_k_reduce": (25, 26), "direct": (26, 26), "tree": (24, 26), "tree_column": (25, 26),
