@@ -229,7 +229,7 @@ class MoeStream(Engine):
         # A static deal of what comes at uneven speeds: the last CTA is late. Larger clusters than pairs do not all find room at once.
         ctas = ceil_div(p.hidden, ROWS) * knobs["splits"]
         share = min(1.0, ctas / (0.7 * device.num_sms))
-        crowded = 1.35 if knobs["splits"] > 2 and ctas > 0.9 * device.num_sms and knobs["down"] * _BOX_BYTES > 114e3 else 1.0
+        crowded = 1.0 if knobs["splits"] <= 2 else 1.35 if ctas > 0.9 * device.num_sms and knobs["down"] * _BOX_BYTES > 114e3 else 1.12
         total_us = memory_us * (2.04 + 1.08 * crowded / share**0.7) / 3
         return 11.0 + min(0.03 * memory_us, 6.0) + 0.5 * (knobs["splits"].bit_length() - 1) + total_us
 
