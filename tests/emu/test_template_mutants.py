@@ -303,8 +303,9 @@ KERNELS = {
     "kv_cache_append": Kernel("attention/rope", "kv_cache.tokens", (
         "kv_cache_append k=bf16[2,2,9,64]nchw v=bf16[2,2,9,128]nchw slots=s64[2,9] k_cache=e4m3[5,2,8,64]nchw v_cache=e4m3[5,2,8,128]nchw "
         "positions=s32[2,9] rope=True k_scale=f32[1] v_scale=f32[1]",)),
-    "moe_sort": Kernel("moe/sort", "moe_permute.sort", ("moe_permute x=f32[150,2] ids=s32[150,2] experts=40 first_expert=2",), {}, (
+    "moe_sort": Kernel("moe/sort", "moe_permute.sort", ("moe_permute x=f32[45,2] ids=s32[45,2] experts=40 first_expert=2",), {}, (
         ("one round less", "%warp, 0", "any warp may add up"), ("other comparison", "%base, 41", "rounds of 32"),
+        ("one further", "%base, 32", "a warp has one round of assignments"),
         ("no choice", "0xFFFFFFFF", "no lane follows those that have no assignment"))),
     "moe_route": Kernel("moe/route", "moe_route.warp",
                         ("moe_route logits=bf16[5,40] bias=f32[40] top_k=4 scoring=sigmoid groups=8 top_groups=3 scaling_factor=2.5",
