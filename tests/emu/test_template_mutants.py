@@ -305,7 +305,7 @@ KERNELS = {
         "positions=s32[2,9] rope=True k_scale=f32[1] v_scale=f32[1]",)),
     "moe_sort": Kernel("moe/sort", "moe_permute.sort", ("moe_permute x=f32[45,2] ids=s32[45,2] experts=40 first_expert=2",), {}, (
         ("one round less", "%warp, 0", "any warp may add up"), ("other comparison", "%base, 41", "rounds of 32"),
-        ("one further", "%base, 32", "a warp has one round of assignments"),
+        ("one further", "%base, 32|%bucket, 128", "there is one round of assignments, and of experts"),
         ("no choice", "0xFFFFFFFF", "no lane follows those that have no assignment"))),
     "moe_route": Kernel("moe/route", "moe_route.warp",
                         ("moe_route logits=bf16[5,40] bias=f32[40] top_k=4 scoring=sigmoid groups=8 top_groups=3 scaling_factor=2.5",
