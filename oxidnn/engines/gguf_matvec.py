@@ -20,7 +20,6 @@ from .digits import ceil_div
 from .gguf_formats import FORMAT_CONSTS, FormatConsts, half_pair, phase_of
 
 TILE = 16  # rows of W
-MAX_STAGES = 8
 MAX_PANELS = 16
 _LIMIT = 2**31
 _COMBINE_THREADS = 128
