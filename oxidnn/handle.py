@@ -1266,8 +1266,8 @@ class DnnHandle(ListOps):
         float16 or bfloat16, added in float32; of type out_dtype (default: x's).
 
         ids (rows,) or (rows, J), int32 or int64: experts of blocks (E, N, bytes of a row). y[r] is the sum over j, in order, of
-        weights[r, j] (1 if none are given) * x[r] W[ids[r, j]]^T; x may be (rows, J, K), one for each. J up to 16, any number of rows. An id that is no
-        expert adds nothing.
+        weights[r, j] (1 if none are given) * x[r] W[ids[r, j]]^T; x may be (rows, J, K), one for each. J up to 16, any number
+        of rows. An id that is no expert adds nothing.
         """
         return self._session.run(CALLS["gguf_matvec"], (blocks, x, ids, weights), (format, out_dtype), out, stream)
 
