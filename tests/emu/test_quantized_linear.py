@@ -58,6 +58,7 @@ def steps(rows: int, warps: int, depth: int, row_warps: int = 1) -> EngineConfig
     ("x=f16[2,640] w=u8[24,320] scale=f16[24,3] kind=s4 group_size=256", steps(32, 4, 2)),
     ("x=bf16[7,512] w=u8[24,256] scale=f32[24,8] kind=nf4", steps(32, 4, 1)),
     ("x=f16[5,288] w=u8[40,144] scale=f32[40,5] kind=nf4", steps(16, 4, 2)),
+    ("x=f16[1,2048] w=u8[24,1024] scale=f16[24,32] kind=nf4", steps(16, 16, 1)),   # more threads than pairs of numbers
     ("x=f16[4,368] w=s8[40,368] scale=f32[40,6] zero_point=s8[40,6] kind=s8 group_size=64", steps(16, 4, 2)),
     ("x=bf16[4,368] w=s8[40,368] scale=f32[40] zero_point=s8[40] kind=s8", steps(32, 4, 2)),
     ("x=f16[4,352] w=e4m3[40,352] scale=f32[40,11] kind=e4m3 group_size=32", steps(32, 4, 2)),
