@@ -10,7 +10,7 @@ import oxidnn
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize(("kind", "tolerance"), [("float64", 1e-10), ("float32", 1e-4), ("bfloat16", 2e-2)])
+@pytest.mark.parametrize(("kind", "tolerance"), [("float64", 1e-10), ("float32", 1e-4), ("bfloat16", 4e-2)])
 @pytest.mark.parametrize("is_causal", [False, True])
 def test_as_the_layer_of_torch(kind: str, tolerance: float, is_causal: bool, torch: Any, h: oxidnn.DnnHandle) -> None:
     """Packed weights and biases, sources of other widths, lengths first in memory; norms of differences."""
@@ -22,6 +22,7 @@ def test_as_the_layer_of_torch(kind: str, tolerance: float, is_causal: bool, tor
             for name, parameter in layer.named_parameters():
                 if "bias" in name:
                     parameter.normal_()
+                parameter.copy_(parameter.to(dtype))  # numbers that both sides hold
         shapes = {"query": (2, 70, own), "key": (2, 133, features), "value": (2, 133, features)}
         x = {n: torch.randn(s, device="cuda", dtype=dtype) for n, s in shapes.items()}
         if first:  # (batch, length, features), whose memory has lengths first
@@ -47,6 +48,7 @@ def test_as_the_layer_of_torch(kind: str, tolerance: float, is_causal: bool, tor
         gradients = torch.autograd.grad(want, by, d_out)
         by_weight = list(gradients[3].chunk(3)) if packed is not None else list(gradients[3:6])
         expected = [want, *gradients[:3], *by_weight, gradients[-3], *gradients[-2].chunk(3), gradients[-1]]
-        scale = float(expected[8].norm())  # of the gradient of queries' bias: that of keys' is 0
+        scale = float(expected[8].norm())  # of the gradient of queries' bias: that of keys' is 0, a sum of rounded terms that cancel
         for result, reference in zip(got, expected, strict=True):
-            assert float((result.double() - reference.detach()).norm()) <= tolerance * max(float(reference.detach().norm()), 0.1 * scale)
+            size = float(reference.detach().norm())
+            assert float((result.double() - reference.detach()).norm()) <= tolerance * (size if size > 1e-6 * scale else scale)
