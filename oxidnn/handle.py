@@ -524,7 +524,7 @@ class DnnHandle(ListOps):
     def moe_exchanged(self, x: Any, counts: Any, w_gate_up: Any, w_down: Any, *, activation: str = "silu", out: Any = None,
                       stream: Any = None) -> Any:
         """The experts of one device of several (expert-parallel), on rows that an all-to-all brought: those of each source in turn, sorted
-        by expert, counts[source, expert] of each (on the device, int32 or int64; below 0 is 0).
+        by expert, counts[source, expert] of each (on the device, int32 or int64; below 0 is 0), of at least one source.
 
         y[r] = (activation(x[r] Wg^T) * (x[r] Wu^T)) Wd^T in the rows' places, to be sent back; zeros in rows beyond the last, so x may be
         a buffer for the most that can come. Sources make x with moe_permute and end with moe_unpermute, where routing weights enter.

@@ -260,6 +260,7 @@ def make_exchanged(tensors: Mapping[str, TensorDesc], attrs: Mapping[str, Any], 
     counts = _rank2(op, "counts", tensors, IDS)
     if counts.shape[1] != experts or prod(counts.shape) > MAX_EXTENT:
         raise expected(op, "shape of counts", list(counts.shape), ["sources", experts], describe(tensors))
+    check_integer(op, "sources (rows of counts)", counts.shape[0], 1, context=describe(tensors))
     check_integer(op, "rows of x", x.shape[0], 0, MAX_EXTENT // 2, describe(tensors))
     activation, normal = _activation(op, attrs)
     y = output(op, "y", tensors, (x.dtype,), x.shape, x)

@@ -192,3 +192,5 @@ def test_refusals(h: oxidnn.DnnHandle) -> None:
             h.moe_route(logits, **more)
     with pytest.raises(InvalidArgument, match="shape of counts"):
         h.moe_exchanged(x, np.zeros((2, 3), np.int32), w_gate_up, w_down)
+    with pytest.raises(InvalidArgument, match=r"sources \(rows of counts\)"):
+        h.moe_exchanged(x, np.zeros((0, 4), np.int32), w_gate_up, w_down)
