@@ -151,6 +151,11 @@ def test_published_rounding_of_int8(h: oxidnn.DnnHandle) -> None:
     np.testing.assert_array_equal(h.quantize(x, "s8", scale, zero_point=zero), [-2, 0, 0, 2, 2])
     np.testing.assert_array_equal(h.quantize(x * 1000, "s8", scale), [-128, -128, 127, 127, 127])
     np.testing.assert_array_equal(h.quantize(np.array([64, -64, 100], np.float32), "s8", scale, saturate=False), [-128, -128, -56])
+    far = np.array([2.0**31, 1e10, -1e10, -np.inf, 2.0**31 - 128, -129, np.nan], np.float32)
+    for give in ({}, {"scale": np.ones((), np.float32)}):
+        np.testing.assert_array_equal(h.quantize(far, "s8", saturate=False, **give), [0, 0, 0, 0, -128, 127, 0])
+    np.testing.assert_array_equal(h.quantize(far, "u8", np.ones((), np.float32), zero_point=np.array(3, np.uint8), saturate=False),
+                                  [3, 3, 3, 3, 131, 130, 3])
     zero = np.array(100, np.int8)
     np.testing.assert_array_equal(h.quantize(np.array([-114.0, 0.25, 13.5, 1e38, -1e38, np.nan], np.float32), "s8", scale, zero_point=zero),
                                   [-128, 100, 127, 127, -128, 100])

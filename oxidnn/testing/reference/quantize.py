@@ -36,9 +36,12 @@ def codes_of(v: np.ndarray, kind: Kind, zero: np.ndarray | float = 0, saturate: 
     """The codes of quotients (float64 arrays of f32 numbers), as bits."""
     v = np.asarray(v, np.float64)
     if kind.is_integer:
-        whole = np.clip(np.nan_to_num(np.rint(v), nan=0.0), -(2.0**31), 2.0**31 - 1) + zero
-        whole = np.clip(whole, -(2.0**31), 2.0**31 - 1).astype(np.int64)
-        return (np.clip(whole, kind.low, kind.high) if saturate else whole) & (2**kind.bits - 1)
+        whole = np.nan_to_num(np.rint(v), nan=0.0)
+        if saturate:
+            whole = np.clip(whole + zero, kind.low, kind.high)
+        else:  # numbers of f32 beyond 2^31 are multiples of 256
+            whole = np.where(np.abs(whole) < 2.0**31, whole, 0) + zero
+        return whole.astype(np.int64) & (2**kind.bits - 1)
     table = numbers_of(kind.name)
     if kind.name == "nf4":
         return np.where(np.isnan(v), 0, (v[..., None] > (table[1:] + table[:-1]) / 2).sum(-1))
