@@ -35,7 +35,7 @@ from ..dtypes import BF16, F16, F32, S32, S64, U8, dtype
 from ..errors import expected
 from ..tensor import TensorDesc
 from .base import OpDef, Operand, Policy, Problem
-from .checks import check_choice, check_dtype, check_reach, check_shape, describe, operand, output
+from .checks import check_choice, check_dtype, check_integer, check_reach, check_shape, describe, operand, output
 
 FORMATS: dict[str, tuple[int, int]] = {  # elements and bytes of a block
     "Q4_0": (32, 18), "Q4_1": (32, 20), "Q5_0": (32, 22), "Q5_1": (32, 24), "Q8_0": (32, 34),
@@ -157,6 +157,7 @@ def make_matvec(tensors: Mapping[str, TensorDesc], attrs: Mapping[str, Any], pol
     n, k = blocks.shape[-2], blocks.shape[-1] // num_bytes * size
     operands = [Operand("blocks", blocks), Operand("x", x)]
     if has_ids:
+        check_integer(op, "experts (first extent of blocks)", blocks.shape[0], 1, context=context)
         ids = operand(op, "ids", tensors, (S32, S64))
         if ids.rank not in (1, 2):
             raise expected(op, "rank of ids", ids.rank, "1 or 2", context)

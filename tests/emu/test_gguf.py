@@ -151,6 +151,7 @@ def test_experts_are_added_in_order_and_missing_ones_add_nothing(h: oxidnn.DnnHa
     ({"x": np.zeros((1, 64), np.float32)}, "x"), ({"blocks": np.zeros((4, 18), np.int8)}, "blocks"), ({"x": np.zeros((1, 32))}, "x"),
     ({"weights": np.ones((1, 1), np.float32)}, "weights"), ({"ids": np.zeros((1, 2), np.int32)}, "rank of blocks"),
     ({"blocks": np.zeros((4, 36), np.uint8)[:, ::2]}, "stride"), ({"blocks": np.zeros((4, 18), np.uint8)[::-1]}, "below 0"),
+    ({"blocks": np.zeros((0, 4, 18), np.uint8), "ids": np.full((1, 1), -1, np.int32)}, "experts .first extent of blocks.*at least 1"),
     ({"out_dtype": "int8"}, "out_dtype"), ({"format": None}, "format"),
 ])
 def test_refusals(h: oxidnn.DnnHandle, changed: dict[str, Any], words: str) -> None:
