@@ -7,7 +7,7 @@ from typing import Any
 
 from ..codegen.spec import Target
 from ..device import DeviceInfo
-from ..dtypes import F32
+from ..dtypes import F32, F64
 from ..ops.base import Problem
 from ..ops.quantize import KINDS
 from ..ops.quantize_scales import DelayedScaleProblem, DoubleProblem
@@ -88,7 +88,11 @@ class DoubleQuantize(Engine):
         x_at, y_at, scale_at, offset_at = (TensorArg(n) for n in ("x", "y", "scale", "offset"))
         if problem.op == "double_quantize":
             source = TensorDesc(F32, flat, (1,), x.align)
-            add("reduce", {"x": source, "y": one}, (("op", "mean"), ("axes", (0,))), reduce_tree.ENGINES["reduce"], x=x_at, y=offset_at)
+            mean = TensorDesc.packed(F64, ())  # no sum of f32 is beyond it
+            mean_at = scratch.take(mean.num_bytes)
+            add("reduce", {"x": source, "y": mean}, (("op", "mean"), ("axes", (0,))), reduce_tree.ENGINES["reduce"],
+                x=x_at, y=mean_at)
+            add("pointwise", {"a": mean, "y": one}, (("expression", "a"), ("dtype", "f32")), add_up, a=mean_at, y=offset_at)
             add("pointwise", {"a": source, "b": one, "y": wide}, (("expression", "a - b"),), add_up, a=x_at, b=offset_at, y=place)
             add("dynamic_quantize", {"x": wide, "y": codes, "scale": scale}, scaling, (QuantizeGroups(),), x=place, y=y_at, scale=scale_at)
         else:

@@ -7,7 +7,8 @@
 delayed_scale: new_history is amax before all of history but its last; new_scale = amax * 2^margin / the kind's largest number (448, 57344,
 127), amax the largest of new_history (reduction="max") or the newest ("latest"); scale where that is 0 or no finite number. Current
 scaling is `dynamic_quantize` with scaling="tensor".
-double_quantize: offset is the mean of x; y holds (x - offset) / scale, a scale for `group` elements in the order of x, which lies dense.
+double_quantize: offset is the mean of x, added up in f64; y holds (x - offset) / scale, a scale for `group` elements in the order of x,
+which lies dense. Differences are f32: one beyond it, of numbers of both signs, makes its scale NaN.
 """
 
 from __future__ import annotations

@@ -358,6 +358,13 @@ def test_scales_are_quantised_once_more(h: oxidnn.DnnHandle) -> None:
     assert np.abs(twice - x).mean() < 1.05 * np.abs(plain - x).mean() < 0.1
 
 
+def test_means_of_scales_whose_sum_is_beyond_f32(h: oxidnn.DnnHandle) -> None:
+    x = np.linspace(1e38, 3e38, 300, dtype=np.float32)
+    q, scale, offset = h.double_quantize(x)
+    assert offset == np.float32(x.astype(np.float64).mean())
+    np.testing.assert_allclose(h.double_dequantize(q, scale, offset), x, atol=1e38 / 16)
+
+
 REFUSED: dict[str, tuple[Any, str]] = {
     "kind": (lambda h, x, one: h.quantize(x, "s3"), "kind"),
     "f64": (lambda h, x, one: h.quantize(x.astype(np.float64), "s8"), "type of x"),
