@@ -50,6 +50,8 @@ CALLS: dict[str, Call] = {op: Call(op, row.inputs, row.attrs) for op, row in OPS
 for _op, _given_as in {"attention_backward": ("gradients",), "multi_head_attention_backward": ("gradients",),
                        "kv_cache_append": ("k_cache", "v_cache", "q_out")}.items():
     CALLS[_op] = replace(CALLS[_op], given_as=_given_as)
+# Its results are its caches: their shapes come from the arrays given for them, never from the inputs.
+CALLS["kv_cache_append"] = replace(CALLS["kv_cache_append"], outputs=OPS["kv_cache_append"].outputs)
 
 
 # What PyTorch calls these arguments.
@@ -484,12 +486,13 @@ class DnnHandle(ListOps):
         return self._session.run(CALLS["moe_permute"], (x, ids), (experts, first_expert), out, stream)
 
     def moe_unpermute(self, ys: Any, inverse: Any, weights: Any = None, *, out: Any = None, stream: Any = None) -> Any:
-        """y (T, H): the sum over k, in turn and in f32 (f64), of weights[t, k] * ys[inverse[t, k]]; without weights plain sums. Rows of no
-        expert (inverse below 0) are left out. weights: float32, float64 beside float64."""
+        """y (T, H): the sum over k, in turn and in f32 (f64), of weights[t, k] * ys[inverse[t, k]]; without weights plain sums. What is no
+        row of ys (inverse below 0: of no expert) adds nothing. weights: float32, float64 beside float64."""
         return self._session.run(CALLS["moe_unpermute"], (ys, inverse, weights), (), out, stream)
 
     def moe_unpermute_backward(self, dy: Any, ys: Any, inverse: Any, weights: Any, *, out: Any = None, stream: Any = None) -> Any:
-        """(dys, dweights) of `moe_unpermute`; 0 of no expert."""
+        """(dys, dweights) of `moe_unpermute`; 0 of no expert. inverse as moe_permute makes it: each row, or its complement, once. What is
+        beyond the rows has dweights of 0; rows that inverse does not name are not written."""
         return self._session.run(CALLS["moe_unpermute_backward"], (dy, ys, inverse, weights), (), out, stream)
 
     def moe(self, x: Any, ids: Any, weights: Any, w_gate_up: Any, w_down: Any, *, activation: str = "silu", first_expert: int = 0,

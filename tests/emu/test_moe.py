@@ -173,6 +173,21 @@ def test_what_is_dropped_adds_nothing(h: oxidnn.DnnHandle) -> None:
     assert np.asarray(h.moe_permute(x, ids, experts=4)[3]).tolist() == [4, 4, 0, 0]
 
 
+@pytest.mark.parametrize("kind", [np.float64, np.float32, np.float16])
+def test_rows_that_do_not_exist_add_nothing(h: oxidnn.DnnHandle, kind: Any) -> None:
+    """inverse beyond the rows, on either side, is neither read nor written."""
+    ys, dy = np.arange(1, 25, dtype=kind).reshape(6, 4), np.ones((3, 4), kind)
+    inverse = np.array([[0, 5], [6, 1], [-7, 2**31 - 1]], np.int32)
+    weights = np.full((3, 2), 2, np.float64 if kind is np.float64 else np.float32)
+    plain, doubled = np.asarray(h.moe_unpermute(ys, inverse)), np.asarray(h.moe_unpermute(ys, inverse, weights))
+    want = np.stack([ys[0] + ys[5], ys[1], np.zeros(4, kind)])
+    assert (plain == want).all() and (doubled == 2 * want).all()
+    dys = np.full_like(ys, 9)
+    _, dweights = h.moe_unpermute_backward(dy, ys, inverse, weights, out=(dys, np.empty_like(weights)))
+    assert (dys[[0, 5, 1]] == 2).all() and (dys[2:5] == 9).all()
+    assert (np.asarray(dweights) == [[ys[0].sum(), ys[5].sum()], [0, ys[1].sum()], [0, 0]]).all()
+
+
 def test_refusals(h: oxidnn.DnnHandle) -> None:
     x, ids, weights, w_gate_up, w_down = drawn(9, 2, 4, 7, 5)
     wrong: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = [
