@@ -12,7 +12,8 @@ For each batch b, head h of H and query i of L, over the keys j of M of the head
 
 A row that sees no key gives 0 and lse -inf (with a sink: the sink), and takes no part in any gradient. Only -inf masks: other scores are
 numbers, however small. What lies in keys and values that nobody sees is never used, be it NaN; but for gradients of f16 and bf16, where
-a mask or an expression, and not lengths, the causal limit or the window, hides it.
+a mask or an expression, and not lengths, the causal limit or the window, hides it. A value that is not finite and that some queries see can
+make NaN of others in the engines of tensor cores (f16, bf16, 8 bits), where weights of 0 multiply it; numbers of keys cannot.
 
 Visible are, with p = i + M - L under the alignment "bottom_right" and p = i under "top_left", the keys p - left <= j <= p + right of
 window = (left, right), where None is no limit; causal=alignment means right = 0 besides. A window without causal counts from the bottom
