@@ -90,6 +90,24 @@ def test_refusals_of_appending(h: DnnHandle, change: dict[str, object], words: s
         h.kv_cache_append(**given)
 
 
+def test_appending_with_scales_of_every_key(h: DnnHandle) -> None:
+    """k_scale of the caches' (pages, heads, page), which the rows' shapes say nothing of; a number for all of v."""
+    rng = np.random.default_rng(5)
+    k, v = (rng.integers(-9, 10, (2, 2, 3, 16)).astype(np.float32) for _ in range(2))
+    scale = 2.0 ** rng.integers(-2, 1, (7, 2, 4)).astype(np.float32)
+    places = rng.permutation(7 * 4)[:6].astype(np.int32)
+    caches = np.zeros((7, 2, 4, 16), np.int8), np.zeros((7, 2, 4, 16), np.int8)
+    h.kv_cache_append(k, v, *caches, slots=places.reshape(2, 3), k_scale=scale, v_scale=np.full(1, 0.5, np.float32))
+    want_k, want_v = np.zeros_like(caches[0]), np.zeros_like(caches[1])
+    for token, place in enumerate(places):
+        b, i, page, key = token // 3, token % 3, place // 4, place % 4
+        want_k[page, :, key], want_v[page, :, key] = k[b, :, i] / scale[page, :, key, None], v[b, :, i] / 0.5
+    np.testing.assert_array_equal(caches[0], want_k)
+    np.testing.assert_array_equal(caches[1], want_v)
+    with pytest.raises(InvalidArgument, match="shape of k_scale"):
+        h.kv_cache_append(k, v, *caches, slots=places.reshape(2, 3), k_scale=scale[:, :, :3])
+
+
 def test_a_shared_prefix_and_own_keys(h: DnnHandle) -> None:
     """Merged states are attention over all keys; a state without keys may hold anything."""
     rng = np.random.default_rng(2)
