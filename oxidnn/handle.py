@@ -476,7 +476,8 @@ class DnnHandle(ListOps):
         return self._session.run(CALLS["moe_losses_backward"], (dbalance, dz, logits, counts), (scoring,), out, stream)
 
     def moe_permute(self, x: Any, ids: Any, *, experts: int, first_expert: int = 0, out: Any = None, stream: Any = None) -> Any:
-        """(xs, order, inverse, counts): the rows of x (T, H), of any type, copied to the order of the experts `ids` (T, K) that they go to.
+        """(xs, order, inverse, counts): the rows of x (T, H), of any type but bool, copied to the order of the experts `ids` (T, K) that they go
+        to.
 
         Assignment t * K + k is row inverse[t, k] of xs (T * K, H), order[row] that assignment, counts[e] the rows of expert e; all int32.
         Rows of an expert keep their order. ids outside of [first_expert, first_expert + experts) are of no expert here: their rows come
@@ -1292,7 +1293,7 @@ class DnnHandle(ListOps):
         saturate: what is beyond the largest number becomes it, else NaN (e4m3), an infinity (e5m2), the lowest bits (integers).
         rounding: "stochastic" draws by seed and offset, or state (see `dropout`). NaN, zero blocks, formulas: ops/quantize.py.
         """
-        if isinstance(scale, str) or isinstance(scale, (tuple, list)) and len(scale) == 2:
+        if isinstance(scale, (str, tuple, list)):
             if saturate is not True:
                 raise expected("quantize", "saturate", saturate, "True where scales are found on the way")
             if scaling is not None:
@@ -1300,7 +1301,8 @@ class DnnHandle(ListOps):
             finds_zero = _computes("quantize", "zero_point", zero_point)
             finds_global = _computes("quantize", "global_scale", global_scale)
             if zero_point is not None and not finds_zero:
-                raise expected("quantize", "zero_point", "an array", "'compute', or None, where scales are found on the way")
+                got = "an array" if hasattr(zero_point, "shape") else repr(zero_point)
+                raise expected("quantize", "zero_point", got, "'compute', or None, where scales are found on the way")
             return self.dynamic_quantize(x, kind, scale, None if finds_global else global_scale, axis=axis, layout=layout,
                                          asymmetric=finds_zero, find_global=finds_global, rounding=rounding, seed=seed, offset=offset,
                                          state=state, out=out, stream=stream)

@@ -141,7 +141,7 @@ def _axis(op: str, attrs: Mapping[str, Any], rank: int, default: int) -> int:
 def _sizes(op: str, scaling: Any, count: int) -> tuple[int, ...]:
     given = scaling[1] if count > 1 else (scaling[1],)
     if not isinstance(given, (tuple, list)) or len(given) != count or not all(is_integer(v, 1, 2**31 - 1) for v in given):
-        raise expected(op, "scaling", repr(scaling), "sizes of at least 1, such as ('group', 128) and ('block', (128, 128))")
+        raise expected(op, "scaling", repr(scaling), f"sizes of 1 to {2**31 - 1}, such as ('group', 128) and ('block', (128, 128))")
     return tuple(int(v) for v in given)
 
 
@@ -230,7 +230,9 @@ def _check_kind(op: str, kind: Kind, scaling: Any, scales: Scales | None, shape:
     if scaling in ("mxfp4", "nvfp4") and kind.name != "e2m1" or scaling == "mxfp8" and kind.name not in ("e4m3", "e5m2"):
         raise expected(op, "kind", repr(kind.name), "'e4m3' or 'e5m2'" if scaling == "mxfp8" else "'e2m1'", f"scaling is {scaling!r}")
     if scales is not None and kind.is_packed and 1 < scales.blocks[-1] < shape[-1] and scales.blocks[-1] % 2:
-        raise expected(op, "scaling", repr(scaling), f"an even number of columns a scale, for {kind.name}, two to a byte")
+        name, got = ("shape of scale", list(scales.shape)) if scaling is None else ("scaling", repr(scaling))
+        columns = f"here {scales.blocks[-1]} of {shape[-1]}"
+        raise expected(op, name, got, f"an even number of columns a scale, {columns}, for {kind.name}, two to a byte")
 
 
 def _given_scales(op: str, tensors: Mapping[str, TensorDesc], attrs: Mapping[str, Any], shape: tuple[int, ...]) -> Scales | None:
@@ -335,10 +337,12 @@ def make_dynamic(tensors: Mapping[str, TensorDesc], attrs: Mapping[str, Any], po
     _check_kind(op, kind, attrs["scaling"], scales, x.shape)
     asymmetric = check_bool(op, "asymmetric", attrs.get("asymmetric", False))
     if asymmetric and (not kind.is_integer or scales.format != "f32"):
-        raise expected(op, "asymmetric", True, f"False for {kind.name} and scaling {attrs['scaling']!r}")
+        name = "asymmetric (of quantize zero_point='compute')"
+        raise expected(op, name, True, f"False for {kind.name} and scaling {attrs['scaling']!r}")
     find_global = check_bool(op, "find_global", attrs.get("find_global", False))
     if find_global and (scales.format != "e4m3" or "global_scale" in tensors):
-        raise expected(op, "find_global", True, "False but for nvfp4 without a global_scale", describe(tensors))
+        name = "find_global (of quantize global_scale='compute')"
+        raise expected(op, name, True, "False but for nvfp4 without a global_scale", describe(tensors))
     if "global_scale" in tensors:
         _global_scale(op, tensors, scales)
     stochastic = _rounding(op, kind, tensors, attrs)
