@@ -35,7 +35,7 @@ from .errors import InvalidArgument, expected
 from .ops import OPS
 from .ops.base import MATH, Policy, Problem
 from .ops.case import near, parse_case
-from .ops.checks import check_choice, check_integer, check_number
+from .ops.checks import check_bool, check_choice, check_integer, check_number
 from .ops.epilogue import activation_gradient, activation_of, batch_norm_epilogue
 from .ops.layout import CONCAT_INPUTS, MAX_PARTS, MAX_RANK, TEXTS
 from .ops.pointwise import output_names_of
@@ -63,6 +63,15 @@ def _check_window(op: str, window: Any) -> None:
     """Refuses True and False, which a key would take for 1 and 0."""
     if isinstance(window, (tuple, list)) and any(isinstance(w, bool) for w in window):
         raise expected(op, "window", repr(window), "(left, right): keys on either side, each None or an integer in 0 to 2^30")
+
+
+def _check_routing(op: str, renormalize: Any, scaling_factor: Any, **integers: Any) -> None:
+    """Refuses True and False for numbers, and numbers for them: a key would not tell them apart."""
+    check_bool(op, "renormalize", renormalize)
+    check_number(op, "scaling_factor", scaling_factor)
+    for name, value in integers.items():
+        if isinstance(value, (bool, np.bool_)):
+            check_integer(op, name, value, 0 if name == "capacity" else 1)
 
 
 def _refuses(method: Callable[..., Any]) -> Callable[..., Any]:
@@ -455,12 +464,14 @@ class DnnHandle(ListOps):
         capacity: what comes, in the order of tokens, after so many assignments of an expert has weight 0 and the id ~id, which
         moe_permute and moe leave out. counts: assignments of each expert, those dropped counted; weights of the others stay as they are.
         """
+        _check_routing("moe_route", renormalize, scaling_factor, top_k=top_k, groups=groups, top_groups=top_groups, capacity=capacity)
         attrs = (top_k, scoring, renormalize, scaling_factor, groups, top_groups, group_score, capacity)
         return self._session.run(CALLS["moe_route"], (logits, bias), attrs, out, stream)
 
     def moe_route_backward(self, dweights: Any, logits: Any, ids: Any, *, scoring: str = "softmax", renormalize: bool = True,
                            scaling_factor: float = 1.0, out: Any = None, stream: Any = None) -> Any:
         """dlogits (T, E) in the type of logits: the gradient of moe_route's weights; ids and attributes as of the forward."""
+        _check_routing("moe_route_backward", renormalize, scaling_factor)
         return self._session.run(CALLS["moe_route_backward"], (dweights, logits, ids), (scoring, renormalize, scaling_factor), out, stream)
 
     def moe_losses(self, logits: Any, counts: Any, *, scoring: str = "softmax", out: Any = None, stream: Any = None) -> Any:
@@ -476,8 +487,8 @@ class DnnHandle(ListOps):
         return self._session.run(CALLS["moe_losses_backward"], (dbalance, dz, logits, counts), (scoring,), out, stream)
 
     def moe_permute(self, x: Any, ids: Any, *, experts: int, first_expert: int = 0, out: Any = None, stream: Any = None) -> Any:
-        """(xs, order, inverse, counts): the rows of x (T, H), of any type but bool, copied to the order of the experts `ids` (T, K) that they go
-        to.
+        """(xs, order, inverse, counts): the rows of x (T, H), of any type but bool, copied to the order of the experts that they go
+        to, `ids` (T, K).
 
         Assignment t * K + k is row inverse[t, k] of xs (T * K, H), order[row] that assignment, counts[e] the rows of expert e; all int32.
         Rows of an expert keep their order. ids outside of [first_expert, first_expert + experts) are of no expert here: their rows come

@@ -191,7 +191,8 @@ def combine_step(p: MoeProblem, ys: Held, inverse: Held, weights: Held | None, y
     threads = max(32, min(256, power_of_two(quads)))
     parts = ceil_div(quads, threads)
     consts = RowConsts(ys.desc.dtype.name, p.accumulator.name, vec, quads, parts, p.topk, is_weighted=weights is not None)
-    args = [*ys.args("ys", vec), *y.args("y", vec), *inverse.args("inverse"), Arg("num_rows", "u32", p.rows), *(weights.args("weights") if weights else ())]
+    args = [*ys.args("ys", vec), *y.args("y", vec), *inverse.args("inverse"), Arg("num_rows", "u32", p.rows),
+            *(weights.args("weights") if weights else ())]
     return launch("combine", p.op, threads, args, consts, p.tokens * parts, device, consts.dtype + ("_weighted" if weights else ""))
 
 

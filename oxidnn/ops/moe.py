@@ -30,7 +30,7 @@ from typing import Any
 
 from ..codegen import pointwise as expr
 from ..codegen.pointwise import Expression
-from ..dtypes import BF16, BOOL, E4M3, F16, F32, F64, S8, S32, S64, U8, DType
+from ..dtypes import BF16, BOOL, E4M3, F16, F32, F64, S8, S32, S64, TABLE, U8, DType
 from ..errors import expected
 from ..tensor import TensorDesc
 from .base import OpDef, Operand, Policy, Problem
@@ -117,9 +117,9 @@ def _first(op: str, attrs: Mapping[str, Any], experts: int) -> tuple[int, list[t
 
 
 def make_permute(tensors: Mapping[str, TensorDesc], attrs: Mapping[str, Any], policy: Policy) -> MoeProblem:
-    """xs of any type: rows are only moved."""
+    """xs of any type but bool: rows are only moved."""
     op = "moe_permute"
-    x = _rank2(op, "x", tensors, _movable(tensors, "x"))
+    x = _rank2(op, "x", tensors, tuple(t for t in TABLE if t is not BOOL))
     ids = _assignments(op, "ids", tensors, IDS, x.shape[0])
     if "experts" not in attrs:
         raise expected(op, "experts", "missing", "how many there are", describe(tensors))
@@ -130,11 +130,6 @@ def make_permute(tensors: Mapping[str, TensorDesc], attrs: Mapping[str, Any], po
     outputs = [Operand(n, output(op, n, tensors, (kind,), shape, x), True) for n, (kind, shape) in shapes.items()]
     return MoeProblem(op, (Operand("x", x), Operand("ids", ids), *outputs), (("experts", experts), *normal), policy=policy,
                       tokens=ids.shape[0], topk=ids.shape[1], hidden=x.shape[1], experts=experts, first=first)
-
-
-def _movable(tensors: Mapping[str, TensorDesc], name: str) -> tuple[DType, ...]:
-    """Any type but truth values."""
-    return (tensors[name].dtype,) if name in tensors and tensors[name].dtype is not BOOL else FLOATS
 
 
 def _unpermuted(op: str, tensors: Mapping[str, TensorDesc], hidden_of: str) -> tuple[TensorDesc, TensorDesc, list[Operand]]:

@@ -91,7 +91,12 @@ def make_route(tensors: Mapping[str, TensorDesc], attrs: Mapping[str, Any], poli
     group_score = check_choice(op, "group_score", attrs.get("group_score", "top2"), ("top2", "max"))
     if "top_k" not in attrs:
         raise expected(op, "top_k", "missing", "how many experts a token goes to", context)
-    topk = check_integer(op, "top_k", attrs["top_k"], 1, min(MAX_TOPK, top_groups * (experts // groups)), context)
+    chosen_from = top_groups * (experts // groups)
+    topk = check_integer(op, "top_k", attrs["top_k"], 1, context=context)
+    if topk > chosen_from and top_groups < groups:
+        raise expected(op, "top_k", topk, f"at most {chosen_from}: groups = {groups} of {experts // groups} experts each, of which a token "
+                       f"goes to top_groups = {top_groups}", context)
+    check_integer(op, "top_k", topk, 1, min(MAX_TOPK, chosen_from), context)
     capacity = attrs.get("capacity")
     if capacity is not None:
         capacity = check_integer(op, "capacity", capacity, 0)

@@ -205,6 +205,17 @@ def test_refusals(h: oxidnn.DnnHandle) -> None:
                        ("scoring", {"top_k": 1, "scoring": "max"}), ("capacity", {"top_k": 1, "capacity": -1})):
         with pytest.raises(InvalidArgument, match=what):
             h.moe_route(logits, **more)
+    with pytest.raises(InvalidArgument, match="top_k.*at most 2: groups = 3 .*top_groups = 1"):
+        h.moe_route(logits, top_k=3, groups=3, top_groups=1)
+    h.moe_route(logits, top_k=1, capacity=1)  # what a key holds does not decide
+    for name, value in (("top_k", True), ("groups", True), ("top_groups", True), ("capacity", True), ("scaling_factor", True),
+                        ("renormalize", 1)):
+        with pytest.raises(InvalidArgument, match=name):
+            h.moe_route(logits, **({"top_k": 1, "capacity": 1} | {name: value}))
+    with pytest.raises(InvalidArgument, match="renormalize"):
+        h.moe_route_backward(np.zeros((3, 1), np.float32), logits, np.zeros((3, 1), np.int32), renormalize=1)
+    with pytest.raises(InvalidArgument, match="type of x.*e4m3.*s64"):
+        h.moe_permute(x > 0, ids, experts=4)
     with pytest.raises(InvalidArgument, match="shape of counts"):
         h.moe_exchanged(x, np.zeros((2, 3), np.int32), w_gate_up, w_down)
     with pytest.raises(InvalidArgument, match=r"sources \(rows of counts\)"):
