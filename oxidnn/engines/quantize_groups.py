@@ -1,7 +1,8 @@
 """Quantisation whose scales are found on the way: the threads of a scale hold its numbers, find the largest, divide and write.
 
 Up to 32 threads a scale exchange by shuffles, more by shared memory of a CTA of their own; what registers do not hold is read twice. Scales
-of more numbers than a CTA should walk over (a tensor's, a channel's) come from a reduction, and the map of given scales follows.
+of more numbers than a CTA should walk over (a tensor's, a channel's) come from a reduction, and the map of given scales follows. Codes of
+four bits that share a byte but no scale, too, are written by that map.
 """
 
 from __future__ import annotations
@@ -13,11 +14,11 @@ from typing import Any, ClassVar
 from ..device import DeviceInfo
 from ..dtypes import F32, dtype
 from ..ops.base import Operand, Problem
-from ..ops.quantize import Kind, QuantizeProblem
+from ..ops.quantize import KINDS, Kind, QuantizeProblem
 from ..tensor import TensorDesc
 from . import pointwise_map, reduce_tree
 from .base import SUPPORTED, Arg, ArgValue, Build, Engine, EngineConfig, ScalarArg, Scratch, Step, Support, TensorArg, refuse
-from .composition import cheapest, moved
+from .composition import cheapest, moved, relocated
 from .digits import DigitConsts, Digits, ceil_div, power_of_two
 from .quantize_map import LIMIT, MIN_CAPABILITY, QuantizeMap, map_step, target_of
 from .quantize_space import NF4, Space, halved, known_shifts, moves_packs, near_operands, nf4_cells
@@ -305,11 +306,7 @@ class QuantizeReduced(Engine):
         scratch = Scratch()
         steps: list[Step] = []
         if problem.has("found_global"):
-            x = problem.desc("x")
-            amax = self._reduce(problem, "amax", x, tuple(range(x.rank)), scratch, device, steps)
-            expression = "where(isinf(amax), amax - amax, where((s := amax / 2688) == 0, 1, s))"
-            found = TensorDesc.packed(x.dtype, ())
-            self._pointwise(problem, expression, {"amax": amax}, {"found_global": F32}, found, scratch, device, steps)
+            _find_global(problem, scratch, device, steps)
             return Build((*steps, _step(problem, config, device, "found_global")), scratch.num_bytes)
         shape, strides, axes = _split(problem)
         x = problem.desc("x")
@@ -317,38 +314,47 @@ class QuantizeReduced(Engine):
         found = TensorDesc.packed(x.dtype, problem.desc("scale").shape)
         kind = problem.kind
         if problem.asymmetric:
-            low, high = (self._reduce(problem, op, view, axes, scratch, device, steps) for op in ("min", "max"))
+            low, high = (_reduce(problem, op, view, axes, scratch, device, steps) for op in ("min", "max"))
             size = f"(maximum(high, 0) - (least := minimum(low, 0))) / {2**kind.bits - 1}"
             scale = f"(found := where(isinf(s := {size}), s - s, where(s == 0, 1, s)))"
             zero = f"round(clamp({kind.low} - least / found, {kind.low}, {kind.high}))"
             outputs = {"scale": F32, "zero_point": problem.desc("zero_point").dtype}
-            self._pointwise(problem, f"{scale}, {zero}", {"low": low, "high": high}, outputs, found, scratch, device, steps)
+            _pointwise(problem, f"{scale}, {zero}", {"low": low, "high": high}, outputs, found, scratch, device, steps)
         else:
-            amax = self._reduce(problem, "amax", view, axes, scratch, device, steps)
+            amax = _reduce(problem, "amax", view, axes, scratch, device, steps)
             expression = f"where(isinf(amax), amax - amax, where((s := amax / {kind.largest!r}) == 0, 1, s))"
-            self._pointwise(problem, expression, {"amax": amax}, {"scale": F32}, found, scratch, device, steps)
+            _pointwise(problem, expression, {"amax": amax}, {"scale": F32}, found, scratch, device, steps)
         given = _given(problem)
         steps.append(map_step(given, QuantizeMap()._walk(given, config["vec"]), device, config["packs"]))
         return Build(tuple(steps), scratch.num_bytes)
 
-    def _reduce(self, problem: QuantizeProblem, op: str, x: TensorDesc, axes: tuple[int, ...], scratch: Scratch, device: DeviceInfo,
-                steps: list[Step]) -> Any:
-        kept = tuple(n for i, n in enumerate(x.shape) if i not in axes)
-        y = TensorDesc.packed(x.dtype, kept)
-        build, _ = cheapest("reduce", (("x", x), ("y", y)), (("op", op), ("axes", axes)), problem.policy, device,
-                            reduce_tree.ENGINES["reduce"])
-        place, workspace = scratch.take(y.num_bytes), scratch.take(build.workspace_bytes)
-        steps += moved(build, workspace, x=TensorArg("x"), y=place)
-        return place
 
-    def _pointwise(self, problem: QuantizeProblem, expression: str, places: dict[str, Any], outputs: Mapping[str, Any], found: TensorDesc,
-                   scratch: Scratch, device: DeviceInfo, steps: list[Step]) -> None:
-        names = ("y",) if len(outputs) == 1 else tuple(f"y{i}" for i in range(len(outputs)))
-        operands = [(n, found) for n in places] + [(n, problem.desc(role)) for n, role in zip(names, outputs, strict=True)]
-        attrs = (("expression", expression), ("dtype", tuple(t.name for t in outputs.values())))
-        build, _ = cheapest("pointwise", tuple(operands), attrs, problem.policy, device, pointwise_map.ENGINES["pointwise"])
-        at = places | {n: TensorArg(role) for n, role in zip(names, outputs, strict=True)}
-        steps += moved(build, scratch.take(build.workspace_bytes), **at)
+def _find_global(problem: QuantizeProblem, scratch: Scratch, device: DeviceInfo, steps: list[Step]) -> None:
+    x = problem.desc("x")
+    amax = _reduce(problem, "amax", x, tuple(range(x.rank)), scratch, device, steps)
+    expression = "where(isinf(amax), amax - amax, where((s := amax / 2688) == 0, 1, s))"
+    _pointwise(problem, expression, {"amax": amax}, {"found_global": F32}, TensorDesc.packed(x.dtype, ()), scratch, device, steps)
+
+
+def _reduce(problem: QuantizeProblem, op: str, x: TensorDesc, axes: tuple[int, ...], scratch: Scratch, device: DeviceInfo,
+            steps: list[Step]) -> Any:
+    kept = tuple(n for i, n in enumerate(x.shape) if i not in axes)
+    y = TensorDesc.packed(x.dtype, kept)
+    build, _ = cheapest("reduce", (("x", x), ("y", y)), (("op", op), ("axes", axes)), problem.policy, device,
+                        reduce_tree.ENGINES["reduce"])
+    place, workspace = scratch.take(y.num_bytes), scratch.take(build.workspace_bytes)
+    steps += moved(build, workspace, x=TensorArg("x"), y=place)
+    return place
+
+
+def _pointwise(problem: QuantizeProblem, expression: str, places: dict[str, Any], outputs: Mapping[str, Any], found: TensorDesc,
+               scratch: Scratch, device: DeviceInfo, steps: list[Step]) -> None:
+    names = ("y",) if len(outputs) == 1 else tuple(f"y{i}" for i in range(len(outputs)))
+    operands = [(n, found) for n in places] + [(n, problem.desc(role)) for n, role in zip(names, outputs, strict=True)]
+    attrs = (("expression", expression), ("dtype", tuple(t.name for t in outputs.values())))
+    build, _ = cheapest("pointwise", tuple(operands), attrs, problem.policy, device, pointwise_map.ENGINES["pointwise"])
+    at = places | {n: TensorArg(role) for n, role in zip(names, outputs, strict=True)}
+    steps += moved(build, scratch.take(build.workspace_bytes), **at)
 
 
 def _split(problem: QuantizeProblem) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
@@ -371,8 +377,60 @@ def _split(problem: QuantizeProblem) -> tuple[tuple[int, ...], tuple[int, ...], 
 def _given(problem: QuantizeProblem) -> QuantizeProblem:
     """The same with scales that are there."""
     names = ("x", "scale", "zero_point", "state", "y")
-    operands = tuple(Operand(n, problem.desc(n), n == "y") for n in names if problem.has(n))
+    operands = (*(Operand(n, problem.desc(n), n == "y") for n in names if problem.has(n)), *_global_of(problem))
     return replace(problem, op="quantize", operands=operands, asymmetric=False)
 
 
-ENGINES: dict[str, tuple[Engine, ...]] = {"dynamic_quantize": (QuantizeGroups(), QuantizeReduced())}
+class QuantizeTwice(Engine):
+    """Codes of four bits whose neighbours in a byte have scales of their own: scales as of codes of a byte each, which nobody reads, and
+    the map."""
+
+    id = "quantize.twice"
+
+    def check_support(self, problem: Problem, device: DeviceInfo) -> Support:
+        assert isinstance(problem, QuantizeProblem)
+        if device.capability < MIN_CAPABILITY:
+            return refuse("needs sm_80")
+        if not problem.kind.is_packed or groups_of(problem) is not None:
+            return refuse("codes side by side share their scale")
+        return _supports(_of_bytes(problem)) and QuantizeMap().check_support(_given(problem), device)
+
+    def configs(self, problem: Problem, device: DeviceInfo) -> tuple[EngineConfig, ...]:
+        assert isinstance(problem, QuantizeProblem)
+        return _configs(_grouped(_of_bytes(problem)), device)
+
+    def estimate(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> float:
+        return 6.0 + 4.0 * (problem.num_bytes + problem.operands[0].desc.num_bytes) / (device.bandwidth_gbs * 1e3)
+
+    def build_steps(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> Build:
+        assert isinstance(problem, QuantizeProblem)
+        if problem.is_empty:
+            return Build(())
+        scratch = Scratch()
+        steps: list[Step] = []
+        places: dict[str, Any] = {o.name: TensorArg(o.name) for o in problem.operands}
+        if problem.has("found_global"):
+            _find_global(problem, scratch, device, steps)
+            places["global_scale"] = TensorArg("found_global")
+        wide, given = _of_bytes(problem), _given(problem)
+        steps.append(relocated(_step(wide, config, device, "global_scale"), places | {"y": scratch.take(wide.desc("y").num_bytes)}))
+        chosen = QuantizeMap().configs(given, device)[0]
+        steps.append(relocated(map_step(given, QuantizeMap()._walk(given, chosen["vec"]), device, chosen["packs"]), places))
+        return Build(tuple(steps), scratch.num_bytes)
+
+
+def _of_bytes(problem: QuantizeProblem) -> QuantizeProblem:
+    """The same with a kind of eight bits of which scales are found alike, and a global scale that is there."""
+    kind = problem.kind
+    like = KINDS["e4m3" if not kind.is_integer else "s8" if kind.low else "u8"]
+    like = replace(like, largest=kind.largest, low=kind.low, high=kind.high, exponent=kind.exponent)
+    y = Operand("y", TensorDesc.packed(like.storage, problem.shape), True)
+    operands = (problem.operands[0], *_global_of(problem), y, *(Operand(n, d, True) for n, d in _outputs_of_scales(problem).items()))
+    return replace(problem, operands=operands, kind=like, stochastic=False, scalars=())
+
+
+def _global_of(problem: QuantizeProblem) -> tuple[Operand, ...]:
+    return tuple(Operand("global_scale", problem.desc(n)) for n in ("global_scale", "found_global") if problem.has(n))
+
+
+ENGINES: dict[str, tuple[Engine, ...]] = {"dynamic_quantize": (QuantizeGroups(), QuantizeReduced(), QuantizeTwice())}

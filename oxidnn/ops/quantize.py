@@ -31,8 +31,8 @@ where all are 0); nvfp4: e4m3(amax / (6 * global)), by whose product with global
 Elements: x / scale, correctly rounded to f32 (nvfp4: the exact product of x and the scale's inverse in f32), then to the nearest code, of
 two the even one (nf4: the lower); integers plus zero_point, which is itself within their range.
 What is beyond saturates; saturate=False: NaN (e4m3), an infinity (e5m2), the lowest bits (integers, as of two's complement; of an
-infinity the zero point). NaN is NaN, of e2m1 6, of nf4 -1, of integers the zero point. rounding="stochastic": one of the two codes around, the nearer the likelier (Philox, see
-random.py; all but nf4). Dequantised: the code less zero_point, times the scale, in f32.
+infinity the zero point). NaN is NaN, of e2m1 6, of nf4 -1, of integers the zero point. rounding="stochastic": one of the two codes
+around, the nearer the likelier (Philox, see random.py; all but nf4). Dequantised: the code less zero_point, times the scale, in f32.
 """
 
 from __future__ import annotations

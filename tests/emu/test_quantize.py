@@ -331,6 +331,36 @@ def test_norms_and_activations_quantise_by_expressions(h: oxidnn.DnnHandle) -> N
     np.testing.assert_array_equal(fused, apart)
 
 
+@pytest.mark.parametrize(("kind", "scaling", "give"), [
+    ("e2m1", "mxfp4", {}), ("e2m1", "nvfp4", {}), ("e2m1", "nvfp4", {"global_scale": "compute"}), ("nf4", ("group", 3), {}),
+    ("s4", ("group", 2), {"zero_point": "compute"}), ("u4", ("group", 7), {"zero_point": "compute"})])
+def test_neighbours_of_four_bits_with_scales_of_their_own(kind: str, scaling: Any, give: dict[str, Any], h: oxidnn.DnnHandle) -> None:
+    """Scales along another axis than codes of half a byte, in groups that do not divide it: as of the transposed numbers."""
+    x = np.random.default_rng(11).standard_normal((2, 37, 9)).astype(np.float32) * np.float32(3)
+    x[0, :, 4] = 0
+    got = h.quantize(x, kind, scaling, axis=1, **give)
+    if isinstance(scaling, str):
+        want = h.quantize(np.ascontiguousarray(x.swapaxes(1, 2)), kind, scaling, **give)
+        np.testing.assert_array_equal(codes(got[0], kind, 9), codes(want[0], kind, 37).swapaxes(1, 2))
+        np.testing.assert_array_equal(np.asarray(got[1]).view(np.uint8), np.asarray(want[1]).view(np.uint8).swapaxes(1, 2))
+        assert len(got) == len(want) and all(a == b for a, b in zip(got[2:], want[2:], strict=True))
+    else:
+        for i in range(0, 37, scaling[1]):
+            part = h.quantize(np.ascontiguousarray(x[:, i: i + scaling[1]].swapaxes(1, 2)), kind, "token", **give)
+            size = x[:, i: i + scaling[1]].shape[1]
+            np.testing.assert_array_equal(codes(got[0], kind, 9)[:, i: i + size], codes(part[0], kind, size).swapaxes(1, 2))
+            for a, b in zip(got[1:], part[1:], strict=True):
+                np.testing.assert_array_equal(a[:, i // scaling[1]], b)
+    one = h.quantize(x[:, :, :1], kind, scaling, **give)
+    again = h.quantize(x[:, :, :1], kind, one[1], scaling=scaling, **_given(one))
+    np.testing.assert_array_equal(codes(one[0], kind, 1), codes(again, kind, 1))
+
+
+def _given(found: tuple[Any, ...]) -> dict[str, Any]:
+    """What was found beside codes and scales, as it is given to `quantize`."""
+    return {"zero_point" if np.ndim(v) else "global_scale": v for v in found[2:]}
+
+
 def test_scales_follow_the_last_steps(h: oxidnn.DnnHandle) -> None:
     history, scale = np.zeros((3, 2), np.float32), np.ones(2, np.float32)
     steps = (([4.48, 0], [4.48, 0]), ([2, 8.96], [4.48, 8.96]), ([np.inf, 1], [np.inf, 8.96]), ([1, 1], [np.inf, 8.96]),

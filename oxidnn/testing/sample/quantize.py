@@ -10,7 +10,7 @@ import numpy as np
 from ...dtypes import E4M3, F32, S64, U8
 from ...ops import OPS
 from ...ops.base import Policy, Problem
-from ...ops.quantize import KINDS, WIDE, ZERO_POINTS, Kind, QuantizeProblem, scales_of
+from ...ops.quantize import FORMATS, KINDS, WIDE, ZERO_POINTS, Kind, QuantizeProblem, scales_of
 from ...tensor import TensorDesc
 from . import Fill, Sampler
 from .tensors import random_desc
@@ -37,7 +37,7 @@ def _draw(op: str, rng: np.random.Generator, size: str) -> Problem:
         scaling = "token"
     kind = KINDS[str(rng.choice({"mxfp8": ["e4m3", "e5m2"], "mxfp4": ["e2m1"], "nvfp4": ["e2m1"]}.get(scaling, list(KINDS))))]
     attrs: dict[str, Any] = {"kind": kind.name, "scaling": scaling}
-    if scaling in ("channel", "token", "mxfp8") and rng.random() < 0.4 or scaling == ("group", 4) and not kind.is_packed:
+    if scaling in ("channel", "token", *FORMATS) and rng.random() < 0.4 or scaling == ("group", 4):
         attrs["axis"] = int(rng.integers(rank))
     if scaling in ("mxfp8", "mxfp4", "nvfp4") and "axis" not in attrs and rank > 1 and rng.random() < 0.3:
         attrs["layout"] = "128x4"
@@ -147,7 +147,13 @@ CASES: dict[str, tuple[str, ...]] = {
         "dynamic_quantize x=f32[2,4,5]nchw kind=s8 scaling=channel axis=1",
         'dynamic_quantize x=f32[64,6]nchw kind=u4 scaling="(\'group\',32)" axis=0 asymmetric=True',
         'dynamic_quantize x=bf16[3,130]nchw kind=nf4 scaling="(\'group\',64)"',
-        "dynamic_quantize x=f32[2,9000]nchw kind=e4m3 scaling=token"),
+        "dynamic_quantize x=f32[2,9000]nchw kind=e4m3 scaling=token",
+        "dynamic_quantize x=bf16[70,33]nchw kind=e2m1 scaling=mxfp4 axis=0",
+        "dynamic_quantize x=f32[2,40,6]nchw kind=e2m1 scaling=nvfp4 axis=1 find_global=True",
+        "dynamic_quantize x=f16[5,1]nchw global_scale=f32[1]nchw kind=e2m1 scaling=nvfp4",
+        'dynamic_quantize x=f32[3,5,33]nchw state=s64[2]nchw kind=s4 scaling="(\'group\',2)" axis=1 rounding=stochastic',
+        'dynamic_quantize x=f32[5,7]nchw kind=u4 scaling="(\'block\',(2,1))" asymmetric=True',
+        'dynamic_quantize x=f32[5,1]nchw kind=nf4 scaling="(\'block\',(2,2))"'),
     "dequantize": (
         "dequantize x=u8[3,17]nchw kind=s4 size=33 scale=f32[3]nchw", "dequantize x=e4m3[4,64]nchw scale=bf16[4,2]nchw dtype=bf16",
         "dequantize x=u8[4,24]nchw scale=e4m3[4,3]nchw global_scale=f32[]nchw scaling=nvfp4 dtype=f16", "dequantize x=s8[0,3]nchw",
