@@ -13,6 +13,7 @@ from typing import Any
 import click
 import numpy as np
 
+from .. import switches
 from ..device import DeviceInfo
 from ..dispatch.tuning_db import TuningDb
 from ..errors import InvalidArgument, Unsupported
@@ -61,6 +62,8 @@ def tune(configs: int, force: bool, seed: int, device: str | None, as_json: bool
     The cubins of all candidates are in the cache afterwards.
     """
     problems, backend, db = problems_of(**chosen), open_backend(device), TuningDb.open()
+    if backend.info.is_emulated and not (device or switches.get("OXIDNN_DEVICE")):
+        raise InvalidArgument("tune: there is no GPU to measure on (expected one, or --device emu:sm_90a to time the emulator).")
     records: list[dict[str, Any]] = []
     with _progress(len(problems)) as progress:
         for number, problem in enumerate(problems):

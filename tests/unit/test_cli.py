@@ -17,6 +17,7 @@ from oxidnn.cli.main import main
 from oxidnn.device import known_device
 from oxidnn.dispatch.tuning_db import TuningDb
 from oxidnn.ops import OPS
+from oxidnn.runtime.emu_backend import EmulatedBackend
 
 from .fakes import FakeBackend, FakeEngine, double_op  # noqa: F401
 
@@ -38,6 +39,7 @@ def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def fake_device(monkeypatch: pytest.MonkeyPatch, double_op) -> FakeBackend:  # type: ignore[no-untyped-def]
     backend = FakeBackend()
+    monkeypatch.setenv("OXIDNN_DEVICE", "emu:sm_90a")  # tune measures an emulated device only where it is named
     for module in (arguments, inspection, measuring, running):
         monkeypatch.setattr(module, "open_backend", lambda device: backend)
     double_op(FakeEngine("double.wrong", "wrong", 1.0, estimates=(1.0,)), FakeEngine("double.right", "right", 4.0, estimates=(2.0, 3.0)))
@@ -389,3 +391,8 @@ def test_cache_of_cubins(tmp_path: Path) -> None:
 def test_tables_are_plain_columns_off_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     arguments.print_table(("a", "bb"), [("ccc", 1), ("d", 22)], "title")
     assert capsys.readouterr().out == "title\na    bb\nccc  1\nd    22\n"
+
+
+def test_tune_wants_a_device_that_can_be_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measuring, "open_backend", lambda device: EmulatedBackend("sm_90a"))
+    assert "tune: there is no GPU" in fails("tune", CASE)
