@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
-from math import gcd
+from math import gcd, log2
 
 from ..codegen.spec import Target, TensorMapSpec
 from ..device import DeviceInfo
@@ -87,6 +87,16 @@ class MatvecConsts:
     def tiles(self) -> int:
         """n8 tiles of columns."""
         return ceil_div(self.columns, 8)
+
+    @property
+    def folded(self) -> int:
+        """The part of the sums' unit, as a power of two, that the reciprocals for rows of x hold: 2^14 keeps them numbers of f32."""
+        return min(14, int(log2(self.format.unit))) if self.scales_x else 0
+
+    @property
+    def unit(self) -> float:
+        """The rest."""
+        return self.format.unit / 2**self.folded
 
     @property
     def chunk_bytes(self) -> int:

@@ -13,8 +13,10 @@ gguf_matvec: y[r] = W x[r] of W (n, k) for up to 8 rows of x, f32, f16 or bf16, 
 of x are taken as f16 with a power of two of their own (of f32 in three parts of 11 bits), products are added in f32 on tensor cores and
 scaled in f32; the sum of a group keeps 20 bits of what its largest x makes. Minima, and what the codes of Q6_K, IQ4_NL and IQ4_XS have
 as bias, are multiplied with sums of x of 22 bits: an error of 2^-22 of the largest number of the block, times the sum of |x|. What is
-below 2^-38 of the largest number of a row may be lost; MXFP4's scales of e = 0 count as 0, those of 255 as infinite. NaN and infinities
-make their row of y NaN or infinite.
+below 2^-38 of the largest number of a row of x may be lost. The product is finite in y, too, while the
+sizes of the numbers of a row of W add up to less than 2^126, of Q8_K 2^112 (other formats do not come near); beyond y may be infinite or
+NaN, and MXFP4's scales of e = 255 count as infinite. Of f16 x each block of MXFP4 may add an error of 2^-135. NaN and infinities make
+their row of y NaN or infinite.
 
 The layouts of blocks, and the values of the codebooks (oxidnn/data/gguf_grids.npz: bytes of a grid's entries, those of IQ1 plus 1), are
 facts of the format, as ggml (ggml-quants.h, ggml-common.h) and the `gguf` package state them.

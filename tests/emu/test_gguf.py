@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import gguf
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -109,6 +110,29 @@ def test_sums_of_large_blocks_do_not_overflow(h: oxidnn.DnnHandle) -> None:
     halves = np.full((1, 512), 6e4, np.float16)
     want = halves.astype(np.float64) @ judge("Q4_K", blocks).astype(np.float64).T
     np.testing.assert_allclose(np.asarray(h.gguf_matvec(blocks, halves, "Q4_K", out_dtype="float32")), want, rtol=1e-4, atol=1e-4 * 6e4)
+
+
+@pytest.mark.parametrize("kind", ["float32", "bfloat16", "float16"])
+def test_scales_of_mxfp4_from_the_least_to_the_largest(h: oxidnn.DnnHandle, kind: str) -> None:
+    """Finite products are finite while the sizes of a row of W add up to less than 2^126; e = 0 is 2^-127 of e2m1's numbers."""
+    rng = np.random.default_rng(6)
+    blocks = random_blocks(rng, "MXFP4", 6, 1)
+    blocks[:, 0] = [0, 1, 120, 242, 245, 246]
+    w = judge("MXFP4", blocks).astype(np.float64)
+    assert np.abs(w).sum(1).max() < 2.0**126
+    for size in (1e-3, 1.0, 1e3):
+        x = (rng.standard_normal((2, 32)) * size).astype(ml_dtypes.bfloat16 if kind == "bfloat16" else kind)
+        want = x.astype(np.float64) @ w.T
+        got = np.asarray(h.gguf_matvec(blocks, x, "MXFP4", out_dtype="float32"))
+        reach = 2.0**-20 * (np.abs(x).astype(np.float64) @ np.abs(w).T) + 2.0**-134
+        assert (np.abs(got - want) <= reach)[np.abs(want) < 2.0**127].all()
+    experts = np.asarray(h.gguf_matvec(blocks[None], x[:1], "MXFP4", ids=np.zeros((1, 1), np.int32), out_dtype="float32"))
+    np.testing.assert_array_equal(experts, got[:1])
+    scale = np.array([2.0**100], np.float32).view(np.uint8)
+    whole = np.concatenate([scale, np.full(256, 1, np.uint8), np.zeros(32, np.uint8)])[None]
+    want = 2.0**100 * np.float64(x[:1].sum(dtype=np.float64))
+    got = np.asarray(h.gguf_matvec(whole, np.tile(x[:1], (1, 8)), "Q8_K", out_dtype="float32"))
+    np.testing.assert_allclose(got[0], 8 * want, rtol=1e-4)
 
 
 def test_numbers_that_are_none_stay_in_their_row(h: oxidnn.DnnHandle) -> None:
