@@ -1282,7 +1282,8 @@ class DnnHandle(ListOps):
 
         ids (rows,) or (rows, J), int32 or int64: experts of blocks (E, N, bytes of a row). y[r] is the sum over j, in order, of
         weights[r, j] (1 if none are given) * x[r] W[ids[r, j]]^T; x may be (rows, J, K), one for each. J up to 16, any number
-        of rows. An id that is no expert adds nothing.
+        of rows. An id that is no expert adds nothing; E at least 1. Finite products come out finite while the sizes of the numbers of a
+        row of W add up to less than 2^126 (Q8_K: 2^112), and MXFP4's scales are below e = 255, which counts as infinite.
         """
         return self._session.run(CALLS["gguf_matvec"], (blocks, x, ids, weights), (format, out_dtype), out, stream)
 
