@@ -1079,7 +1079,7 @@ class DnnHandle(ListOps):
         expression: an oxidnn.expr expression, a string, or a tuple of them (several outputs). scalars: values of expr.scalar names.
         saturate: as of `cast`. out may be one of the inputs.
         """
-        call, expression = _pointwise_call(hashable(expression))
+        call, expression = _pointwise_call(hashable(expression, "pointwise", "expression"))
         if len(tensors) != len(call.tensors):
             raise expected("pointwise", "tensors", f"{len(tensors)} arrays", f"{len(call.tensors)}: {', '.join(call.tensors)}")
         return self._session.run(call, tensors, (expression, dtype, saturate), out, stream, scalars)
@@ -1087,14 +1087,14 @@ class DnnHandle(ListOps):
     def activation(self, x: Any, name: str, *, parameters: Sequence[float] = (), out: Any = None, stream: Any = None) -> Any:
         """An activation by name ("relu", "gelu", "leaky_relu", ...); parameters as the function takes them, e.g. the slope."""
         if type(parameters) is not tuple or parameters:  # the default is left as it is: this is a warm path
-            parameters = hashable(parameters)
+            parameters = hashable(parameters, "activation", "parameters")
         return self._session.run(CALLS["activation"], (x,), (name, parameters), out, stream)
 
     def activation_backward(self, dy: Any, x: Any, name: str, *, parameters: Sequence[float] = (), out: Any = None,
                             stream: Any = None) -> Any:
         """dx = dy * activation'(x)."""
         if type(parameters) is not tuple or parameters:  # the default is left as it is: this is a warm path
-            parameters = hashable(parameters)
+            parameters = hashable(parameters, "activation_backward", "parameters")
         return self._session.run(CALLS["activation_backward"], (dy, x), (name, parameters), out, stream)
 
     def prelu(self, x: Any, slope: Any, *, out: Any = None, stream: Any = None) -> Any:
@@ -1319,7 +1319,7 @@ class DnnHandle(ListOps):
                                          asymmetric=finds_zero, find_global=finds_global, rounding=rounding, seed=seed, offset=offset,
                                          state=state, out=out, stream=stream)
         draw = _stochastic("quantize", rounding, seed, offset, state)
-        attrs = (kind, hashable(scaling), axis, layout, saturate, rounding)
+        attrs = (kind, hashable(scaling, "quantize", "scaling"), axis, layout, saturate, rounding)
         return self._session.run(CALLS["quantize"], (x, scale, zero_point, global_scale, state), attrs, out, stream, draw)
 
     def dynamic_quantize(self, x: Any, kind: str, scaling: Any, global_scale: Any = None, *, axis: int | None = None, layout: str = "plain",
@@ -1328,7 +1328,7 @@ class DnnHandle(ListOps):
         """(codes, scale[, zero_point][, global scale]): `quantize` with scales found on the way. asymmetric: zero points too, of integers;
         find_global: the global scale too, of nvfp4."""
         draw = _stochastic("dynamic_quantize", rounding, seed, offset, state)
-        attrs = (kind, hashable(scaling), axis, layout, asymmetric, find_global, rounding)
+        attrs = (kind, hashable(scaling, "dynamic_quantize", "scaling"), axis, layout, asymmetric, find_global, rounding)
         return self._session.run(CALLS["dynamic_quantize"], (x, global_scale, state), attrs, out, stream, draw)
 
     def dequantize(self, x: Any, scale: Any = None, zero_point: Any = None, *, kind: str | None = None, scaling: Any = None,
@@ -1336,20 +1336,20 @@ class DnnHandle(ListOps):
                    out: Any = None, stream: Any = None) -> Any:
         """(x - zero_point) * scale in f32, as `dtype` (f32, f16, bf16). kind: of the codes x, by default x's type, of fp4 scalings "e2m1".
         size: of the last dimension, where codes of four bits end in half a byte. The rest as of `quantize`."""
-        attrs = (kind, hashable(scaling), axis, layout, size, dtype)
+        attrs = (kind, hashable(scaling, "dequantize", "scaling"), axis, layout, size, dtype)
         return self._session.run(CALLS["dequantize"], (x, scale, zero_point, global_scale), attrs, out, stream)
 
     def fake_quantize(self, x: Any, kind: str, scale: Any, zero_point: Any = None, *, scaling: Any = None, axis: int | None = None,
                       global_scale: Any = None, layout: str = "plain", out: Any = None, stream: Any = None) -> Any:
         """What `dequantize` makes of what `quantize` makes of x, of x's type."""
-        attrs = (kind, hashable(scaling), axis, layout)
+        attrs = (kind, hashable(scaling, "fake_quantize", "scaling"), axis, layout)
         return self._session.run(CALLS["fake_quantize"], (x, scale, zero_point, global_scale), attrs, out, stream)
 
     def fake_quantize_backward(self, dy: Any, x: Any, kind: str, scale: Any, zero_point: Any = None, *, scaling: Any = None,
                                axis: int | None = None, global_scale: Any = None, layout: str = "plain", out: Any = None,
                                stream: Any = None) -> Any:
         """dx, straight through: dy where x was within the range of the codes, 0 where it was clipped."""
-        attrs = (kind, hashable(scaling), axis, layout)
+        attrs = (kind, hashable(scaling, "fake_quantize_backward", "scaling"), axis, layout)
         return self._session.run(CALLS["fake_quantize_backward"], (dy, x, scale, zero_point, global_scale), attrs, out, stream)
 
     def delayed_scale(self, history: Any, amax: Any, scale: Any, *, kind: str = "e4m3", margin: int = 0, reduction: str = "max",
@@ -1712,7 +1712,8 @@ class DnnHandle(ListOps):
             if shape is None:
                 raise expected("random", "shape", None, "a shape, or out")
             out = self.empty(shape, "float32" if dtype is None else dtype)
-        attrs = (shape if shape is None else _shape(shape), distribution, parameters if parameters is None else hashable(parameters), dtype)
+        parameters = parameters if parameters is None else hashable(parameters, "random", "parameters")
+        attrs = (shape if shape is None else _shape(shape), distribution, parameters, dtype)
         return self._session.run(CALLS["random"], (state,), attrs, out, stream, draw)
 
     def uniform(self, shape: Sequence[int] | None = None, low: float = 0.0, high: float = 1.0, *, dtype: Any = None,
@@ -1797,7 +1798,7 @@ def _signature(op: str, arrays: tuple[Any, ...], attrs: Mapping[str, Any]) -> tu
     """(call, arrays padded with None, attribute values in the call's order); array arguments may stand among the keywords too."""
     attrs = dict(attrs)
     if op == "pointwise" and arrays:
-        call, attrs["expression"] = _pointwise_call(hashable(arrays[0]))
+        call, attrs["expression"] = _pointwise_call(hashable(arrays[0], "pointwise", "expression"))
         arrays = arrays[1:]
     elif op in CALLS:
         is_short = op == "conv_fprop" and len(arrays) <= len(_CONV.tensors) and attrs.keys() <= {*_CONV.tensors, *dict(_CONV.attrs)}
@@ -1899,5 +1900,5 @@ def _scaling(op: str, given: Mapping[str, Any] | None) -> tuple[tuple[str, Any],
         return None
     if not isinstance(given, Mapping):
         raise expected(op, "scaling", repr(given), "a mapping, with the key 'type'")
-    pairs = {("type" if name == "rope_type" else name): hashable(value) for name, value in given.items() if value is not None}
+    pairs = {("type" if name == "rope_type" else name): hashable(value, op, "scaling") for name, value in given.items() if value is not None}
     return tuple(sorted(pairs.items(), key=lambda pair: (pair[0] != "type", pair[0])))

@@ -56,6 +56,10 @@ class Call:
         """Of `count` arrays for results."""
         return (*self.given_as, *self.given_as[-1:] * count)[:count]
 
+    def hashable(self, attrs: tuple[Any, ...]) -> tuple[Any, ...]:
+        """The values of the attributes as a key takes them. Raises InvalidArgument naming the one that has no hash."""
+        return tuple(hashable(value, self.op, name) for value, (name, _) in zip(attrs, self.attrs, strict=True))
+
 
 class Prepared:
     """A plan joined to the way its arguments arrive: what a cache hit needs."""
@@ -219,6 +223,9 @@ class BoundPlan:
 class Session:
     """One device, one set of caches and policies; what DnnHandle's methods stand on.
 
+    Keys compare attributes by value: True or 1.0, which an op refuses where it wants an integer, is taken for 1 (and 1 for True) by calls
+    that are otherwise as an earlier one with 1. Their types beside them would cost a warm call 0.1 to 0.25 us.
+
     Concurrency: may be used from several threads. Policy overrides are per context (thread or task).
     """
 
@@ -304,7 +311,7 @@ class Session:
         try:
             found = plans.get(key)
         except TypeError:  # a list among the attributes
-            attrs = tuple(hashable(a) for a in attrs)
+            attrs = call.hashable(attrs)
             key = (*key[:3], attrs, *key[4:])
             found = plans.get(key)
         if found is None:
@@ -419,8 +426,7 @@ class Session:
             return prepared
 
     def problem(self, call: Call, tensors: Mapping[str, TensorDesc], attrs: tuple[Any, ...]) -> Problem:
-        given = {name: value for (name, default), value in zip(call.attrs, attrs, strict=True)
-                 if value is not default and (default is None or value != default)}  # np.dtype(float) == None
+        given = {name: value for (name, default), value in zip(call.attrs, attrs, strict=True) if not _is_default(value, default)}
         return OPS[call.op].make(tensors, given, self.current_policy())
 
     def checked_view(self, op: str, name: str, array: Any) -> TensorView:
@@ -439,12 +445,19 @@ class Session:
         """The bound plan of a signature given by example arrays."""
         names, arrays = _with_extra(call, arrays, extra or {})
         outs = () if out is None else out if isinstance(out, tuple) else (out,)
-        return BoundPlan(self, call, names, self.raw(call, names, arrays)[1], tuple(hashable(a) for a in attrs), outs, arrays)
+        return BoundPlan(self, call, names, self.raw(call, names, arrays)[1], call.hashable(attrs), outs, arrays)
 
     def explain(self, call: Call, arrays: tuple[Any, ...], attrs: tuple[Any, ...], extra: Mapping[str, Any] | None = None) -> Explanation:
         names, arrays = _with_extra(call, arrays, extra or {})
         tensors = {n: self.checked_view(call.op, n, a).desc for n, a in zip(names, arrays, strict=True) if a is not None}
         return explain(self.problem(call, tensors, attrs), self.info, self.db)
+
+
+def _is_default(value: Any, default: Any) -> bool:
+    """Whether the attribute may be left out. True for 1 and 1.0 for 1 may not: the op refuses them."""
+    if value is default or default is None or value != default:  # np.dtype(float) == None
+        return value is default
+    return isinstance(value, bool) is isinstance(default, bool) and (isinstance(default, float) or not isinstance(value, float))
 
 
 def _with_extra(call: Call, arrays: tuple[Any, ...], extra: Mapping[str, Any]) -> tuple[tuple[str, ...], tuple[Any, ...]]:
@@ -490,21 +503,21 @@ class _NegativeZero(float):
 
 def signed(value: Any) -> Any:
     """A number whose sign counts where it is 0, as a key takes it."""
-    return hashable(value) if isinstance(value, (float, np.floating)) and value == 0 else value
+    return _NegativeZero(-0.0) if isinstance(value, (float, np.floating)) and value == 0 and math.copysign(1, value) < 0 else value
 
 
-def hashable(value: Any) -> Any:
-    """The value of an attribute as a key takes it: sequences as tuples, -0.0 told from 0.0. Raises InvalidArgument for what has no hash."""
+def hashable(value: Any, op: str, name: str) -> Any:
+    """The value of the attribute `name` as a key takes it: sequences as tuples, -0.0 told from 0.0. Raises InvalidArgument for what has
+    no hash."""
     if isinstance(value, np.ndarray):
         value = value.tolist()
     if isinstance(value, (list, tuple)):
-        return tuple(hashable(v) for v in value)
-    if isinstance(value, (float, np.floating)) and value == 0 and math.copysign(1, value) < 0:
-        return _NegativeZero(-0.0)
+        return tuple(hashable(v, op, name) for v in value)
+    value = signed(value)
     try:
         hash(value)
     except TypeError:
-        raise InvalidArgument(f"attribute: {value!r} is a {type(value).__name__} (expected numbers, strings, tuples or lists).") from None
+        raise expected(op, name, repr(value), "numbers, strings, tuples or lists") from None
     return value
 
 
