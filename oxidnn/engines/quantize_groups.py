@@ -280,10 +280,10 @@ class QuantizeReduced(Engine):
         assert isinstance(problem, QuantizeProblem)
         if device.capability < MIN_CAPABILITY:
             return refuse("needs sm_80")
-        if problem.desc("x").numel == 0:
-            return refuse("no numbers")
         if problem.has("found_global"):
             return _supports(problem)
+        if problem.desc("x").numel == 0:
+            return refuse("no numbers")
         if problem.scale_format != "f32":
             return refuse(f"scales of {problem.scale_format}")
         if any(n % b for n, b in zip(problem.shape, problem.blocks, strict=True)):
@@ -307,7 +307,9 @@ class QuantizeReduced(Engine):
         steps: list[Step] = []
         if problem.has("found_global"):
             _find_global(problem, scratch, device, steps)
-            return Build((*steps, _step(problem, config, device, "found_global")), scratch.num_bytes)
+            if problem.desc("x").numel:
+                steps.append(_step(problem, config, device, "found_global"))
+            return Build(tuple(steps), scratch.num_bytes)
         shape, strides, axes = _split(problem)
         x = problem.desc("x")
         view = TensorDesc(x.dtype, shape, strides, x.align)
@@ -331,7 +333,7 @@ class QuantizeReduced(Engine):
 
 def _find_global(problem: QuantizeProblem, scratch: Scratch, device: DeviceInfo, steps: list[Step]) -> None:
     x = problem.desc("x")
-    amax = _reduce(problem, "amax", x, tuple(range(x.rank)), scratch, device, steps)
+    amax = _reduce(problem, "amax" if x.numel else "sum", x, tuple(range(x.rank)), scratch, device, steps)  # the sum of nothing is 0
     expression = "where(isinf(amax), amax - amax, where((s := amax / 2688) == 0, 1, s))"
     _pointwise(problem, expression, {"amax": amax}, {"found_global": F32}, TensorDesc.packed(x.dtype, ()), scratch, device, steps)
 

@@ -254,7 +254,7 @@ def _given_scales(op: str, tensors: Mapping[str, TensorDesc], attrs: Mapping[str
     if scale.shape != lead:
         raise expected(op, "shape of scale", list(scale.shape), list(lead), context)
     check_reach(op, "scale", scale, context)
-    if scales.swizzled and scale.strides[-2:] != (scale.shape[-1], 1):
+    if scales.swizzled and scale.numel and scale.strides[-2:] != (scale.shape[-1], 1):
         raise expected(op, "strides of scale", list(scale.strides), "dense rows, in layout 128x4", context)
     if "zero_point" in tensors:
         operand(op, "zero_point", tensors, ZERO_POINTS, scale.shape)
@@ -353,7 +353,7 @@ def make_dynamic(tensors: Mapping[str, TensorDesc], attrs: Mapping[str, Any], po
         outputs.append(Operand(name, output(op, name, tensors, (kind,), shape, TensorDesc.packed(kind, shape)), True))
 
     of_scales("scale", stored, scales.shape)
-    if scales.swizzled and outputs[-1].desc.strides[-2:] != (scales.shape[-1], 1):
+    if scales.swizzled and outputs[-1].desc.numel and outputs[-1].desc.strides[-2:] != (scales.shape[-1], 1):
         raise expected(op, "strides of scale", list(outputs[-1].desc.strides), "dense rows, in layout 128x4", describe(tensors))
     if asymmetric:
         of_scales("zero_point", S8 if kind.low else U8, scales.shape)

@@ -356,6 +356,14 @@ def test_neighbours_of_four_bits_with_scales_of_their_own(kind: str, scaling: An
     np.testing.assert_array_equal(codes(one[0], kind, 1), codes(again, kind, 1))
 
 
+@pytest.mark.parametrize("layout", ["plain", "128x4"])
+def test_scales_of_nothing(layout: str, h: oxidnn.DnnHandle) -> None:
+    for shape in ((0, 32), (3, 0)):
+        q, scale, found = h.quantize(np.ones(shape, np.float32), "e2m1", "nvfp4", global_scale="compute", layout=layout)
+        assert q.shape == (shape[0], shape[1] // 2) and scale.size == 0 and found == 1
+        assert h.dequantize(q, scale, scaling="nvfp4", global_scale=found, layout=layout).shape == shape
+
+
 def _given(found: tuple[Any, ...]) -> dict[str, Any]:
     """What was found beside codes and scales, as it is given to `quantize`."""
     return {"zero_point" if np.ndim(v) else "global_scale": v for v in found[2:]}

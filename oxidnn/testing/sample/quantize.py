@@ -150,6 +150,7 @@ CASES: dict[str, tuple[str, ...]] = {
         "dynamic_quantize x=f32[2,9000]nchw kind=e4m3 scaling=token",
         "dynamic_quantize x=bf16[70,33]nchw kind=e2m1 scaling=mxfp4 axis=0",
         "dynamic_quantize x=f32[2,40,6]nchw kind=e2m1 scaling=nvfp4 axis=1 find_global=True",
+        "dynamic_quantize x=f32[0,32]nchw kind=e2m1 scaling=nvfp4 find_global=True",
         "dynamic_quantize x=f16[5,1]nchw global_scale=f32[1]nchw kind=e2m1 scaling=nvfp4",
         'dynamic_quantize x=f32[3,5,33]nchw state=s64[2]nchw kind=s4 scaling="(\'group\',2)" axis=1 rounding=stochastic',
         'dynamic_quantize x=f32[5,7]nchw kind=u4 scaling="(\'block\',(2,1))" asymmetric=True',
