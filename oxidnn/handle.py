@@ -1532,7 +1532,7 @@ class DnnHandle(ListOps):
         FlashAttention: Dao, 2023; online softmax: Milakov and Gimelshein, 2018.
         """
         _check_window("attention", window)
-        draw = {} if isinstance(dropout, Real) and not dropout else _draw("attention", seed, offset)
+        draw = _dropout_draw("attention", dropout, seed, offset)
         attrs = (scale, causal, window, score, softcap, dropout if draw else None, block_size, return_lse, out_dtype)
         arrays = (q, k, v, mask, bias, alibi, sinks, lengths_q, lengths_kv, cu_seqlens_q, cu_seqlens_kv, block_mask,
                   scale_q, scale_k, scale_v, scale_out)
@@ -1553,7 +1553,7 @@ class DnnHandle(ListOps):
         is -inf, have gradients of 0.
         """
         _check_window("attention_backward", window)
-        draw = {} if isinstance(dropout, Real) and not dropout else _draw("attention_backward", seed, offset)
+        draw = _dropout_draw("attention_backward", dropout, seed, offset)
         arrays = (d_out, q, k, v, out, lse, mask, bias, alibi, sinks, lengths_q, lengths_kv, cu_seqlens_q, cu_seqlens_kv, block_mask)
         attrs = (scale, causal, window, score, softcap, dropout if draw else None, block_size, score_gradients)
         numbers = _numbers("attention_backward", scalars, draw)
@@ -1644,7 +1644,7 @@ class DnnHandle(ListOps):
         Vaswani et al., 2017.
         """
         _check_window("multi_head_attention", window)
-        draw = {} if isinstance(dropout, Real) and not dropout else _draw("multi_head_attention", seed, offset)
+        draw = _dropout_draw("multi_head_attention", dropout, seed, offset)
         arrays = (query, key, value, w_q, w_k, w_v, w_out, bias_q, bias_k, bias_v, bias_out, residual, mask, lengths_q, lengths_kv)
         attrs = (num_heads, scale, causal, window, dropout if draw else None, return_saved)
         return self._session.run(CALLS["multi_head_attention"], arrays, attrs, out, stream, draw)
@@ -1661,7 +1661,7 @@ class DnnHandle(ListOps):
         instead of new ones; those of weights and biases may be float32.
         """
         _check_window("multi_head_attention_backward", window)
-        draw = {} if isinstance(dropout, Real) and not dropout else _draw("multi_head_attention_backward", seed, offset)
+        draw = _dropout_draw("multi_head_attention_backward", dropout, seed, offset)
         arrays = (d_out, query, key, value, w_q, w_k, w_v, w_out, q, k, v, context, lse, mask, lengths_q, lengths_kv)
         attrs = (num_heads, scale, causal, window, dropout if draw else None, bias_gradients)
         return self._session.run(CALLS["multi_head_attention_backward"], arrays, attrs, gradients, stream, draw)
@@ -1778,6 +1778,15 @@ def _draw(op: str, seed: int | None, offset: int, state: Any = None) -> dict[str
     return {"seed": check_integer(op, "seed", seed, 0, 2**64 - 1), "offset": check_integer(op, "offset", offset, 0, 2**64 - 1)}
 
 
+def _dropout_draw(op: str, dropout: Any, seed: int | None, offset: int) -> dict[str, int]:
+    """The numbers that name the draw of weights, both checked; none without dropout."""
+    if isinstance(dropout, Real) and not dropout:
+        return {}
+    if not 0 <= check_number(op, "dropout", dropout) <= 1:
+        raise expected(op, "dropout", dropout, "a number in [0, 1]")
+    return _draw(op, seed, offset)
+
+
 def _stochastic(op: str, rounding: Any, seed: int | None, offset: int, state: Any) -> dict[str, int] | None:
     """The numbers of a draw, None where rounding draws none."""
     if rounding == "stochastic":
@@ -1797,6 +1806,8 @@ def _computes(op: str, name: str, value: Any) -> bool:
 def _signature(op: str, arrays: tuple[Any, ...], attrs: Mapping[str, Any]) -> tuple[Call, tuple[Any, ...], tuple[Any, ...]]:
     """(call, arrays padded with None, attribute values in the call's order); array arguments may stand among the keywords too."""
     attrs = dict(attrs)
+    if not isinstance(op, str):
+        raise expected("plan and explain", "op", repr(op), "the name of an op, then arrays")
     if op == "pointwise" and arrays:
         call, attrs["expression"] = _pointwise_call(hashable(arrays[0], "pointwise", "expression"))
         arrays = arrays[1:]
@@ -1809,6 +1820,10 @@ def _signature(op: str, arrays: tuple[Any, ...], attrs: Mapping[str, Any]) -> tu
         raise InvalidArgument(f"{op!r} is no op{near(op, (*CALLS, 'pointwise'))}.")
     if len(arrays) > len(call.tensors):
         raise expected(op, "arrays", f"{len(arrays)} of them", f"at most {len(call.tensors)}: {', '.join(call.tensors)}")
+    for name, array in zip(call.tensors, arrays, strict=False):
+        if isinstance(array, (str, Real)):
+            known = ", ".join(n for n, _ in call.attrs) or "it has none"
+            raise expected(op, name, repr(array), f"an array; attributes go by name: {known}")
     padded = tuple(arrays[i] if i < len(arrays) else attrs.pop(name, None) for i, name in enumerate(call.tensors))
     values = tuple(attrs.pop(name, default) for name, default in call.attrs)
     if attrs:
@@ -1900,5 +1915,5 @@ def _scaling(op: str, given: Mapping[str, Any] | None) -> tuple[tuple[str, Any],
         return None
     if not isinstance(given, Mapping):
         raise expected(op, "scaling", repr(given), "a mapping, with the key 'type'")
-    pairs = {("type" if name == "rope_type" else name): hashable(value, op, "scaling") for name, value in given.items() if value is not None}
+    pairs = {("type" if n == "rope_type" else n): hashable(value, op, "scaling") for n, value in given.items() if value is not None}
     return tuple(sorted(pairs.items(), key=lambda pair: (pair[0] != "type", pair[0])))

@@ -99,7 +99,7 @@ def _group_size(tensors: Mapping[str, TensorDesc], given: Any, kind: str, n: int
 
 def _make(tensors: Mapping[str, TensorDesc], attrs: Mapping[str, Any], policy: Policy) -> QuantizedLinearProblem:
     op, context = "quantized_linear", describe(tensors)
-    kind = check_choice(op, "kind", attrs.get("kind", "missing"), tuple(KINDS))
+    kind = check_choice(op, "kind", attrs.get("kind"), tuple(KINDS))
     x, w = operand(op, "x", tensors, ACTIVATIONS), operand(op, "w", tensors, (KINDS[kind],))
     if x.rank < 2:
         raise expected(op, "rank of x", x.rank, "at least 2", context)

@@ -98,7 +98,8 @@ def test_dropout_is_replayed(h: DnnHandle) -> None:
     ({"value": np.zeros((2, 3, 9))}, "shape of value"), ({"w_q": np.zeros((12, 10), np.float32)}, "type of w_q"),
     ({"bias_v": np.zeros(5)}, "shape of bias_v"), ({"mask": np.ones((2, 3, 3, 5), bool)}, "multi_head_attention: shape of mask"),
     ({"query": np.zeros((3, 10))}, "rank of query"), ({"causal": "yes"}, "multi_head_attention: causal"), ({"window": (True, 1)}, "window"),
-    ({"residual": np.zeros((2, 3, 4))}, "shape of residual"),
+    ({"residual": np.zeros((2, 3, 4))}, "shape of residual"), ({"dropout": 2}, "dropout is 2"), ({"dropout": -0.1}, "dropout is -0.1"),
+    ({"dropout": np.nan}, "dropout is nan"), ({"dropout": "x"}, "dropout is 'x'"), ({"dropout": 0.5}, "multi_head_attention: seed"),
 ])
 def test_refusals(h: DnnHandle, change: dict[str, Any], words: str) -> None:
     with pytest.raises(InvalidArgument, match=words):
