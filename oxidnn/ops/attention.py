@@ -51,7 +51,6 @@ from typing import Any
 from ..codegen import pointwise as expr
 from ..codegen.pointwise import Expression
 from ..dtypes import BF16, BOOL, E4M3, E5M2, F16, F32, F64, S32, U8, DType
-from ..dtypes import dtype as dtype_of
 from ..errors import expected
 from ..tensor import TensorDesc, packed_strides
 from .base import OpDef, Operand, Policy, Problem, Scalar
@@ -65,6 +64,7 @@ from .checks import (
     check_number,
     check_output,
     check_reach,
+    check_type,
     describe,
     is_integer,
     operand,
@@ -419,10 +419,10 @@ def _make(op: str, tensors: Mapping[str, TensorDesc], attrs: Mapping[str, Any], 
             allowed = (BF16, F16, F32, *FP8)
             kind = attrs.get("out_dtype")
             if kind is not None:
-                allowed = (dtype_of(kind),) if dtype_of(kind) in allowed else allowed
-                if dtype_of(kind) not in allowed:
+                if check_type(op, "out_dtype", kind) not in allowed:
                     raise expected(op, "out_dtype", repr(kind), ", ".join(map(str, allowed)), context)
-        elif attrs.get("out_dtype") is not None and dtype_of(attrs["out_dtype"]) is not q.dtype:
+                allowed = (check_type(op, "out_dtype", kind),)
+        elif attrs.get("out_dtype") is not None and check_type(op, "out_dtype", attrs["out_dtype"]) is not q.dtype:
             raise expected(op, "out_dtype", repr(attrs["out_dtype"]), f"{q.dtype} as q has", context)
         written_out = result("out", allowed, out_shape, q)
         if written_out.desc.dtype not in (q.dtype, BF16) or q.dtype in FP8 and written_out.desc.dtype is q.dtype:

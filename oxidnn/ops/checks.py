@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from ..codegen.pointwise import Expression, parse
-from ..dtypes import BF16, F16, F32, F64, DType
-from ..errors import expected
+from ..dtypes import BF16, F16, F32, F64, TABLE, DType, dtype
+from ..errors import InvalidArgument, expected
 from ..tensor import TensorDesc
 
 MAX_EXTENT = 2**31 - 1  # of a dimension, and of the numbers that shape windows: index arithmetic is 32 bits wide
@@ -110,6 +110,14 @@ def check_expression(op: str, name: str, value: Any) -> Expression:
     if not isinstance(value, (str, Expression)):
         raise expected(op, name, repr(value), "text such as 'relu(x + y)', or an Expression")
     return parse(value)
+
+
+def check_type(op: str, name: str, value: Any) -> DType:
+    """The type that an attribute names."""
+    try:
+        return dtype(value)
+    except (InvalidArgument, TypeError):  # TypeError: a value without a hash
+        raise expected(op, name, repr(value), f"a type: {', '.join(t.name for t in TABLE)}") from None
 
 
 def check_dtype(op: str, name: str, desc: TensorDesc, tensors: Mapping[str, TensorDesc], allowed: Sequence[DType] = FLOATS) -> None:

@@ -8,11 +8,11 @@ from typing import Any
 
 from ..codegen import pointwise as expr
 from ..codegen.pointwise import Expression
-from ..dtypes import E4M3, E5M2, F32, F64, S8, DType, dtype
+from ..dtypes import E4M3, E5M2, F32, F64, S8, DType
 from ..errors import expected
 from ..tensor import TensorDesc
 from .base import Operand, Scalar
-from .checks import FLOATS, check_dtype, check_expression, describe
+from .checks import FLOATS, check_dtype, check_expression, check_type, describe
 
 TYPES = FLOATS  # of every operand of convolution and GEMM
 NARROW = (E4M3, E5M2, S8)  # that results of norms may have too
@@ -68,7 +68,7 @@ def resolve_scaled(op: str, given: str | Expression | None, tensors: Mapping[str
 def result_kind(op: str, tensors: Mapping[str, TensorDesc], attrs: Mapping[str, Any], x: TensorDesc) -> DType:
     """The type of y: that of the attribute out_dtype, of y if it is given, or of x."""
     given = attrs.get("out_dtype")
-    kind = dtype(given) if given is not None else tensors.get("y", x).dtype
+    kind = check_type(op, "out_dtype", given) if given is not None else tensors.get("y", x).dtype
     if kind not in (*TYPES, *NARROW):
         raise expected(op, "out_dtype" if given is not None else "type of y", kind, ", ".join(t.name for t in (*TYPES, *NARROW)))
     return kind

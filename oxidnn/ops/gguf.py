@@ -33,11 +33,11 @@ from typing import Any
 
 import numpy as np
 
-from ..dtypes import BF16, F16, F32, S32, S64, U8, dtype
+from ..dtypes import BF16, F16, F32, S32, S64, U8
 from ..errors import expected
 from ..tensor import TensorDesc
 from .base import OpDef, Operand, Policy, Problem
-from .checks import check_choice, check_dtype, check_integer, check_reach, check_shape, describe, operand, output
+from .checks import check_choice, check_dtype, check_integer, check_reach, check_shape, check_type, describe, operand, output
 
 FORMATS: dict[str, tuple[int, int]] = {  # elements and bytes of a block
     "Q4_0": (32, 18), "Q4_1": (32, 20), "Q5_0": (32, 22), "Q5_1": (32, 24), "Q8_0": (32, 34),
@@ -139,7 +139,7 @@ def _blocks(op: str, tensors: Mapping[str, TensorDesc], attrs: Mapping[str, Any]
 def make_dequantize(tensors: Mapping[str, TensorDesc], attrs: Mapping[str, Any], policy: Policy) -> GgufProblem:
     op = "gguf_dequantize"
     blocks, name = _blocks(op, tensors, attrs, (1, 8))
-    given = dtype(attrs["dtype"]) if "dtype" in attrs else tensors["y"].dtype if "y" in tensors else F32
+    given = check_type(op, "dtype", attrs["dtype"]) if "dtype" in attrs else tensors["y"].dtype if "y" in tensors else F32
     if given not in WIDE:
         raise expected(op, "dtype", given, ", ".join(t.name for t in WIDE))
     size, num_bytes = FORMATS[name]
@@ -178,7 +178,7 @@ def make_matvec(tensors: Mapping[str, TensorDesc], attrs: Mapping[str, Any], pol
         if x.rank not in (1, 2) or prod(rows) > MAX_ROWS:
             raise expected(op, "shape of x", list(x.shape), f"(k,), or (rows, k) with at most {MAX_ROWS} rows", context)
         check_shape(op, "x", x, (*rows, k), tensors)
-    given = dtype(attrs["out_dtype"]) if "out_dtype" in attrs else tensors["y"].dtype if "y" in tensors else x.dtype
+    given = check_type(op, "out_dtype", attrs["out_dtype"]) if "out_dtype" in attrs else tensors["y"].dtype if "y" in tensors else x.dtype
     if given not in WIDE:
         raise expected(op, "out_dtype", given, ", ".join(t.name for t in WIDE))
     y = output(op, "y", tensors, (given,), (*rows, n), TensorDesc.packed(given, (*rows, n)))

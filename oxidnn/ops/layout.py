@@ -41,6 +41,7 @@ from .checks import (
     check_number,
     check_output,
     check_reach,
+    check_type,
     describe,
     is_integer,
     operand,
@@ -200,7 +201,7 @@ def _convert(op: str, tensors: Mapping[str, TensorDesc], attrs: Mapping[str, Any
     """dtype: of y, by default that of x (or of the y given). transform: layout "nchw" or "nhwc" of y, by default that of x; alpha, beta."""
     given = attrs.get("dtype")
     x = _input(op, "x", tensors)
-    kind = dtypes.dtype(given) if given is not None else tensors.get("y", x).dtype
+    kind = check_type(op, "dtype", given) if given is not None else tensors.get("y", x).dtype
     alpha = check_number(op, "alpha", attrs.get("alpha", 1.0), dtypes.F32)
     beta = check_number(op, "beta", attrs.get("beta", 0.0), dtypes.F32)
     c = _input(op, "c", tensors, _CONVERTED) if "c" in tensors else None
@@ -637,7 +638,7 @@ def make_fill(tensors: Mapping[str, TensorDesc], attrs: Mapping[str, Any], polic
     if "shape" not in attrs and "y" not in tensors:
         raise expected(op, "shape", "missing", "the shape of the result")
     shape = check_extents(op, "shape", attrs["shape"], range(MAX_RANK + 1)) if "shape" in attrs else tensors["y"].shape
-    kind = dtypes.dtype(attrs["dtype"]) if "dtype" in attrs else tensors["y"].dtype if "y" in tensors else dtypes.F32
+    kind = check_type(op, "dtype", attrs["dtype"]) if "dtype" in attrs else tensors["y"].dtype if "y" in tensors else dtypes.F32
     y = output(op, "y", tensors, (kind,), shape, TensorDesc.packed(kind, shape))
     _rank_checked(op, "y", y)
     value = _check_value(op, attrs.get("value", 0), kind)

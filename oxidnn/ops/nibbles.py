@@ -14,11 +14,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ..dtypes import BF16, F16, F32, F64, S8, S32, S64, U8, U32, DType, dtype
+from ..dtypes import BF16, F16, F32, F64, S8, S32, S64, U8, U32, DType
 from ..errors import expected
 from ..tensor import TensorDesc
 from .base import OpDef, Operand, Policy, Problem
-from .checks import check_bool, check_choice, check_integer, check_reach, describe, operand, output
+from .checks import check_bool, check_choice, check_integer, check_reach, check_type, describe, operand, output
 
 KINDS = ("s4", "u4", "e2m1")
 WIDE = (F64, F32, F16, BF16, S8, U8, S32, U32, S64)  # what the numbers are unpacked
@@ -72,7 +72,7 @@ def make_unpack4(tensors: Mapping[str, TensorDesc], attrs: Mapping[str, Any], po
         raise expected(op, "rank of x", x.rank, "1 to 8", describe(tensors))
     most = 2 * x.shape[-1]
     size = check_integer(op, "size", attrs.get("size", most), max(0, most - 1), most, describe(tensors))
-    given = dtype(attrs["dtype"]) if "dtype" in attrs else tensors["y"].dtype if "y" in tensors else F32
+    given = check_type(op, "dtype", attrs["dtype"]) if "dtype" in attrs else tensors["y"].dtype if "y" in tensors else F32
     if given not in WIDE:
         raise expected(op, "dtype", given, ", ".join(t.name for t in WIDE))
     return _make(op, x, (given,), size, attrs, tensors, policy)

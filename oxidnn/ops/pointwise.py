@@ -25,7 +25,7 @@ from ..dtypes import BOOL, DType, dtype
 from ..errors import InvalidArgument, expected
 from ..tensor import TensorDesc, packed_strides
 from .base import OpDef, Operand, Policy, Problem, Scalar
-from .checks import canonical, check_bool, check_expression, check_number, check_output
+from .checks import canonical, check_bool, check_expression, check_number, check_output, check_type
 
 STORED = ("f64", "f32", "f16", "bf16", "e4m3", "e5m2", "s8", "u8", "s16", "u16", "s32", "u32", "s64", "bool")
 MAX_INPUTS = 8
@@ -237,7 +237,7 @@ def make_pointwise(tensors: Mapping[str, TensorDesc], attrs: Mapping[str, Any], 
     kinds = attrs.get("dtype")
     normal: list[tuple[str, Any]] = [("expression", expression)]
     if kinds is not None:
-        kinds = tuple(dtype(k).name for k in (kinds if isinstance(kinds, (tuple, list)) else (kinds,) * count))
+        kinds = tuple(check_type("pointwise", "dtype", k).name for k in (kinds if isinstance(kinds, (tuple, list)) else (kinds,) * count))
         if len(kinds) != count:
             raise expected("pointwise", "dtype", kinds, f"{count} types, one an output")
         normal.append(("dtype", kinds[0] if count == 1 else kinds))

@@ -41,11 +41,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ..dtypes import BF16, E4M3, E5M2, F16, F32, S8, S32, S64, U8, U64, DType, dtype
+from ..dtypes import BF16, E4M3, E5M2, F16, F32, S8, S32, S64, U8, U64, DType
 from ..errors import expected
 from ..tensor import TensorDesc
 from .base import OpDef, Operand, Policy, Problem
-from .checks import check_bool, check_choice, check_integer, check_output, check_reach, describe, is_integer, operand, output
+from .checks import check_bool, check_choice, check_integer, check_output, check_reach, check_type, describe, is_integer, operand, output
 from .random import DRAW
 
 WIDE = (F32, F16, BF16)
@@ -388,7 +388,7 @@ def make_dequantize(tensors: Mapping[str, TensorDesc], attrs: Mapping[str, Any],
     scales = _given_scales(op, tensors, attrs, shape)
     _check_kind(op, kind, attrs.get("scaling"), scales, shape)
     _check_zero_point(op, kind, tensors)
-    result = dtype(attrs["dtype"]) if "dtype" in attrs else tensors["y"].dtype if "y" in tensors else F32
+    result = check_type(op, "dtype", attrs["dtype"]) if "dtype" in attrs else tensors["y"].dtype if "y" in tensors else F32
     if result not in WIDE:
         raise expected(op, "dtype", result, ", ".join(t.name for t in WIDE))
     y = output(op, "y", tensors, (result,), shape, x)

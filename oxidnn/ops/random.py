@@ -29,7 +29,19 @@ from ..dtypes import DType
 from ..errors import InvalidArgument, expected
 from ..tensor import TensorDesc
 from .base import BuildProblem, OpDef, Operand, Policy, Problem, Scalar
-from .checks import FLOATS, canonical, check_bool, check_choice, check_extents, check_number, check_output, describe, operand, output
+from .checks import (
+    FLOATS,
+    canonical,
+    check_bool,
+    check_choice,
+    check_extents,
+    check_number,
+    check_output,
+    check_type,
+    describe,
+    operand,
+    output,
+)
 from .pointwise import MAX_RANK, STORED, PointwiseProblem, like
 
 SOURCES = ("uniform", "radius", "angle")  # operands that are no tensors: numbers drawn for the element (ptx_templates/lib/philox.ptx.j2)
@@ -167,7 +179,7 @@ def make_rrelu_backward(tensors: Mapping[str, TensorDesc], attrs: Mapping[str, A
 
 
 def _result_type(op: str, value: Any, allowed: tuple[str, ...]) -> DType:
-    kind = dtypes.dtype(value)
+    kind = check_type(op, "dtype", value)
     if kind.name not in allowed:
         raise expected(op, "dtype", kind, ", ".join(allowed))
     return kind
