@@ -231,6 +231,9 @@ class _Recorder:
         return ()
 
 
+CHECKED = {"dropout": 0.25, "renormalize": False, "scaling_factor": 1.5, "top_k": 3, "groups": 4, "top_groups": 2, "capacity": 5}
+
+
 @pytest.mark.parametrize("op", sorted(set(CALLS) - {"concat", "meshgrid"}))  # which take a list
 def test_methods_pass_arguments_in_the_order_of_their_call(op: str) -> None:
     h = oxidnn.DnnHandle.__new__(oxidnn.DnnHandle)
@@ -239,13 +242,16 @@ def test_methods_pass_arguments_in_the_order_of_their_call(op: str) -> None:
     given = {name: (name,) for name in inspect.signature(method).parameters if name not in ("operands", "scalars")}
     if "seed" in given:  # numbers drawn from (seed, offset), or from a state in memory
         given |= {"seed": None, "offset": 0} if "state" in given else dict.fromkeys({"seed", "offset"} & given.keys(), 0)
+    given |= {n: value for n, value in CHECKED.items() if n in given}
+    if op == "quantize":
+        given |= {"scale": np.ones(1), "saturate": True}  # words for a scale are dynamic_quantize's
     pairs = {"scaling"} & given.keys() if "quantize" not in op else set()
     given |= {n: {"type": n} for n in pairs}  # which becomes pairs
     method(**given)
     results = recorder.out[0] if op == "kv_cache_append" else recorder.out  # the first of several
     assert recorder.call is call and results[0] == RESULTS_OF.get(op, "out") and recorder.stream == ("stream",)
-    assert dict(zip(call.tensors, recorder.arrays, strict=True)) == {n: (n,) for n in call.tensors}
-    want = {n: (("type", n),) if n in pairs else (n,) for n, _ in call.attrs}
+    assert dict(zip(call.tensors, recorder.arrays, strict=True)) == {n: given.get(n, (n,)) for n in call.tensors}
+    want = {n: (("type", n),) if n in pairs else given.get(n, (n,)) for n, _ in call.attrs}
     assert dict(zip((n for n, _ in call.attrs), recorder.attrs, strict=True)) == want
     defaults = {n: p.default for n, p in inspect.signature(method).parameters.items()}
     defaults |= {"dropout": None} if defaults.get("dropout") == 0 else {}
