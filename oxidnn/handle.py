@@ -1335,7 +1335,9 @@ class DnnHandle(ListOps):
                    axis: int | None = None, global_scale: Any = None, layout: str = "plain", size: int | None = None, dtype: Any = None,
                    out: Any = None, stream: Any = None) -> Any:
         """(x - zero_point) * scale in f32, as `dtype` (f32, f16, bf16). kind: of the codes x, by default x's type, of fp4 scalings "e2m1".
-        size: of the last dimension, where codes of four bits end in half a byte. The rest as of `quantize`."""
+        size: of the last dimension, where codes of four bits end in half a byte. scaling and axis: as given to `quantize`; without
+        scaling, (rows,) scales are of rows (a token along the last axis, a channel of axis 0) and axis names the one that they belong to:
+        scales of tokens along another axis need scaling="token". The rest as of `quantize`."""
         attrs = (kind, hashable(scaling, "dequantize", "scaling"), axis, layout, size, dtype)
         return self._session.run(CALLS["dequantize"], (x, scale, zero_point, global_scale), attrs, out, stream)
 
