@@ -279,7 +279,8 @@ def _row_choices(p: AttentionProblem, device: DeviceInfo, *dims: int) -> Iterato
         most = 1 if p.len_q <= 16 else 2
     yield max(r for r in (1, 2, 4) if r == 1 or r <= min(most, (128 if size == 4 or r < 4 else 96) // words))
     room = 64 if p.is_backward or p.desc("q").dtype is not F32 else 128
-    if size == 4 and words * 8 <= room and not heavy and most == 4 and device.smem_per_cta >= _TALL_BYTES:
+    is_short = not heavy and most == 4 and not (p.is_varlen and p.is_backward)  # texts that leave registers for 8 rows
+    if size == 4 and words * 8 <= room and is_short and device.smem_per_cta >= _TALL_BYTES:
         yield 8
 
 

@@ -75,7 +75,7 @@ def dequantize_step(p: QuantizedLinearProblem, y: ArgValue, device: DeviceInfo) 
     grouped = "row" if p.groups == 1 else "pack" if p.group_size % PACK == 0 else "element"
     zero = p.desc("zero_point").dtype.name if p.has("zero_point") else ""
     consts = DequantizeConsts(p.kind, out.dtype.name, out.dtype.num_bytes, num_bytes, vector, scale.dtype.name, zero, grouped,
-                              device.at_least(8, 9), tuple(map(float, NF4)) if p.kind == "nf4" else ())
+                              device.at_least(9, 0), tuple(map(float, NF4)) if p.kind == "nf4" else ())
     args = [Arg("ptr_w", "u64", TensorArg("w")), Arg("ptr_scale", "u64", TensorArg("scale")), Arg("ptr_y", "u64", y),
             Arg("num_threads", "u32", p.n * packs), Arg("packs", "u32", packs), *_divisor("packs", packs),
             Arg("w_row", "s64", w.strides[0]), Arg("w_column", "s64", w.strides[1]), Arg("num_columns", "u32", p.k),

@@ -229,7 +229,7 @@ def _plan(p: QuantizedLinearProblem, config: EngineConfig, device: DeviceInfo) -
         p.grid_strides("scale")[1] * p.desc("scale").dtype.num_bytes, p.grid_strides("zero_point")[1] if has_zero else 0, scales,
         _factors(p, "zero_point", groups) if has_zero and p.groups > 1 else NO_FACTORS,
         p.desc("zero_point").dtype.name if has_zero else "", p.desc("scale").dtype.name, p.k % step == 0,
-        device.at_least(8, 9), tuple(map(float, NF4)) if p.kind == "nf4" else (), epilogue, threads)
+        device.at_least(9, 0), tuple(map(float, NF4)) if p.kind == "nf4" else (), epilogue, threads)
     return _Plan(consts, am, d, -(-p.n // rows), -(-p.k // (consts.round_k * consts.k_warps)))
 
 

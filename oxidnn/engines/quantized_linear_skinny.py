@@ -215,7 +215,7 @@ def _plan(p: QuantizedLinearProblem, config: EngineConfig, device: DeviceInfo) -
     consts = QuantizedSkinnyConsts(
         p.kind, p.desc("x").dtype.name, bits, rows, columns, config["warps"], config["stages"], config["splits"], blocks,
         min(blocks, max(1, p.group_size // BLOCK_K)), p.groups > 1, p.desc("zero_point").dtype.name if p.has("zero_point") else "",
-        p.desc("scale").dtype.name, device.at_least(8, 9), tuple(map(float, NF4)) if p.kind == "nf4" else (), epilogue, threads)
+        p.desc("scale").dtype.name, device.at_least(9, 0), tuple(map(float, NF4)) if p.kind == "nf4" else (), epilogue, threads)
     return _Plan(consts, am, d, -(-p.n // rows), max(1, -(-p.k // consts.round_k)))
 
 
