@@ -37,7 +37,7 @@ from .ops.base import MATH, Policy, Problem
 from .ops.case import near, parse_case
 from .ops.checks import check_bool, check_choice, check_integer, check_number
 from .ops.epilogue import activation_gradient, activation_of, batch_norm_epilogue
-from .ops.layout import CONCAT_INPUTS, MAX_PARTS, MAX_RANK, TEXTS
+from .ops.layout import CONCAT_INPUTS, MAX_PARTS, MAX_RANK
 from .ops.pointwise import output_names_of
 from .runtime.backend import Backend
 from .tensor import TensorDesc
@@ -1831,11 +1831,6 @@ def _signature(op: str, arrays: tuple[Any, ...], attrs: Mapping[str, Any]) -> tu
     if attrs:
         raise expected(op, "arguments", sorted(attrs), f"{', '.join(call.tensors)}, {', '.join(n for n, _ in call.attrs)}")
     return call, padded, values
-
-
-def _told_apart(value: Any) -> Any:
-    """Infinities, NaN and -0.0 as text: the keys of plans tell them from other numbers."""
-    return str(float(value)) if isinstance(value, (float, np.floating)) and str(float(value)) in TEXTS else value
 
 
 @lru_cache(maxsize=MAX_PARTS)

@@ -12,15 +12,12 @@ from functools import lru_cache
 
 from ..codegen.spec import Target as PtxTarget
 from ..device import DeviceInfo
-from ..dtypes import BF16, F16
 from ..ops.base import Problem
 from ..ops.quantized_linear import NF4, NIBBLES, QuantizedLinearProblem
 from . import affine_tiling as tiling
 from .affine import AffineMatmul
-from .base import Arg, Build, Engine, EngineConfig, Step, Support, TensorArg, WorkspaceArg, refuse
-from .composition import Place, relocated
-from .quantized_linear_apart import gather_step
-from .quantized_linear_skinny import lower, x_desc
+from .base import Arg, Build, Engine, EngineConfig, Step, Support, TensorArg, refuse
+from .quantized_linear_loops import check_vectors, lower, with_columns_ordered
 
 MAX_ROWS = 32
 MAX_REGISTERS_FOR = {128: 255, 256: 255, 512: 128}  # by threads
@@ -278,25 +275,14 @@ class QuantizedLinearGemv(Engine):
         assert isinstance(p, QuantizedLinearProblem)
         if not device.at_least(8):
             return refuse(f"the gemv loop needs compute capability 8.0, the device has {device.capability[0]}.{device.capability[1]}")
-        x, w = x_desc(p), p.desc("w")
-        if x.dtype not in (F16, BF16):
-            return refuse(f"the gemv loop takes f16 or bf16 x, not {x.dtype}")
-        if p.is_empty or not p.k:
-            return refuse("there are no products to sum")
         if p.rows > MAX_ROWS:
             return refuse(f"the gemv loop takes at most {MAX_ROWS} rows of x, not {p.rows}")
-        am = lower(p)
-        d = tiling.merged_digits(am)
-        if len(d.a.rows) > 1 or tiling.widest_vector(d.a, d.k, d.batch, "k").width < 8:
-            return refuse(f"the gemv loop loads 16 bytes of x along k from rows at even distances; x is {x}")
-        step = 32 if p.kind in NIBBLES else 16
-        if p.k % step or w.strides[1] != 1 or (p.n > 1 and w.strides[0] % 16) or w.align % 16:
-            return refuse(f"the gemv loop loads 16 bytes of w along k, of {p.k} {p.kind} in {w}")
-        if p.groups > 1 and p.group_size % 32:
-            return refuse(f"groups of {p.group_size}; the gemv loop takes multiples of 32")
+        support = check_vectors(p, "gemv")
+        if not support:
+            return support
         if max(p.n, p.k, p.n * p.groups) >= 2**31 - 2**20:
             return refuse(f"weights of {p.n} x {p.k} are too many for a launch")
-        common = tiling.check_common(am, device)
+        common = tiling.check_common(lower(p), device)
         if not common or self.configs(p, device):
             return common
         return refuse(f"groups of {p.group_size}, of which no round has a whole number")
@@ -327,11 +313,7 @@ class QuantizedLinearGemv(Engine):
         suffix = f"{c.kind}_{c.dtype}_{c.rows}{'_grouped' if c.grouped else ''}{'_zero' if c.zero else ''}"
         step = Step.of("quantized_linear/gemv", p.op, target, 32 * c.warps, _arguments(p, plan), c, plan.row_tiles,
                        dynamic_smem=c.smem_bytes, follows=follows, min_ctas_per_sm=_ctas_per_sm(c), suffix=suffix)
-        if not p.has("permutation"):
-            return Build((step,))
-        ordered = WorkspaceArg(0)
-        places: dict[str, Place] = {o.name: TensorArg(o.name) for o in p.operands} | {"x": ordered}
-        return Build((gather_step(p, ordered, device), relocated(step, places)), p.desc("x").numel * 2)
+        return with_columns_ordered(p, step, device)
 
 
 def _estimate_us(p: QuantizedLinearProblem, plan: _Plan, device: DeviceInfo) -> float:

@@ -11,21 +11,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from ..codegen import pointwise as expr
-from ..codegen.fastdiv import magic
 from ..codegen.spec import Target as PtxTarget
 from ..device import DeviceInfo
-from ..dtypes import BF16, F16, F32
 from ..ops.base import Problem
-from ..ops.epilogue import align_shape, align_strides
 from ..ops.quantized_linear import NF4, NIBBLES, QuantizedLinearProblem
-from ..tensor import TensorDesc
 from . import affine_tiling as tiling
-from .affine import AffineMatmul, IndexSpace, Source, Target
-from .base import Build, Engine, EngineConfig, Step, Support, TensorArg, WorkspaceArg, refuse
-from .composition import Place, relocated
-from .matmul import collapse
-from .quantized_linear_apart import gather_step
+from .affine import AffineMatmul
+from .base import Build, Engine, EngineConfig, Step, Support, TensorArg, refuse
+from .quantized_linear_loops import add_factors, check_vectors, lower, with_columns_ordered
 
 MAX_COLUMNS = 64
 BLOCK_K = 32  # numbers of a row that a quad of lanes takes at a time, 8 each
@@ -172,37 +165,6 @@ class _Plan:
     rounds: int  # of a warp's loop
 
 
-def x_desc(p: QuantizedLinearProblem) -> TensorDesc:
-    """x as the loop reads it: packed, where its columns are put in order first."""
-    return TensorDesc.packed(p.desc("x").dtype, p.desc("x").shape) if p.has("permutation") else p.desc("x")
-
-
-@lru_cache(maxsize=256)
-def lower(p: QuantizedLinearProblem) -> AffineMatmul:
-    """The sums and what becomes of them: scales of whole rows are part of the epilogue. W counts as elements of one byte along k."""
-    x, w, y = x_desc(p), p.desc("w"), p.desc("y")
-    value = expr.acc
-    targets = [Target("y", y.dtype, y.strides[:-1], y.strides[-1:], (), 0, y.align)]
-    if p.groups == 1:
-        value = value * expr.arg("scale")
-        scale = p.desc("scale")
-        targets.append(Target("scale", scale.dtype, (0,) * (y.rank - 1), (p.grid_strides("scale")[0],), (), 0, scale.align))
-    for name in p.epilogue.args if p.epilogue is not None else ():
-        if name == "acc":
-            continue
-        assert p.epilogue is not None
-        desc = p.desc(name)
-        strides = align_strides(desc, align_shape(p.op, name, desc.shape, y.shape, -1, p.epilogue.axis(name)), -1)
-        targets.append(Target(name, desc.dtype, strides[:-1], strides[-1:], (), 0, desc.align))
-    if p.epilogue is not None:
-        value = p.epilogue.substitute({"acc": value})
-    k = IndexSpace((p.k,))
-    a = Source("x", x.dtype, x.strides[:-1], x.strides[-1:], align=x.align)
-    b = Source("w", w.dtype, w.strides[:1], w.strides[1:], align=w.align)
-    return collapse(AffineMatmul(IndexSpace(y.shape[:-1]), IndexSpace((p.n,)), k, a, b, targets[0], F32,
-                                 epilogue=None if value == expr.acc else value, operands=tuple(targets[1:])))
-
-
 @lru_cache(maxsize=512)
 def _plan(p: QuantizedLinearProblem, config: EngineConfig, device: DeviceInfo) -> _Plan:
     am = lower(p)
@@ -235,25 +197,14 @@ class QuantizedLinearSkinny(Engine):
         assert isinstance(p, QuantizedLinearProblem)
         if not device.at_least(8):
             return refuse(f"the skinny loop needs compute capability 8.0, the device has {device.capability[0]}.{device.capability[1]}")
-        x, w = x_desc(p), p.desc("w")
-        if x.dtype not in (F16, BF16):
-            return refuse(f"the skinny loop takes f16 or bf16 x, not {x.dtype}")
-        if p.is_empty or not p.k:
-            return refuse("there are no products to sum")
         if p.rows > MAX_COLUMNS:
             return refuse(f"the skinny loop takes at most {MAX_COLUMNS} rows of x, not {p.rows}")
-        am = lower(p)
-        d = tiling.merged_digits(am)
-        if len(d.a.rows) > 1 or tiling.widest_vector(d.a, d.k, d.batch, "k").width < 8:
-            return refuse(f"the skinny loop loads 16 bytes of x along k from rows at even distances; x is {x}")
-        step = BLOCK_K if p.kind in NIBBLES else 16
-        if p.k % step or w.strides[1] != 1 or (p.n > 1 and w.strides[0] % 16) or w.align % 16:
-            return refuse(f"the skinny loop loads 16 bytes of w along k, of {p.k} {p.kind} in {w}")
-        if p.groups > 1 and p.group_size % BLOCK_K:
-            return refuse(f"groups of {p.group_size}; the skinny loop takes multiples of {BLOCK_K}")
+        support = check_vectors(p, "skinny")
+        if not support:
+            return support
         if max(p.n, p.k, p.n * p.groups) >= 2**31 - 4096:
             return refuse(f"weights of {p.n} x {p.k} are too many for a launch")
-        common = tiling.check_common(am, device)
+        common = tiling.check_common(lower(p), device)
         return common if not common or self.configs(p, device) else refuse("no tile's factors fit in shared memory")
 
     def configs(self, problem: Problem, device: DeviceInfo) -> tuple[EngineConfig, ...]:
@@ -283,11 +234,7 @@ class QuantizedLinearSkinny(Engine):
         suffix = f"{c.kind}_{c.dtype}_{c.rows}x{c.columns}{'_grouped' if c.grouped else ''}{'_zero' if c.zero else ''}"
         step = Step.of("quantized_linear/skinny", p.op, target, 32 * c.warps, _arguments(p, plan), c, plan.row_tiles * c.splits,
                        dynamic_smem=c.smem_bytes(p.groups), cluster=c.splits, suffix=suffix)
-        if not p.has("permutation"):
-            return Build((step,))
-        ordered = WorkspaceArg(0)
-        places: dict[str, Place] = {o.name: TensorArg(o.name) for o in p.operands} | {"x": ordered}
-        return Build((gather_step(p, ordered, device), relocated(step, places)), p.desc("x").numel * 2)
+        return with_columns_ordered(p, step, device)
 
 
 def _estimate_us(p: QuantizedLinearProblem, plan: _Plan, ctas: int, device: DeviceInfo) -> float:
@@ -323,22 +270,7 @@ def _arguments(p: QuantizedLinearProblem, plan: _Plan) -> list:
     t.add("ptr_x", "u64", TensorArg("x"))
     t.add("x_size", "u32", d.a.rows[0])
     t.add("x_row_bytes", "s64", d.a.row_strides[0] * 2)
-    if c.grouped or c.zero:
-        t.add("groups", "u32", p.groups)
-        t.divisor("groups", p.groups)
-    if c.grouped:
-        t.add("group_size", "u32", p.group_size)
-        multiplier, shift = magic(p.group_size)
-        t.add("group_mul", "u32", multiplier)
-        t.add("group_shr", "u32", shift)
-        scale = p.desc("scale")
-        t.add("ptr_scale", "u64", TensorArg("scale"))
-        for name, stride in zip(("scale_row", "scale_group"), p.grid_strides("scale"), strict=True):
-            t.add(name, "s64", stride * scale.dtype.num_bytes)
-    if c.zero:
-        t.add("ptr_zero", "u64", TensorArg("zero_point"))
-        for name, stride in zip(("zero_row", "zero_group"), p.grid_strides("zero_point"), strict=True):
-            t.add(name, "s64", stride)
+    add_factors(t, p, c.grouped, c.zero)
     tiling._target_arguments(t, plan.am, d, c.epilogue)
     return t.args
 

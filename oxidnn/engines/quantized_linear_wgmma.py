@@ -8,19 +8,16 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import product
 
-from ..codegen.fastdiv import magic
 from ..codegen.spec import Target as PtxTarget
 from ..codegen.spec import TensorMapSpec
 from ..device import DeviceInfo
-from ..dtypes import BF16, F16
 from ..ops.base import Problem
 from ..ops.quantized_linear import NF4, NIBBLES, QuantizedLinearProblem
 from . import affine_tiling as tiling
 from .affine import AffineMatmul
-from .base import Arg, Build, Engine, EngineConfig, Step, Support, TensorArg, TensorMapArg, WorkspaceArg, refuse
-from .composition import Place, relocated
-from .quantized_linear_apart import gather_step
-from .quantized_linear_skinny import TABLE_COPIES, UNROLL, lower, x_desc
+from .base import Arg, Build, Engine, EngineConfig, Step, Support, TensorMapArg, refuse
+from .quantized_linear_loops import add_factors, check_vectors, lower, with_columns_ordered, x_desc
+from .quantized_linear_skinny import TABLE_COPIES, UNROLL
 
 SPAN_K = 64  # 128 bytes of a row of x
 MAX_STAGES = 12
@@ -206,19 +203,12 @@ class QuantizedLinearWgmma(Engine):
         assert isinstance(p, QuantizedLinearProblem)
         if device.arch != "sm_90a":
             return refuse(f"the wgmma loop needs sm_90a, the device is {device.arch}")
-        x, w = x_desc(p), p.desc("w")
-        if x.dtype not in (F16, BF16):
-            return refuse(f"the wgmma loop takes f16 or bf16 x, not {x.dtype}")
-        if p.is_empty or not p.k:
-            return refuse("there are no products to sum")
-        d = tiling.merged_digits(lower(p))
-        if len(d.a.rows) > 1 or tiling.widest_vector(d.a, d.k, d.batch, "k").width < 8 or d.a.row_strides[0] < 0:
-            return refuse(f"the wgmma loop copies rows of x along k at even distances of a multiple of 16 bytes; x is {x}")
-        step = 32 if p.kind in NIBBLES else 16
-        if p.k % step or w.strides[1] != 1 or (p.n > 1 and (w.strides[0] % 16 or w.strides[0] < 0)) or w.align % 16:
-            return refuse(f"the wgmma loop copies rows of w along k at multiples of 16 bytes, of {p.k} {p.kind} in {w}")
-        if p.groups > 1 and p.group_size % 32:
-            return refuse(f"groups of {p.group_size}; the wgmma loop takes multiples of 32")
+        support = check_vectors(p, "wgmma")
+        if not support:
+            return support
+        w = p.desc("w")
+        if tiling.merged_digits(lower(p)).a.row_strides[0] < 0 or (p.n > 1 and w.strides[0] < 0):
+            return refuse(f"the wgmma loop copies rows in the order of memory; x is {x_desc(p)}, w {w}")
         if p.groups > 1 and p.group_size % SPAN_K and p.group_size != 32:
             return refuse(f"groups of {p.group_size}; the wgmma loop takes 32 and multiples of {SPAN_K}")
         if max(p.n, p.k, p.n * p.groups, p.rows) >= 2**31 - 4096 or -(-p.n // 64) * -(-p.rows // 8) >= 2**31:
@@ -253,11 +243,7 @@ class QuantizedLinearWgmma(Engine):
         step = Step.of("quantized_linear/wgmma_sm90", p.op, PtxTarget.for_arch(device.arch, (8, 0)), _threads(c),
                        _arguments(p, plan), c, plan.row_tiles * plan.column_tiles, dynamic_smem=c.smem_bytes(p.groups), follows=follows,
                        suffix=suffix)
-        if not p.has("permutation"):
-            return Build((step,))
-        ordered = WorkspaceArg(0)
-        places: dict[str, Place] = {o.name: TensorArg(o.name) for o in p.operands} | {"x": ordered}
-        return Build((gather_step(p, ordered, device), relocated(step, places)), p.desc("x").numel * 2)
+        return with_columns_ordered(p, step, device)
 
 
 def _per_sm(p: QuantizedLinearProblem, c: QuantizedWgmmaConsts, device: DeviceInfo) -> int:
@@ -316,20 +302,7 @@ def _arguments(p: QuantizedLinearProblem, plan: _Plan) -> list[Arg]:
     t.add("k_tiles", "u32", plan.k_tiles)
     if c.grouped or c.zero:
         t.add("w_size", "u32", p.n)
-        t.add("groups", "u32", p.groups)
-        t.divisor("groups", p.groups)
-    if c.grouped:
-        t.add("group_size", "u32", p.group_size)
-        multiplier, shift = magic(p.group_size)
-        t.add("group_mul", "u32", multiplier)
-        t.add("group_shr", "u32", shift)
-        t.add("ptr_scale", "u64", TensorArg("scale"))
-        for name, stride in zip(("scale_row", "scale_group"), p.grid_strides("scale"), strict=True):
-            t.add(name, "s64", stride * p.desc("scale").dtype.num_bytes)
-    if c.zero:
-        t.add("ptr_zero", "u64", TensorArg("zero_point"))
-        for name, stride in zip(("zero_row", "zero_group"), p.grid_strides("zero_point"), strict=True):
-            t.add(name, "s64", stride)
+    add_factors(t, p, c.grouped, c.zero)
     tiling._target_arguments(t, plan.am, d, c.epilogue)
     return t.args
 

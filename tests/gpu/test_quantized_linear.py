@@ -68,6 +68,7 @@ def test_launches_in_a_row(m: int, cuda: Backend) -> None:
         for engine in ENGINES["quantized_linear"][:3]:
             for config in engine.configs(problem, cuda.info)[:3] if engine.check_support(problem, cuda.info) else ():
                 want = run(engine, config, True)
+                assert want != x.tobytes(), f"{engine.id} {config.name}: nothing is written"
                 for _ in range(3):
                     assert run(engine, config, False) == want, f"{engine.id} {config.name}"
     finally:
