@@ -16,8 +16,9 @@ from oxidnn.ops.case import parse_case
 from oxidnn.runtime.assembler import assemble
 from oxidnn.runtime.emu_backend import EmulatedBackend
 from oxidnn.testing.data import random_inputs
-from oxidnn.testing.harness import compare, exact, execute, run_problem
-from oxidnn.testing.reference import REFERENCES
+from oxidnn.testing.harness import execute, run_problem
+
+from .attention_unseen import UNSEEN, check_unseen
 
 ENGINE = AttentionFp8Engine()
 
@@ -88,28 +89,9 @@ def test_sums_over_many_keys_keep_their_bits() -> None:
     assert np.abs(got / want - 1).max() < 2e-3
 
 
-@pytest.mark.parametrize("more", ("lengths_kv=s32[2]", "causal=top_left", "window=(30,10)",
-                                  "lengths_q=s32[2] lengths_kv=s32[2] causal=bottom_right"))
+@pytest.mark.parametrize("more", UNSEEN)
 def test_keys_that_nobody_sees_need_not_be_numbers(more: str) -> None:
-    problem, backend = parse_case(f"attention {qkv(2, 2, 1, 70, 200, 64)} {more} return_lse=True"), emulated(5)
-    inputs = random_inputs(problem, np.random.default_rng(3))
-    lengths, keys = inputs.get("lengths_q", np.array([70, 70])), inputs.get("lengths_kv", np.array([200, 200]))
-    for b in range(2):
-        shift = 0 if "top_left" in more else keys[b] - lengths[b]
-        i, j = np.arange(lengths[b])[:, None] + shift, np.arange(200)[None]
-        seen = (j < keys[b]) & (i >= i.min(initial=0))
-        if "causal" in more:
-            seen &= j <= i
-        if "window" in more:
-            seen &= (j <= i + 10) & (j >= i - 30)
-        assert not seen.all()
-        for name in ("k", "v"):
-            inputs[name][b][:, ~seen.any(0)] = np.array(np.nan).astype(E4M3.numpy)
-    with np.errstate(invalid="ignore"):
-        want = REFERENCES["attention"](problem, exact(problem, inputs), {})
-    got = execute(backend, problem, ENGINE, tile(2, 64, 64), inputs)
-    assert np.isfinite(got["out"].astype(np.float32)).all()
-    compare(problem, got, want)
+    check_unseen(emulated(5), ENGINE, tile(2, 64, 64), qkv(2, 2, 1, 70, 200, 64), more)
 
 
 @pytest.mark.parametrize("more", ("mask=bool[1,1,70,90]", "dropout=0.5", "block_mask=bool[2,2] block_size=64"))

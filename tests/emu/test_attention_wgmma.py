@@ -4,20 +4,18 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import numpy as np
 import pytest
 
 from oxidnn.codegen.render import render
 from oxidnn.device import known_device
-from oxidnn.dtypes import BF16
 from oxidnn.engines.attention_wgmma_sm90 import AttentionWgmmaEngine
 from oxidnn.engines.base import EngineConfig
 from oxidnn.ops.case import parse_case
 from oxidnn.runtime.assembler import assemble
 from oxidnn.runtime.emu_backend import EmulatedBackend
-from oxidnn.testing.data import random_inputs
-from oxidnn.testing.harness import compare, exact, execute, run_problem
-from oxidnn.testing.reference import REFERENCES
+from oxidnn.testing.harness import run_problem
+
+from .attention_unseen import UNSEEN, check_unseen
 
 ENGINE = AttentionWgmmaEngine()
 
@@ -63,28 +61,9 @@ def test_against_the_reference(line: str, config: EngineConfig) -> None:
     run_problem(backend, problem, ENGINE, config, seed=len(line))
 
 
-@pytest.mark.parametrize("more", ("lengths_kv=s32[2]", "causal=top_left", "window=(30,10)",
-                                  "lengths_q=s32[2] lengths_kv=s32[2] causal=bottom_right"))
+@pytest.mark.parametrize("more", UNSEEN)
 def test_keys_that_nobody_sees_need_not_be_numbers(more: str) -> None:
-    problem, backend = parse_case(f"attention {qkv('bf16', 2, 2, 1, 70, 200, 64)} {more} return_lse=True"), emulated(5)
-    inputs = random_inputs(problem, np.random.default_rng(3))
-    lengths, keys = inputs.get("lengths_q", np.array([70, 70])), inputs.get("lengths_kv", np.array([200, 200]))
-    for b in range(2):
-        shift = 0 if "top_left" in more else keys[b] - lengths[b]
-        i, j = np.arange(lengths[b])[:, None] + shift, np.arange(200)[None]
-        seen = (j < keys[b]) & (i >= i.min(initial=0))
-        if "causal" in more:
-            seen &= j <= i
-        if "window" in more:
-            seen &= (j <= i + 10) & (j >= i - 30)
-        assert not seen.all()
-        for name in ("k", "v"):
-            inputs[name][b][:, ~seen.any(0)] = np.array(np.nan).astype(BF16.numpy)
-    with np.errstate(invalid="ignore"):
-        want = REFERENCES["attention"](problem, exact(problem, inputs), {})
-    got = execute(backend, problem, ENGINE, tile(2, 64), inputs)
-    assert np.isfinite(got["out"].astype(np.float32)).all()
-    compare(problem, got, want)
+    check_unseen(emulated(5), ENGINE, tile(2, 64), qkv('bf16', 2, 2, 1, 70, 200, 64), more)
 
 
 @pytest.mark.parametrize(("length", "dim", "config"), [(512, 128, tile(2, 128)), (1024, 64, tile(3, 96, 3)), (4096, 128, tile(3, 96, 3)),
