@@ -19,10 +19,10 @@ from .. import report
 from ..device import DeviceInfo
 from ..dtypes import F32, F64
 from ..errors import InvalidArgument, expected
-from ..interchange import READERS, Frame, as_view, frame_of, raw
+from ..interchange import READERS, Frame, as_view, frame_of, framework_of, raw
 from ..ops import OPS
 from ..ops.base import Policy, Problem
-from ..ops.case import format_case
+from ..ops.case import format_tensor
 from ..ops.checks import check_integer
 from ..plan import Plan
 from ..runtime.backend import Backend
@@ -179,6 +179,15 @@ class BoundPlan:
         self._by_out: dict[Any, Prepared] = {}
         self._short: tuple[int, bool, Guarded | None] = 0, False, None  # (number of arrays, whether there was an out, way of such calls)
         self._main = self._prepared(arrays, outs)
+        self._planned = tuple(_given(array) for array in arrays)
+
+    def _mismatch(self, arrays: Sequence[Any], keys: tuple[Any, ...]) -> InvalidArgument:
+        """Which array is not as it was planned, and all the plan's arguments in their order."""
+        order = f"The plan takes {', '.join(f'{n} {p}' for n, p in zip(self._names, self._planned, strict=True))}."
+        if len(arrays) > len(self._names):
+            return expected(f"plan {self._call.op}", "the number of arrays", len(arrays), f"at most {len(self._names)}", order)
+        place = next(i for i, (key, planned) in enumerate(zip(keys, self._keys, strict=True)) if key != planned)
+        return expected(f"plan {self._call.op}", self._names[place], _given(arrays[place]), f"{self._planned[place]}, as planned", order)
 
     def _prepared(self, arrays: tuple[Any, ...], outs: tuple[Any, ...]) -> Prepared:
         out_key = self._session.raw(self._call, self._call.arguments(len(outs)), outs)[1] if outs else None
@@ -197,21 +206,23 @@ class BoundPlan:
     def is_deterministic(self) -> bool:
         return self._main.plan is None or self._main.plan.is_deterministic
 
-    def __call__(self, *arrays: Any, out: Any = None, stream: Any = None, **scalars: float) -> Any:
-        """Runs it on arrays of the same types, shapes, strides and alignment as it was planned for. Raises InvalidArgument otherwise."""
+    def __call__(self, *arrays: Any, out: Any = None, stream: Any = None, **scalars: Any) -> Any:
+        """Runs it on arrays of the same types, shapes, strides and alignment as it was planned for, in the order of the method's or by
+        name, and scalars by name. Raises InvalidArgument otherwise."""
         count, has_out, short = self._short
         if short is not None and len(arrays) == count and (out is not None) is has_out and stream is None and not scalars:
             result = short((*arrays, out) if has_out else arrays, out)
             if result is not None:
                 return result
-        missing = len(self._names) - len(arrays)
-        padded = (*arrays, *(None,) * missing) if missing > 0 else arrays
+        is_positional = not scalars
+        missing = self._names[len(arrays):]
+        padded = (*arrays, *(scalars.pop(name, None) for name in missing)) if missing else arrays
         pointers, keys = self._session.raw(self._call, self._names, padded)
         if keys != self._keys:
-            raise InvalidArgument(f"plan {self._call.op}: arguments do not match the planned ones ({format_case(self._main.problem)}).")
+            raise self._mismatch(padded, keys)
         prepared = self._prepared(padded, () if out is None else out if isinstance(out, tuple) else (out,))
         result = self._session.execute(prepared, padded, pointers, out, stream, scalars)
-        if stream is None and not scalars and self._session.is_plain:
+        if stream is None and is_positional and self._session.is_plain:
             given = arrays if out is None else (*arrays, out)
             self._short = len(arrays), out is not None, prepared.guarded(given, pointers, self._session.workspace)
         return result
@@ -458,6 +469,10 @@ def _is_default(value: Any, default: Any) -> bool:
     if value is default or default is None or value != default:  # np.dtype(float) == None
         return value is default
     return isinstance(value, bool) is isinstance(default, bool) and (isinstance(default, float) or not isinstance(value, float))
+
+
+def _given(array: Any) -> str:
+    return "None" if array is None else f"{format_tensor(as_view(array).desc)} of {framework_of(type(array))}"
 
 
 def _with_extra(call: Call, arrays: tuple[Any, ...], extra: Mapping[str, Any]) -> tuple[tuple[str, ...], tuple[Any, ...]]:

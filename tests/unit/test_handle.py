@@ -108,8 +108,12 @@ def test_plans_explanations_and_options(h: oxidnn.DnnHandle) -> None:
     out = np.full((1, 16, 6, 6), np.nan, np.float32)
     plan(x, w, out=out)
     np.testing.assert_array_equal(out, h.conv(x, w, padding=1))
-    with pytest.raises(oxidnn.InvalidArgument, match="do not match"):
+    with pytest.raises(oxidnn.InvalidArgument, match=r"conv_fprop: x is f32\[1,16,6,5\]\(.*as planned.*w f32\[16,16,3,3\]nchw"):
         plan(x.transpose(0, 1, 3, 2)[..., :5], w)
+    with pytest.raises(oxidnn.InvalidArgument, match="w is None"):
+        plan(x)
+    with pytest.raises(oxidnn.InvalidArgument, match="number of arrays is 9"):
+        plan(*(x,) * 9)
     table = str(h.explain("conv_fprop", x, w, padding=1))
     assert 'math="ieee" does not allow' in table and "conv_fprop.direct | supported" in table
     with h.options(math="tf32"):
@@ -146,7 +150,10 @@ def test_operands_may_not_take_a_role(h: oxidnn.DnnHandle) -> None:
         with pytest.raises(oxidnn.InvalidArgument, match="operands"):
             h.conv(x, w, b, epilogue="bias_relu", operands={name: b})
     plan = h.plan("conv_fprop", x, w, epilogue="acc * s[c]", operands={"s": b})
-    np.testing.assert_allclose(plan(x, w, None, None, b), h.conv(x, w) * b[:, None, None], rtol=1e-5, atol=1e-6)
+    for y in (plan(x, w, None, None, b), plan(x, w, s=b), plan(x, s=b, w=w)):
+        np.testing.assert_allclose(y, h.conv(x, w) * b[:, None, None], rtol=1e-5, atol=1e-6)
+    with pytest.raises(oxidnn.InvalidArgument, match="bias is f32.*None, as planned.*s f32"):
+        plan(x, w, b)
     assert "supported" in str(h.explain("conv_fprop", x, w, epilogue="acc * s[c]", operands={"s": b}))
 
 
