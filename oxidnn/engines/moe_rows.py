@@ -191,7 +191,7 @@ def combine_step(p: MoeProblem, ys: Held, inverse: Held, weights: Held | None, y
     threads = max(32, min(256, power_of_two(quads)))
     parts = ceil_div(quads, threads)
     consts = RowConsts(ys.desc.dtype.name, p.accumulator.name, vec, quads, parts, p.topk, is_weighted=weights is not None)
-    args = [*ys.args("ys", vec), *y.args("y", vec), *inverse.args("inverse"), Arg("num_rows", "u32", p.rows),
+    args = [*ys.args("ys", vec), *y.args("y", vec), *inverse.args("inverse"), Arg("num_rows", "u32", ys.desc.shape[0]),
             *(weights.args("weights") if weights else ())]
     return launch("combine", p.op, threads, args, consts, p.tokens * parts, device, consts.dtype + ("_weighted" if weights else ""))
 
@@ -214,7 +214,7 @@ def combine_gradient_step(p: MoeProblem, dy: Held, ys: Held, inverse: Held, weig
     quads = dy.desc.shape[1] // vec
     consts = RowConsts(ys.desc.dtype.name, p.accumulator.name, vec, quads, 1, p.topk)
     args = [*dy.args("dy", vec), *ys.args("ys", vec), *dys.args("dys", vec), *inverse.args("inverse"), *weights.args("weights"),
-            *dweights.args("dweights"), Arg("num_rows", "u32", p.rows)]
+            *dweights.args("dweights"), Arg("num_rows", "u32", ys.desc.shape[0])]
     return Step.of("moe/combine_gradient", p.op, Target.for_arch(device.arch), _row_threads(quads), args, consts, p.tokens,
                    suffix=consts.dtype)
 

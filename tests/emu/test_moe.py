@@ -13,7 +13,8 @@ from oxidnn.errors import InvalidArgument
 from oxidnn.ops.case import parse_case
 from oxidnn.runtime.emu_backend import EmulatedBackend
 from oxidnn.testing.data import random_inputs
-from oxidnn.testing.harness import execute
+from oxidnn.testing.harness import compare, exact, execute
+from oxidnn.testing.reference import REFERENCES
 
 from .differences import central_differences
 
@@ -82,6 +83,25 @@ def test_what_a_token_does_not_meet_does_not_reach_it(engine: Any) -> None:
     got = execute(backend, problem, engine, engine.configs(problem, backend.info)[0], inputs)["y"]
     assert (got[[0, 3]] == plain[[0, 3]]).all() and not np.isfinite(got[1].astype(np.float32)).any()
     assert np.isnan(got[2].astype(np.float32)).all()
+
+
+_LAYER = "x=bf16[16,64] ids=s32[16,2] weights=f32[16,2]"
+_CODES = "w_gate_up=u8[5,64,32] scale_gate_up=f32[5,64,1] w_down=u8[5,64,16] scale_down=f32[5,64,1] block=(1,64)"
+
+
+@pytest.mark.parametrize(("line", "engine"), [
+    pytest.param(line, engine, id=engine.id)
+    for line in (f"moe {_LAYER} w_gate_up=bf16[5,64,64] w_down=bf16[5,64,32]", f"moe_quantized {_LAYER} {_CODES}")
+    for engine in ENGINES[line.split()[0]]])
+def test_every_config_with_experts_of_no_token(line: str, engine: Any) -> None:
+    """Results of experts may lie further on than there are assignments."""
+    backend, problem = EmulatedBackend("sm_90a", checkers="all"), parse_case(line)
+    inputs = random_inputs(problem, np.random.default_rng(3))
+    inputs["ids"] = np.random.default_rng(3).choice(np.array([0, 2, 4, -1], np.int32), (16, 2), p=(0.2, 0.35, 0.35, 0.1))
+    want = REFERENCES[problem.op](problem, exact(problem, inputs), {})
+    for config in engine.configs(problem, backend.info):
+        got = execute(backend, problem, engine, config, inputs)
+        compare(problem, got, want, f"{engine.id} {config.name}", is_coarse=engine.sums_coarsely)
 
 
 def test_gradients_by_differences(h: oxidnn.DnnHandle) -> None:
