@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from math import prod
 from typing import Any
 
@@ -477,6 +478,18 @@ class EpilogueConsts:
         """What the expression reads."""
         return self.targets[1:-1] if self.has_aux else self.targets[1:]
 
+    @property
+    def hoisted(self) -> tuple[Any, tuple[tuple[str, Any], ...]]:
+        """The expression without its parts of operands of one element, and these: found once, for all elements at hand."""
+        if self.expression is None:
+            return None, ()
+        return _hoisted(self.expression, tuple(t.name for t in self.operands if t.access == "broadcast" and t.name != self.addend))
+
+
+@lru_cache(maxsize=256)
+def _hoisted(expression: Any, still: tuple[str, ...]) -> tuple[Any, tuple[tuple[str, Any], ...]]:
+    return expression.hoisted(still)  # type: ignore[no-any-return]
+
 
 def target_vector(t: Target, d: Digits, inner: str) -> int:
     """Elements of D that one store may write along `inner`."""
@@ -566,10 +579,11 @@ MAX_AHEAD = 320  # lines of PTX, of all that is loaded ahead: a kernel has them 
 def loads_ahead(e: EpilogueConsts) -> bool:
     """Whether the operands of all lines that a thread writes in turn may be under way before the first is used: those of whole vectors, or
     one element for all, in f32 arithmetic."""
-    if e.expression is None or e.has_aux or e.is_gated or e.addend or e.compute != "f32" or e.acc != "f32" or e.vec * 2 < 4:
+    if e.expression is None or e.has_aux or e.is_gated or e.compute != "f32" or e.acc not in ("f32", "s32") or e.vec * 2 < 4:
         return False
-    simple = all(t.access in ("vector", "broadcast") and t.dtype in ("f32", "f16", "bf16") for t in e.operands)
-    return simple and any(t.moves and t.access == "vector" for t in e.operands)
+    simple = all(t.access in ("vector", "broadcast") and (t.dtype in ("f32", "f16", "bf16") or t.name == e.addend and not t.moves)
+                 for t in e.operands)
+    return simple and any((t.moves or e.acc == "s32") and t.access == "vector" for t in e.operands)
 
 
 def with_loads_ahead(e: EpilogueConsts) -> EpilogueConsts:

@@ -98,7 +98,7 @@ class ScaleConsts:
 class WgmmaConsts:
     """Consts of matmul/wgmma_sm90. kind: operand type of wgmma (A's); is_direct: D is stored by tensor copies of rounded panels.
 
-    A direct panel has 64 rows of 128 bytes, swizzled.
+    A direct panel has 64 rows of 128 bytes, of 8-bit types 64, swizzled.
     """
 
     ring: RingConsts
@@ -160,9 +160,19 @@ class WgmmaConsts:
         return self.tile_m // (64 * self.ring.consumers)
 
     @property
+    def panel_columns(self) -> int:
+        """Columns of sums that make a panel: with a gate, a direct one of 64 columns of D is made of 128."""
+        return 2 * PANEL if self.is_direct and self.epilogue.is_gated else PANEL
+
+    @staticmethod
+    def gates(acc: Sequence[str]) -> list[str]:
+        """Of sums in turn, those of 8 columns of a gate and of the 8 that it gates, the former; apply_gate puts D's values there."""
+        return [name for i, name in enumerate(acc) if i % 8 < 4]
+
+    @property
     def staging_panels(self) -> int:
         """Panels staged in turn, so that one is stored while the next is rounded; tiles hold a multiple of them."""
-        return direct_panels(self.tile_m, self.tile_n, self.ring.consumers)
+        return direct_panels(self.tile_m, self.tile_n * PANEL // self.panel_columns, self.ring.consumers)
 
     @property
     def pending_panels(self) -> int:
@@ -172,8 +182,15 @@ class WgmmaConsts:
     @property
     def loads_early(self) -> bool:
         """Operands of the epilogue, which change along n only, are loaded when a tile begins: two columns of a panel by each lane."""
-        operands = len(self.epilogue.targets) - 1
-        return self.is_direct and self.epilogue.expression is not None and 0 < operands * self.tile_n // 32 <= MAX_EARLY
+        operands = self.epilogue.targets[1:]
+        columns = sum(t.access != "broadcast" for t in operands)
+        return self.is_direct and bool(operands) and columns * self.tile_n // 32 <= MAX_EARLY
+
+    @property
+    def finishes(self) -> bool:
+        """Whether sums are anything but stored: integers are added, they become floats, an expression is applied."""
+        e = self.epilogue
+        return e.expression is not None or bool(e.addend) or e.acc != e.compute
 
     def packed(self, panel: int) -> list[str]:
         return [f"%packed{16 * panel + i}" for i in range(16)]
@@ -272,10 +289,10 @@ class StoredMap:
 
 
 def stored_map(am: AffineMatmul, d: tiling.Digits, has_blocks: bool = False) -> StoredMap | None:
-    """If D is of 16 or 32 bits, contiguous along n, and the operands only change along n. has_blocks: panels are blocks of positions."""
+    """If D is of up to 32 bits, contiguous along n, and the operands only change along n. has_blocks: panels are blocks of positions."""
     out = d.targets[0]
     size = out.dtype.num_bytes
-    if size not in (2, 4) or (out.dtype.name == "s32" and am.epilogue is not None) or am.addend:
+    if size > 4 or (out.dtype.name == "s32" and am.epilogue is not None) or (size == 1 and am.ragged is not None):
         return None
     if len(d.out_n) > 1 or out.n_strides[0] not in ((1,) if am.n.size > 1 else (0, 1)):
         return None
@@ -293,14 +310,15 @@ def stored_map(am: AffineMatmul, d: tiling.Digits, has_blocks: bool = False) -> 
     strides = tuple(size * (s if e > 1 else am.n.size) for e, s in zip(dims[1:], steps, strict=True))
     if len(dims) > 5 or (has_positions and digits) or any(s <= 0 or s % 16 for s in strides):
         return None
-    columns = SPAN_BYTES // size
+    columns = min(PANEL, SPAN_BYTES // size)
+    span, kind = columns * size, "u8" if size == 1 else out.dtype.name
     if not has_positions:
         box = (columns, PANEL, *(1 for _ in digits))
-        return StoredMap(TensorMapSpec(out.dtype.name, dims, strides, box, swizzle=SPAN_BYTES), digits, False)
+        return StoredMap(TensorMapSpec(kind, dims, strides, box, swizzle=span), digits, False)
     if has_blocks:
-        return StoredMap(TensorMapSpec(out.dtype.name, dims, strides, (columns, BLOCK, BLOCK, 1), swizzle=SPAN_BYTES), digits, True)
+        return StoredMap(TensorMapSpec(kind, dims, strides, (columns, BLOCK, BLOCK, 1), swizzle=span), digits, True)
     still = (0,) * (len(dims) - 2)
-    return StoredMap(TensorMapSpec(out.dtype.name, dims, strides, (columns, PANEL), swizzle=SPAN_BYTES, element_strides=(1,) * len(dims),
+    return StoredMap(TensorMapSpec(kind, dims, strides, (columns, PANEL), swizzle=span, element_strides=(1,) * len(dims),
                                    corners=(still, still)), digits, True)
 
 
@@ -324,6 +342,13 @@ def epilogue_lines(am: AffineMatmul) -> int:
         return 0
     inputs = {name: f"%{name}" for name in ("acc", *am.epilogue.args, *am.epilogue.scalars)}
     return am.epilogue.lower(inputs, ["%acc"], "f32").count("\n") + 1
+
+
+def stores_panels(am: AffineMatmul, tile_n: int, accumulators: int) -> bool:
+    """Whether a thread makes D of its accumulators alone: one result, of not too many lines; with a gate, whole panels of 16 bits."""
+    if am.up is not None and (tile_n % (2 * PANEL) or am.d.dtype.num_bytes != 2 or am.operands):
+        return False
+    return am.aux is None and epilogue_lines(am) * accumulators // (1 if am.up is None else 2) <= MAX_DIRECT_LINES
 
 
 def direct_panels(tile_m: int, tile_n: int, consumers: int) -> int:
@@ -530,8 +555,7 @@ def _plan(am: AffineMatmul | MatmulGroup, config: EngineConfig) -> _Plan | str:
     if len(epilogues) > 1:
         return "its parts are written in different ways"
     epilogue = epilogues.pop()
-    stored = [None if is_split or not part.has_one_result or epilogue_lines(part) * accumulators > MAX_DIRECT_LINES
-              else stored_map(part, d, halo is not None)
+    stored = [None if is_split or not stores_panels(part, tile_n, accumulators) else stored_map(part, d, halo is not None)
               for part, d in zip(parts, digits, strict=True)]
     if len({(x.batch_digits, x.has_positions) if x else None for x in stored}) > 1:
         stored = [None for _ in stored]
@@ -541,16 +565,17 @@ def _plan(am: AffineMatmul | MatmulGroup, config: EngineConfig) -> _Plan | str:
                                                      for t in (*part.operands, *((part.aux,) if part.aux is not None else ()))):
         return "a staged epilogue, or one with f64, leaves too few registers beside the accumulators of this tile"
     if halo is not None and stored[0] is None:
-        return "blocks of positions are stored by tensor copies of 16-bit panels only"
+        return "blocks of positions are stored by tensor copies of panels only"
     if defers:
-        if stored[0] is None or first.d.dtype.num_bytes != 2:
+        if stored[0] is None or first.d.dtype.num_bytes != 2 or first.up is not None:
             return "stores are put off of cooperating warpgroups that store 16-bit panels by tensor copies"
         if accumulators // 2 > spare_registers - 48:
             return f"{accumulators} accumulators and a rounded tile leave too few registers"
         if min_k_tiles(grids[0]) < accumulators // 32:
             return "a tile has fewer tiles of k than panels to store meanwhile"
     stage_bytes = (tile_m if halo is None else 0) * SPAN_BYTES + tile_n * SPAN_BYTES
-    staging_bytes = direct_panels(tile_m, tile_n, consumers) * PANEL * PANEL * 2 if stored[0] else epilogue.smem_bytes
+    panels = direct_panels(tile_m, tile_n if first.up is None else tile_n // 2, consumers)
+    staging_bytes = panels * PANEL * PANEL * 2 if stored[0] else epilogue.smem_bytes
     stages = config["stages"]
     staging_at = stages * stage_bytes + (-(-halo.slots * halo.slot_bytes // 1024) * 1024 if halo is not None else 0)
     absent = []

@@ -110,7 +110,7 @@ def value_of(p: ConvProblem, is_rounded: bool = True) -> Expression | None:
     if value.num_outputs > 1:
         return value
     if p.scale_out:
-        value = value / expr.arg(p.scale_out)
+        value = value * expr.apply("reciprocal", expr.arg(p.scale_out))  # found once a thread, where a division is one an element
     if is_rounded and (p.zero_out or not p.saturate):
         value = expr.round(value)
     if p.zero_out:

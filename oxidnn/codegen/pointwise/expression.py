@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 import math
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
@@ -21,6 +21,7 @@ from ...errors import InvalidArgument
 
 COMPUTE_TYPES = ("f32", "f64", "s32", "s64", "u64")
 INTEGER_TYPES = ("s32", "s64", "u64")
+BRANCHING = ("div", "reciprocal", "sqrt")
 CHANNEL_NAMES = ("bias", "scale", "shift")  # per-channel where the text also names acc
 COMMON = {
     "bias": "acc + bias[c]", "residual": "acc + residual",
@@ -198,6 +199,23 @@ class Expression:
             else:
                 done[node] = Expression(node.op, tuple(done[o] for o in node.operands), node.value) if node.operands else node
         return done[self]
+
+    def hoisted(self, still: Collection[str]) -> tuple[Expression, tuple[tuple[str, Expression], ...]]:
+        """The expression with quotients and roots of the operands `still` alone as operands of their own, and these by name: what the
+        assembler makes branches of and so finds anew wherever it stands."""
+        parts: dict[Expression, str] = {}
+        done: dict[Expression, Expression] = {}
+        are_still: set[Expression] = set()
+        for node in self.nodes():
+            if node.op in ("const", "scalar") or (node.op == "arg" and node.value[0] in still):
+                are_still.add(node)
+            elif node.operands and node.op != "tuple" and all(o in are_still for o in node.operands):
+                are_still.add(node)
+                if node.op in BRANCHING and any(n.op == "arg" for n in node.nodes()):
+                    done[node] = Expression("arg", (), (parts.setdefault(node, f"still{len(parts)}"), None))
+                    continue
+            done[node] = Expression(node.op, tuple(done[o] for o in node.operands), node.value) if node.operands else node
+        return done[self], tuple((name, node) for node, name in parts.items() if name in done[self].args)
 
     def expanded(self) -> Expression:
         """The same with every composite function written out in the functions that have PTX of their own."""
