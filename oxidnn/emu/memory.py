@@ -144,16 +144,16 @@ class GlobalMemory:
         # What the last launch, and those that it need not have waited for, have touched: whether they wrote it. None: nobody has looked
         self.touched: dict[Allocation, bool] | None = None
 
-    def alloc(self, num_bytes: int, name: str = "buffer", initialised: bool = False) -> int:
+    def alloc(self, num_bytes: int, name: str = "buffer", initialised: bool = False, writable: bool = True) -> int:
         """Address (256-byte aligned) of `num_bytes` fresh bytes between red zones; counts as unwritten unless
-        `initialised`. Fresh bytes hold 0xFF (NaN in every floating type)."""
+        `initialised`, kernels may write it if `writable`. Fresh bytes hold 0xFF (NaN in every floating type)."""
         if num_bytes < 0:
             raise ValueError(f"alloc: num_bytes is {num_bytes} (expected >= 0)")
         backing = np.empty(num_bytes + 2 * RED_ZONE + 256, np.uint8)
         start = (backing.ctypes.data + RED_ZONE + 255) & ~255
         offset = start - backing.ctypes.data
         backing[offset : offset + num_bytes] = 0 if initialised else 0xFF
-        allocation = Allocation(name, start, num_bytes, True, backing)
+        allocation = Allocation(name, start, num_bytes, writable, backing)
         if not initialised and num_bytes:
             allocation.shadow = views_of(_aligned_zeros(len(allocation.views[1])))
         self._insert(allocation)

@@ -284,7 +284,8 @@ class Program:
             for variable in self.variables:
                 decl = variable.decl
                 assert decl is not None
-                pointer = memory.alloc(max(decl.size_bytes, 1), f"{decl.space} variable {decl.name}", initialised=True)
+                pointer = memory.alloc(max(decl.size_bytes, 1), f"{decl.space} variable {decl.name}", initialised=True,
+                                       writable=decl.space != "const")
                 if decl.initial:
                     dtype = DTYPE[decl.type]
                     values = np.array([_initial(v, dtype) for v in decl.initial], dtype)
