@@ -1,0 +1,304 @@
+"""The filter's gradient of a depthwise convolution on wgmma, sm_90a: all taps of 8 channels are one product over positions.
+
+dw(r, s, c) = sum over x's positions (y, p + s) of dy(y - r, p, c) * x(y, p + s, c), paddings aside. Of a product of 64 x (8 taps across)
+columns, rows are (tap down, channel) of dy and columns (tap across, channel) of x; the sums lie on the diagonals of its blocks of 8 x 8:
+1 of 8 products is of use, as in conv_depthwise_mma, at a tenth of the instructions.
+
+A step is two rows of x. Both tensors come as boxes of whole pixels (padding is what lies outside), each row once: rows of dy are read by the
+warp of the first two taps down when they come, by the next a step later, and so on, so that a row stays in its ring for as many steps
+as there are warps. Each warp keeps the last of them in registers: a step's rows of A are ldmatrix of two new rows. Of x a warpgroup
+moves its 8 channels into lines of 16 bytes, a pixel each, which an operand without swizzle takes from wherever its descriptor points:
+columns of B for neighbouring taps begin a line apart.
+
+Zeros off the diagonal meet the other channels of a group: an infinity or a NaN becomes a NaN in all 8 channels there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from math import prod
+
+from ..codegen.fastdiv import magic
+from ..codegen.spec import Target, TensorMapSpec
+from ..device import DeviceInfo
+from ..dtypes import F32
+from ..ops.base import Problem
+from ..ops.conv import ConvProblem
+from ..tensor import TensorDesc, packed_strides
+from .base import SUPPORTED, Arg, Build, Engine, EngineConfig, Scratch, Step, Support, TensorArg, TensorMapArg, refuse
+from .conv_depthwise import Axis, Depthwise, lower_any
+from .conv_depthwise_mma import as_products
+from .digits import DigitConsts, Digits, ceil_div
+from .reduce_tree import reduction_steps
+
+LINE = 16  # bytes: 8 channels of a pixel
+ROWS = 2  # of a step
+_MAX_DOWN = 7  # taps: 8 blocks of rows, of which a warp has two
+_MAX_ACROSS = 8
+_MAX_STAGES = 12
+_SMEM_BYTES = 227 << 10
+_MAX_STRIDE = 2**40
+# An SM's clocks for a product of so many columns, a step of a warpgroup alone, an item besides.
+_COLUMN_CLOCKS, _STEP_CLOCKS, _ITEM_CLOCKS = 0.56, 420, 700
+
+Octet = tuple[int, int, int]  # image, row, block of 8 columns of a step
+
+
+@dataclass(frozen=True, slots=True)
+class WgmmaDepthwiseConsts:
+    """Consts of conv/depthwise_wgmma_wgrad_sm90. groups: of 8 channels, each a warpgroup's. A tile is `blocks` of 8 neighbouring columns
+    of dy, of `images`. stages: of two rows of dy."""
+
+    kind: str
+    down: Axis
+    across: Axis
+    groups: int
+    images: int
+    blocks: int
+    stages: int
+    flip: bool
+    digits: DigitConsts = DigitConsts(("n", "strip", "tile"), False)
+
+    @property
+    def pitch(self) -> int:
+        """Of a pixel in a stage; lines are swizzled over as much."""
+        return 128 if self.groups > 4 else 64
+
+    @property
+    def warps(self) -> int:
+        """Of a warpgroup, that have taps; an even number of taps leaves the last one without its first, so that no row before is missed."""
+        return self.down.taps // 2 + 1
+
+    @property
+    def width(self) -> int:
+        """Of a row of x: what a tile's taps meet."""
+        return 8 * self.blocks + self.across.taps - 1
+
+    @property
+    def pixels(self) -> int:
+        return self.images * ROWS * self.width
+
+    @property
+    def octets(self) -> tuple[Octet, ...]:
+        return tuple((i, e, b) for i in range(self.images) for e in range(ROWS) for b in range(self.blocks))
+
+    @property
+    def products(self) -> tuple[tuple[Octet, Octet], ...]:
+        """Two octets are a product's k: neighbours; the last of an odd row with the one below."""
+        pairs: list[tuple[Octet, Octet]] = []
+        for i in range(self.images):
+            pairs += [((i, e, b), (i, e, b + 1)) for e in range(ROWS) for b in range(0, self.blocks - 1, 2)]
+            if self.blocks % 2:
+                pairs.append(((i, 0, self.blocks - 1), (i, 1, self.blocks - 1)))
+        return tuple(pairs)
+
+    def line_of(self, octet: Octet) -> int:
+        image, row, block = octet
+        return (image * ROWS + row) * self.width + 8 * block
+
+    def bits_of(self, product: tuple[Octet, Octet]) -> int:
+        """What a descriptor has besides the place of the first line: lines between halves of k, and the product's first line."""
+        first, second = map(self.line_of, product)
+        return (second - first) << 16 | first
+
+    @property
+    def source_stages(self) -> int:
+        """Of x, which need no longer stay than until they are lines: as many as are under way of dy."""
+        return self.stages - self.warps + 1
+
+    @property
+    def source_box_bytes(self) -> int:
+        return self.pixels * self.groups * LINE
+
+    @property
+    def target_box_bytes(self) -> int:
+        return 8 * len(self.octets) * self.groups * LINE
+
+    @property
+    def source_bytes(self) -> int:
+        return ceil_div(self.pixels * self.pitch, 1024) * 1024
+
+    @property
+    def target_bytes(self) -> int:
+        return ceil_div(8 * len(self.octets) * self.pitch, 1024) * 1024
+
+    @property
+    def target_at(self) -> int:
+        return self.source_stages * self.source_bytes
+
+    @property
+    def lines_at(self) -> int:
+        """Two buffers of lines for each warpgroup."""
+        return self.target_at + self.stages * self.target_bytes
+
+    @property
+    def lines_bytes(self) -> int:
+        return self.pixels * LINE
+
+    @property
+    def barriers_at(self) -> int:
+        """Of x full and empty, of dy full and empty."""
+        return self.lines_at + 2 * self.groups * self.lines_bytes
+
+    @property
+    def smem_bytes(self) -> int:
+        return self.barriers_at + 16 * (self.source_stages + self.stages)
+
+    @property
+    def threads(self) -> int:
+        return 128 * self.groups + 32
+
+    @property
+    def columns(self) -> int:
+        return 8 * self.across.taps
+
+    @property
+    def registers(self) -> int:
+        """About what a thread needs."""
+        return self.columns // 2 + 4 * self.images * self.blocks + 30
+
+
+def _registers(groups: int) -> int:
+    """That a thread may have: warps, the sending one included, lie in four quarters of 16384."""
+    return 16384 // (32 * (groups + 1)) // 8 * 8
+
+
+def _tile(d: Depthwise, groups: int, images: int, blocks: int, stages: int, flip: bool) -> WgmmaDepthwiseConsts:
+    return WgmmaDepthwiseConsts(d.source.dtype.name, d.rows, d.columns, groups, images, blocks, stages, flip)
+
+
+@lru_cache(maxsize=256)
+def _lower(p: ConvProblem) -> Depthwise | str:
+    d = lower_any(p)
+    d = d if isinstance(d, str) else as_products(d)
+    if isinstance(d, str):
+        return d
+    if d.source.rank != 4:
+        return f"{d.source.rank - 2} dimensions (2 are supported)"
+    if {d.rows.stride, d.columns.stride, d.rows.dilation, d.columns.dilation} != {1}:
+        return f"stride {(d.rows.stride, d.columns.stride)}, dilation {(d.rows.dilation, d.columns.dilation)} (1 is supported)"
+    if d.columns.taps > _MAX_ACROSS or d.rows.taps > _MAX_DOWN:
+        return f"{d.rows.taps} x {d.columns.taps} taps (at most {_MAX_DOWN} x {_MAX_ACROSS})"
+    for x in (d.source, d.target):
+        extents = [n for i, n in enumerate(x.shape) if i != 1]
+        strides = [s * x.dtype.num_bytes for i, s in enumerate(x.strides) if i != 1]
+        if any(n > 1 and not 0 < s < _MAX_STRIDE for n, s in zip(extents, strides, strict=True)) or max(x.shape) >= 2**31:
+            return "a stride is zero or too large for a tensor map"
+    return d
+
+
+class WgmmaDepthwiseEngine(Engine):
+    """The filter's gradient where groups have one channel and one filter each, of unit stride, 16-bit types and channels last."""
+
+    def __init__(self, op: str) -> None:
+        self.id = f"{op}.depthwise_wgmma_sm90"  # type: ignore[misc]
+        self.op = op
+
+    def check_support(self, problem: Problem, device: DeviceInfo) -> Support:
+        assert isinstance(problem, ConvProblem)
+        if device.arch != "sm_90a":
+            return refuse(f"depthwise_wgmma_sm90 needs sm_90a, the device is {device.arch}")
+        d = _lower(problem)
+        if isinstance(d, str):
+            return refuse(f"depthwise_wgmma_sm90: {d}")
+        if problem.desc(problem.result).numel == 0 or problem.desc(problem.image).numel == 0:
+            return refuse("there are no products to sum: the direct engine writes the epilogue of 0")
+        if problem.epilogue is not None:
+            return refuse("depthwise_wgmma_sm90 takes no epilogue")
+        return SUPPORTED
+
+    def configs(self, problem: Problem, device: DeviceInfo) -> tuple[EngineConfig, ...]:
+        assert isinstance(problem, ConvProblem)
+        d = _lower(problem)
+        assert isinstance(d, Depthwise)
+        return tuple(sorted(self._configs(problem, d, device), key=lambda c: self.estimate(problem, c, device)))
+
+    @staticmethod
+    def _configs(p: ConvProblem, d: Depthwise, device: DeviceInfo) -> Iterator[EngineConfig]:
+        """groups: pieces of whole sectors of a pixel; blocks: a row if it is not too long; images: a step of some eight products."""
+        count, width = d.channels // 8, ceil_div(d.columns.target, 8)
+        groups = [g for g in (6, 4) if g <= count and 10 * (-count % g) <= count] or [min(4, count)]
+        least = d.rows.taps // 2 + 3  # stages: a step's, one that comes, one that goes
+        for g in groups:
+            for blocks in dict.fromkeys(ceil_div(width, tiles) for tiles in (1, 2, 4) if width > 4 * (tiles - 1)):
+                for images in (1, 2, 4, 8):
+                    shape = _tile(d, g, images, blocks, least, p.flip)
+                    if images > d.images or blocks > 8 or len(shape.products) > 8 or shape.registers > _registers(g):
+                        continue
+                    fits = [s for s in range(least, _MAX_STAGES + 1) if _tile(d, g, images, blocks, s, p.flip).smem_bytes <= _SMEM_BYTES]
+                    for stages in sorted({max(fits), min(max(fits), 7)}) if fits else ():
+                        for parts in (1, 2, 4):
+                            strip = ceil_div(ceil_div(d.rows.source, ROWS), parts) * ROWS
+                            if parts == 1 or strip >= 14:
+                                yield EngineConfig.of(groups=g, images=images, blocks=blocks, strip=strip, stages=stages)
+
+    @staticmethod
+    def _items(d: Depthwise, config: EngineConfig) -> tuple[int, int, int]:
+        """Blocks of images, strips of rows of x, tiles of columns."""
+        return (ceil_div(d.images, config["images"]), ceil_div(d.rows.source, config["strip"]),
+                ceil_div(d.columns.target, 8 * config["blocks"]))
+
+    def _parts(self, d: Depthwise, config: EngineConfig, device: DeviceInfo) -> tuple[int, int]:
+        """CTAs that share a chunk of channels, and items of each at most."""
+        items, chunks = prod(self._items(d, config)), ceil_div(d.channels // 8, config["groups"])
+        rounds = ceil_div(items, max(1, min(items, device.num_sms // chunks)))
+        return ceil_div(items, rounds), rounds
+
+    def estimate(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> float:
+        """Steps at the time that their products take, or a warpgroup alone, over the traffic."""
+        assert isinstance(problem, ConvProblem)
+        d = _lower(problem)
+        assert isinstance(d, Depthwise)
+        groups = config["groups"]
+        c = _tile(d, groups, config["images"], config["blocks"], config["stages"], problem.flip)
+        parts, rounds = self._parts(d, config, device)
+        chunks = ceil_div(d.channels // 8, groups)
+        steps = ceil_div(min(config["strip"], d.rows.source), ROWS)
+        if device.is_emulated:
+            return 200.0 * parts * rounds * chunks * (steps + 3) * (groups * len(c.products) + 8) + config["stages"]
+        products = len(c.products) * max(_COLUMN_CLOCKS * c.columns, 22)
+        step = max(groups * products, products + _STEP_CLOCKS)
+        compute_us = ceil_div(parts * chunks, device.num_sms) * rounds * (steps * step + _ITEM_CLOCKS) / 1700
+        bytes_us = problem.num_bytes / (device.bandwidth_gbs * 0.838e3 * (0.85 if c.pitch == 64 and chunks > 1 else 1.0))
+        return max(compute_us, bytes_us) + 0.115 * min(compute_us, bytes_us) + 11
+
+    def build_steps(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> Build:
+        assert isinstance(problem, ConvProblem)
+        if problem.is_empty:
+            return Build(())
+        p, d = problem, _lower(problem)
+        assert isinstance(d, Depthwise)
+        groups = config["groups"]
+        c = _tile(d, groups, config["images"], config["blocks"], config["stages"], p.flip)
+        digits = Digits(c.digits.names, self._items(d, config), {})
+        parts, _ = self._parts(d, config, device)
+        chunks, taps, desc = ceil_div(d.channels // 8, groups), d.rows.taps * d.columns.taps, d.filter
+        scratch = Scratch()
+        partial = scratch.take(parts * d.channels * taps * 4)
+        multiplier, shift = magic(chunks)
+        args = [Arg("map_x", "tensor_map", TensorMapArg(d.names[0], _map(d.source, c, (8 * groups, c.width, ROWS, c.images)))),
+                Arg("map_dy", "tensor_map", TensorMapArg(d.names[1], _map(d.target, c, (8 * groups, 8 * c.blocks, ROWS, c.images)))),
+                Arg("ptr_partial", "u64", partial)]
+        args += [Arg(name, "u32", value) for name, value in (
+            ("num_items", digits.size), ("parts", parts), ("chunks", chunks), ("chunks_multiplier", multiplier), ("chunks_shift", shift),
+            ("channel_groups", d.channels // 8), ("strip", config["strip"]), ("source_rows", d.rows.source))]
+        args += digits.args(c.digits.wide)
+        step = Step.of("conv/depthwise_wgmma_wgrad_sm90", self.op, Target.for_arch(device.arch, (8, 0)), c.threads, args, c, parts * chunks,
+                       dynamic_smem=c.smem_bytes, min_ctas_per_sm=1,
+                       suffix=f"{c.kind}_{d.rows.taps}x{d.columns.taps}_g{groups}_b{c.blocks}_{c.images}")
+        whole = TensorDesc(F32, (parts, *desc.shape), (d.channels * taps, taps, taps, *packed_strides(desc.shape[2:])))
+        sums = reduction_steps(p.op, (whole, partial), (desc, TensorArg(d.names[2])), (0,), "sum", device, scratch)
+        return Build((step, *sums), scratch.num_bytes)
+
+
+def _map(x: TensorDesc, c: WgmmaDepthwiseConsts, box: tuple[int, ...]) -> TensorMapSpec:
+    """By (channel, column, row, image)."""
+    images, channels, rows, columns = x.shape
+    n, _, row, column = (s * x.dtype.num_bytes if extent > 1 else 16 for s, extent in zip(x.strides, x.shape, strict=True))
+    return TensorMapSpec(x.dtype.name, (channels, columns, rows, images), (column, row, n), box, swizzle=c.pitch)
+
+
+_OPS = ("conv_wgrad", "conv_transpose_wgrad")
+ENGINES: dict[str, tuple[Engine, ...]] = {op: (WgmmaDepthwiseEngine(op),) for op in _OPS}
