@@ -89,6 +89,11 @@ class QuantizeGroupsConsts:
         """A CTA a scale."""
         return self.lanes > 32
 
+    @property
+    def keeps_column(self) -> bool:
+        """A thread's packs lie one below the other, lanes / row_packs rows apart."""
+        return self.rows > 1 and self.lanes % self.row_packs == 0
+
 
 @dataclass(frozen=True)
 class Groups:
@@ -119,8 +124,8 @@ def _outputs_of_scales(problem: QuantizeProblem) -> dict[str, TensorDesc]:
     return {n: problem.desc(n) for n in ("scale", "zero_point") if problem.has(n)}
 
 
-def groups_of(problem: QuantizeProblem) -> Groups | None:
-    """None where a scale's numbers are no rows and columns."""
+def groups_of(problem: QuantizeProblem, most: int = 8) -> Groups | None:
+    """Of packs of up to `most` numbers; None where a scale's numbers are no rows and columns."""
     kind, scale = problem.kind, problem.desc("scale")
     tensors = {"x": problem.desc("x"), "y": problem.desc("y")}
     scales = _outputs_of_scales(problem)
@@ -156,7 +161,7 @@ def groups_of(problem: QuantizeProblem) -> Groups | None:
         return Groups(outer, rows, columns, row_steps, steps, vec, vector, tuple(ragged), column_at, row_at,
                       problem.desc("x").dtype.num_bytes)
 
-    for vec in (8, 4, 2):
+    for vec in (v for v in (16, 8, 4, 2) if v <= most):
         whole = columns % vec == 0 and all(bound % vec == 0 for n, bound in ragged if n == column_at)
         if whole and all(_moves(tensors[n], outer, row_steps.get(n), rows, n, steps[n], vec, kind) for n in tensors):
             return made(vec, True)
@@ -184,11 +189,11 @@ class QuantizeGroups(Engine):
 
     def configs(self, problem: Problem, device: DeviceInfo) -> tuple[EngineConfig, ...]:
         assert isinstance(problem, QuantizeProblem)
-        return _configs(_grouped(problem), device)
+        return _configs(problem, device)
 
     def estimate(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> float:
         assert isinstance(problem, QuantizeProblem)
-        groups = _grouped(problem)
+        groups = _grouped(problem, config["vec"])
         reads_twice = ceil_div(groups.packs, config["lanes"]) > config["packs"]
         moves = problem.num_bytes * (1.5 if reads_twice else 1.0) * (1.1 if groups.vector else 4.0) / (device.bandwidth_gbs * 1e3)
         # a CTA alone moves some 20 bytes a nanosecond
@@ -200,8 +205,8 @@ class QuantizeGroups(Engine):
         return Build(()) if problem.is_empty else Build((_step(problem, config, device, "global_scale"),))
 
 
-def _grouped(problem: QuantizeProblem) -> Groups:
-    groups = groups_of(problem)
+def _grouped(problem: QuantizeProblem, most: int) -> Groups:
+    groups = groups_of(problem, most)
     assert groups is not None
     return groups
 
@@ -216,25 +221,34 @@ def _supports(problem: QuantizeProblem) -> Support:
     return SUPPORTED
 
 
-def _configs(groups: Groups, device: DeviceInfo) -> tuple[EngineConfig, ...]:
-    """lanes and packs: four packs a thread where a scale has many, two where four would leave neighbours far from one another; one where
-    there are too few numbers for all threads, and eight rather than more than 256 threads that wait for one another."""
-    most = 8 if groups.vector and groups.vec * groups.wide_bytes <= 16 else 4
-    count = max(groups.packs, 1)
+def _configs(problem: QuantizeProblem, device: DeviceInfo) -> tuple[EngineConfig, ...]:
+    """Packs of eight numbers, or of sixteen that lie together. Codes of four bits are written sixteen a thread, so that neighbours fill
+    sectors together; others of packs that neighbours take in turns."""
+    groups, wider = _grouped(problem, 8), _grouped(problem, 16)
+    found, wide = _arrangements(groups, device), _arrangements(wider, device) if wider.vec == 16 else ()
+    return (*wide, *found) if problem.kind.is_packed and wider.wide_bytes == 2 else (*found, *wide)
+
+
+def _arrangements(groups: Groups, device: DeviceInfo) -> tuple[EngineConfig, ...]:
+    """lanes and packs: 32 numbers a thread where a scale has many, sixteen where that would leave neighbours far from one another; eight
+    where there are too few for all threads, and 64 rather than more than 256 threads that wait for one another."""
+    most = min(8, 128 // (groups.vec * groups.wide_bytes)) if groups.vector else 4
+    count, eighths = max(groups.packs, 1), groups.packs * max(1, groups.vec // 8)
     found = []
     for packs in (p for p in (1, 2, 4, 8) if p <= most):
         lanes = min(_MOST_LANES, power_of_two(ceil_div(count, packs)))
         if lanes * packs >= count and (lanes * (packs // 2) < count or packs == 1):
-            found.append(EngineConfig.of(lanes=lanes, packs=packs))
+            found.append(EngineConfig.of(lanes=lanes, packs=packs, vec=groups.vec))
     if count > _MOST_LANES * most:  # read twice
-        return tuple(EngineConfig.of(lanes=lanes, packs=4) for lanes in (512, 1024))
-    is_small = groups.outer.size * count < 4 * 1024 * device.num_sms
-    wanted = 1 if is_small and count <= 256 else 8 if count > 4 * 256 and most == 8 else 4 if count >= 16 else 2
+        return tuple(EngineConfig.of(lanes=lanes, packs=min(4, most), vec=groups.vec) for lanes in (512, 1024))
+    is_small = groups.outer.size * eighths < 4 * 1024 * device.num_sms
+    wanted = 1 if is_small and eighths <= 256 else 8 if eighths > 4 * 256 and most * groups.vec >= 64 else 4 if eighths >= 16 else 2
+    wanted = max(1, wanted // max(1, groups.vec // 8))
     return tuple(sorted(dict.fromkeys(found), key=lambda config: abs(config["packs"] - wanted)))
 
 
 def _step(problem: QuantizeProblem, config: EngineConfig, device: DeviceInfo, global_name: str) -> Step:
-    groups = _grouped(problem)
+    groups = _grouped(problem, config["vec"])
     lanes, packs = config["lanes"], config["packs"]
     threads = max(256, lanes) if lanes <= 32 else lanes
     outer = halved(groups.outer)
@@ -294,7 +308,7 @@ class QuantizeReduced(Engine):
 
     def configs(self, problem: Problem, device: DeviceInfo) -> tuple[EngineConfig, ...]:
         assert isinstance(problem, QuantizeProblem)
-        return _configs(_grouped(problem), device) if problem.has("found_global") else QuantizeMap().configs(_given(problem), device)
+        return _configs(problem, device) if problem.has("found_global") else QuantizeMap().configs(_given(problem), device)
 
     def estimate(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> float:
         return 9.0 + (problem.num_bytes + problem.operands[0].desc.num_bytes) / (device.bandwidth_gbs * 1e3 * 0.9)
@@ -399,7 +413,7 @@ class QuantizeTwice(Engine):
 
     def configs(self, problem: Problem, device: DeviceInfo) -> tuple[EngineConfig, ...]:
         assert isinstance(problem, QuantizeProblem)
-        return _configs(_grouped(_of_bytes(problem)), device)
+        return _configs(_of_bytes(problem), device)
 
     def estimate(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> float:
         return 6.0 + 4.0 * (problem.num_bytes + problem.operands[0].desc.num_bytes) / (device.bandwidth_gbs * 1e3)

@@ -1,4 +1,5 @@
-"""Quantisation with given scales and dequantisation: a thread has up to sixteen neighbours, and divides by the one scale they share."""
+"""Quantisation with given scales and dequantisation: a thread has up to sixteen neighbours, and divides by the one scale they share.
+Numbers are written 16 bytes a thread, so that a warp's are side by side."""
 
 from __future__ import annotations
 
@@ -15,6 +16,7 @@ from .digits import DigitConsts, Digits, ceil_div
 from .quantize_space import NF4, Space, halved, known_shifts, moves_packs, near_operands, nf4_cells
 
 THREADS = 256
+_STORE_BYTES = 16  # of a thread's neighbours, which those of its neighbours follow: parts of sectors are written at half the pace
 LIMIT = 2**31
 MIN_CAPABILITY = (8, 0)
 
@@ -137,17 +139,18 @@ class QuantizeMap(Engine):
 
     def configs(self, problem: Problem, device: DeviceInfo) -> tuple[EngineConfig, ...]:
         assert isinstance(problem, QuantizeProblem)
-        best = self._walk(problem, 8)
+        best = self._walk(problem, 8 if problem.op == "quantize" else _STORE_BYTES // problem.desc(problem.wide).dtype.num_bytes)
         if not _takes_packs(problem, best):
             return (EngineConfig.of(vec=best.vec, packs=1),)
-        found = [EngineConfig.of(vec=best.vec, packs=packs) for packs in (1, 2, 4)]
-        fills = best.digits.size >= 2 * THREADS * 8 * device.num_sms  # as many threads as there is room for, with two packs each
-        found = sorted(found, key=lambda config: (config["packs"] != (2 if fills else 1), config["packs"]))
-        if self._walk(problem, 16).vec < 16:
+        found = [EngineConfig.of(vec=best.vec, packs=packs) for packs in ((1, 2, 4) if best.vec == 8 else (1, 2, 4, 8))]
+        fills = best.digits.size * best.vec >= 2 * THREADS * 64 * device.num_sms  # as many threads as there is room for, of 16 numbers each
+        wanted = 16 // best.vec if fills else 1
+        found = sorted(found, key=lambda config: (config["packs"] != wanted, config["packs"]))
+        if problem.op != "quantize" or self._walk(problem, 16).vec < 16:
             return tuple(found)
-        # neighbours share the work on their scale; numbers are better written by packs of 16 bytes side by side
+        # neighbours share the work on their scale, and 16 codes are written as one
         wider = EngineConfig.of(vec=16, packs=1)
-        return (wider, *found) if fills and problem.op == "quantize" else (*found, wider)
+        return (wider, *found) if fills else (*found, wider)
 
     def estimate(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> float:
         assert isinstance(problem, QuantizeProblem)
