@@ -1,12 +1,13 @@
 """Linear layers of quantised weights against cuBLAS with f16 weights: configs verified on poisoned outputs, then timed interleaved.
 
     python benches/quantized_linear.py [--rows 1,16,64,4096] [--kinds s4,nf4,s8,e4m3] [--shapes N4096_K4096,...] [--group 128] [--zero]
-                                       [--x f16|bf16] [--configs N] [--flush read|zero|chain] [--repeats 15] [--seconds S] [--all]
-                                       [--json F]
+                                       [--x f16|bf16] [--engines stream,...] [--configs N] [--flush read|zero|chain] [--repeats 15]
+                                       [--seconds S] [--workers 16] [--all] [--json F]
 
-Needs a CUDA device and torch. A row a case: cuBLAS's time for x @ W.T of W in x's type, our fastest config's and the untuned choice's, TB/s
-of codes. Medians in microseconds, work queued ahead, L2 flushed before each run; "chain": a launch of 12 in a row, each with weights of its
-own. Scales are f16: of groups of --group for s4, u4 and nf4, of rows for s8 and e4m3.
+Needs a CUDA device and torch; kernels are assembled by --workers processes before anything is timed. A row a case: cuBLAS's time for
+x @ W.T of W in x's type, our fastest config's and the untuned choice's, TB/s of codes. Medians in microseconds, work queued ahead, L2
+flushed before each run; "chain": a launch of 12 in a row, each with weights of its own. Scales are f16: of groups of --group for s4, u4 and
+nf4, of rows for s8 and e4m3.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -29,10 +32,14 @@ from decode_gemm import LAYERS, time_calls, time_chains
 from stamp import stamp
 from verify import Tensors, complain, fastest, verify
 
+from oxidnn.codegen.render import Source
+from oxidnn.codegen.spec import KernelSpec
+from oxidnn.device import DeviceInfo
 from oxidnn.dispatch.registry import engines_for
 from oxidnn.ops.base import Problem
 from oxidnn.ops.case import parse_case
 from oxidnn.ops.quantized_linear import NF4, NIBBLES
+from oxidnn.runtime.assembler import cubin_for
 from oxidnn.runtime.cuda_backend import CudaBackend
 
 SHAPES = {name: tuple(int(x[1:]) for x in name.split("_")) for name in ("N4096_K4096", "N11008_K4096", "N4096_K11008", "N28672_K8192")}
@@ -87,12 +94,30 @@ def error_over_tolerance(got: torch.Tensor, want: torch.Tensor, spread: torch.Te
     return float("inf") if bool(torch.isnan(ratio).any()) else float(ratio.max())
 
 
-def choices_of(problem: Problem, backend: CudaBackend, limit: int) -> list[Any]:
+def choices_of(problem: Problem, info: DeviceInfo, options: argparse.Namespace) -> list[tuple[Any, Any]]:
     found = []
     for engine in engines_for(problem.op):
-        if engine.check_support(problem, backend.info):
-            found += [(engine, c) for c in engine.configs(problem, backend.info)[: limit or None]]
+        if any(part in engine.id for part in options.engines.split(",")) and engine.check_support(problem, info):
+            found += [(engine, c) for c in engine.configs(problem, info)[: options.configs or None]]
     return found
+
+
+def device_info() -> DeviceInfo:
+    return CudaBackend(0).info
+
+
+def store(spec: KernelSpec, arch: str) -> None:
+    cubin_for(Source(spec), arch, spec.symbol)
+
+
+def assemble_all(problems: list[Problem], options: argparse.Namespace) -> int:
+    """The kernels of all choices, into the cubin store."""
+    with ProcessPoolExecutor(options.workers, mp_context=get_context("fork")) as pool:
+        info = pool.submit(device_info).result()
+        specs = {step.spec for p in problems for engine, c in choices_of(p, info, options) for step in engine.build_steps(p, c, info).steps}
+        for future in [pool.submit(store, spec, info.arch) for spec in specs]:
+            future.exception()  # a choice that cannot be assembled is a row with a failure
+    return len(specs)
 
 
 def measure(backend: CudaBackend, line: str, options: argparse.Namespace) -> dict[str, Any]:
@@ -100,7 +125,7 @@ def measure(backend: CudaBackend, line: str, options: argparse.Namespace) -> dic
     tensors, wide = make_tensors(problem, 1)
     x = tensors["x"].float()
     want, spread = x @ wide.T, (x.square() @ wide.square().T).sqrt()
-    rows, ran = verify(backend, problem, choices_of(problem, backend, options.configs), tensors,
+    rows, ran = verify(backend, problem, choices_of(problem, backend.info, options), tensors,
                        lambda: error_over_tolerance(tensors["y"], want, spread))
     dense = wide.to(tensors["x"].dtype)
     del wide
@@ -134,6 +159,8 @@ def main() -> None:
     parser.add_argument("--group", type=int, default=128)
     parser.add_argument("--zero", action="store_true")
     parser.add_argument("--x", default="f16", choices=("f16", "bf16"))
+    parser.add_argument("--engines", default=".", help="parts of ids")
+    parser.add_argument("--workers", type=int, default=16)
     parser.add_argument("--configs", type=int, default=0, help="only the first N of an engine by estimate; 0 for all")
     parser.add_argument("--repeats", type=int, default=15)
     parser.add_argument("--flush", default="read", choices=("zero", "read", "chain"))
@@ -141,9 +168,12 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=0, help="start no case after so many seconds; 0 for no limit")
     parser.add_argument("--json", default="")
     options = parser.parse_args()
-    begin, backend = time.perf_counter(), CudaBackend(0)
+    begin = time.perf_counter()
     lines = [(f"{kind} M{m} {shape}", case(m, *SHAPES[shape], kind, options.group, options.zero, options.x))
              for m in map(int, options.rows.split(",")) for kind in options.kinds.split(",") for shape in options.shapes.split(",")]
+    count = assemble_all([parse_case(line) for _, line in lines], options)
+    print(f"{count} kernels assembled in {time.perf_counter() - begin:.0f} s", flush=True)
+    backend = CudaBackend(0)
     print(f"{'case':24} {'cuBLAS':>7} {'ours':>7} {'TB/s':>5} {'ratio':>5} {'default':>7}  config")
     results = []
     for label, line in lines:

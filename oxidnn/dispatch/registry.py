@@ -18,7 +18,8 @@ ENGINE_MODULES = ("conv_depthwise_wgmma", "conv_depthwise_tma", "conv_depthwise_
                   "loss_map", "row_loss", "ctc_lattice", "linear_loss", "norm_row", "channel_stats", "channel_resident", "foreach",
                   "lrn_channels", "row_map", "sinkhorn_matrix", "spectral_norm", "nibbles", "quantized_linear_stream",
                   "quantized_linear_gemv", "quantized_linear_skinny", "quantized_linear_wgmma", "quantized_linear_apart", "quantize_map",
-                  "quantize_groups", "quantize_scales", "rope", "kv_cache", "attention_states", "attention_decode", "attention_backward_wgmma",
+                  "quantize_groups", "quantize_scales", "rope", "kv_cache", "attention_states", "attention_decode",
+                  "attention_backward_wgmma",
                   "attention_backward_mma", "attention_wgmma_sm90", "attention_fp8_sm90", "attention_mma_sm80", "attention_plain",
                   "multi_head_attention", "moe_rows", "moe_stream_sm90", "moe_experts", "moe_route", "gguf_dequantize", "gguf_matvec")
 
