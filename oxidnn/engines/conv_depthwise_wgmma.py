@@ -157,7 +157,7 @@ class WgmmaDepthwiseConsts:
     @property
     def registers(self) -> int:
         """About what a thread needs."""
-        return self.columns // 2 + 4 * self.images * self.blocks + 30
+        return self.columns // 2 + 4 * self.images * self.blocks + 28
 
 
 def _registers(groups: int) -> int:
