@@ -23,9 +23,10 @@ ALLOWED: dict[str, set[str]] = {
     "interchange": {"base", "runtime", "array"},  # array lazily: results for frameworks without an allocator of their own
     "expr": {"codegen"},
     "handle": {"base", "ops", "codegen", "dispatch", "runtime", "array"},
+    "calibration": {"base", "ops", "array", "interchange", "handle"},
     "cli": {"base", "ops", "engines", "codegen", "testing", "dispatch", "runtime", "handle", "ptx", "emu", "array", "expr"},
 }
-OWN_ROOMS = {"plan", "handle", "array", "interchange", "expr"}
+OWN_ROOMS = {"plan", "handle", "array", "interchange", "expr", "calibration"}
 # references and samples must not know how kernels work
 NARROWER = {"testing/reference": {"base", "ops", "testing", "codegen"}, "testing/sample": {"base", "ops", "testing", "codegen"}}
 CUDA_ONLY_IN = "runtime"
