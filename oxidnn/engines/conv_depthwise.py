@@ -454,7 +454,7 @@ class DepthwiseEngine(Engine):
                         suffix=f"{consts.source}_{d.rows.taps}x{d.columns.taps}_v{vector}_t{tile}")
         shape = d.filter.shape
         whole = TensorDesc(F32, (groups, *shape), (d.filters * taps, taps, taps, *packed_strides(shape[2:])))
-        steps = reduction_steps(p.op, (whole, partial), (d.filter, TensorArg(d.names[2])), (0,), "sum", device, scratch)
+        steps = reduction_steps(p.op, (whole, partial), (d.filter, TensorArg(d.names[2])), (0,), "sum", device, scratch, follows=True)
         return Build((first, *steps), scratch.num_bytes)
 
 

@@ -323,7 +323,7 @@ class MmaDepthwiseEngine(Engine):
             return Build((first,))
         whole = TensorDesc(F32, (count, *desc.shape), (d.channels * taps, taps, taps, *packed_strides(desc.shape[2:])))
         assert not isinstance(partial, TensorArg)
-        steps = reduction_steps(p.op, (whole, partial), (desc, TensorArg(d.names[2])), (0,), "sum", device, scratch)
+        steps = reduction_steps(p.op, (whole, partial), (desc, TensorArg(d.names[2])), (0,), "sum", device, scratch, follows=True)
         return Build((first, *steps), scratch.num_bytes)
 
 

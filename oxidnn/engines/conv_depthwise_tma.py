@@ -473,7 +473,7 @@ class TmaDepthwiseEngine(Engine):
             return Build((first,))
         whole = TensorDesc(F32, (count, *desc.shape), (d.channels * taps, taps, taps, *packed_strides(desc.shape[2:])))
         assert not isinstance(partial, TensorArg)
-        sums = reduction_steps(p.op, (whole, partial), (desc, TensorArg(d.names[2])), (0,), "sum", device, scratch)
+        sums = reduction_steps(p.op, (whole, partial), (desc, TensorArg(d.names[2])), (0,), "sum", device, scratch, follows=True)
         return Build((first, *sums), scratch.num_bytes)
 
 

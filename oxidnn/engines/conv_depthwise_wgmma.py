@@ -4,8 +4,8 @@ dw(r, s, c) = sum over x's positions (y, p + s) of dy(y - r, p, c) * x(y, p + s,
 columns, rows are (tap down, channel) of dy and columns (tap across, channel) of x; the sums lie on the diagonals of its blocks of 8 x 8:
 1 of 8 products is of use, as in conv_depthwise_mma, at a tenth of the instructions.
 
-A step is two rows of x. Both tensors come as boxes of whole pixels (padding is what lies outside), each row once: rows of dy are read by the
-warp of the first two taps down when they come, by the next a step later, and so on, so that a row stays in its ring for as many steps
+A step is two rows of x. Both tensors come as boxes of whole pixels (padding is what lies outside), each row once: rows of dy are read by
+the warp of the first two taps down when they come, by the next a step later, and so on, so that a row stays in its ring for as many steps
 as there are warps. Each warp keeps the last of them in registers: a step's rows of A are ldmatrix of two new rows. Of x a warpgroup
 moves its 8 channels into lines of 16 bytes, a pixel each, which an operand without swizzle takes from wherever its descriptor points:
 columns of B for neighbouring taps begin a line apart.
@@ -289,7 +289,7 @@ class WgmmaDepthwiseEngine(Engine):
                        dynamic_smem=c.smem_bytes, min_ctas_per_sm=1,
                        suffix=f"{c.kind}_{d.rows.taps}x{d.columns.taps}_g{groups}_b{c.blocks}_{c.images}")
         whole = TensorDesc(F32, (parts, *desc.shape), (d.channels * taps, taps, taps, *packed_strides(desc.shape[2:])))
-        sums = reduction_steps(p.op, (whole, partial), (desc, TensorArg(d.names[2])), (0,), "sum", device, scratch)
+        sums = reduction_steps(p.op, (whole, partial), (desc, TensorArg(d.names[2])), (0,), "sum", device, scratch, follows=True)
         return Build((step, *sums), scratch.num_bytes)
 
 
