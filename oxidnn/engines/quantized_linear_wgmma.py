@@ -28,9 +28,9 @@ MAX_REGISTERS = {1: 255, 2: 175, 4: 108}  # of a thread, by warpgroups: 255, 168
 @dataclass(frozen=True, slots=True)
 class QuantizedWgmmaConsts:
     """Consts of quantized_linear/wgmma_sm90. dtype: of x; bits: of a code; columns: rows of x; row_groups, k_groups: warpgroups that share
-    the rows of W, that deal out stages; spans: of 64 k in a turn of the loop, stage_spans of them in a stage; scaling: "sums" of `unit`
-    spans, "numbers", each of them, or "none"; parts: of a span that have a scale of their own; zero: PTX type of zero points, "" without;
-    streams: codes leave L2 first."""
+    the rows of W, that deal out stages; splits: CTAs of a cluster that deal out k; spans: of 64 k in a turn of the loop, stage_spans of
+    them in a stage; scaling: "sums" of `unit` spans, "numbers", each of them, or "none"; parts: of a span that have a scale of their own;
+    zero: PTX type of zero points, "" without; streams: codes leave L2 first."""
 
     kind: str
     dtype: str
@@ -38,6 +38,7 @@ class QuantizedWgmmaConsts:
     columns: int
     row_groups: int
     k_groups: int
+    splits: int
     spans: int
     stage_spans: int
     stages: int
@@ -150,7 +151,11 @@ class _Plan:
     digits: tiling.Digits
     row_tiles: int
     column_tiles: int
-    k_tiles: int
+    k_tiles: int  # of a CTA
+
+    @property
+    def ctas(self) -> int:
+        return self.row_tiles * self.column_tiles * self.consts.splits
 
 
 @lru_cache(maxsize=256)
@@ -165,23 +170,23 @@ def turned(p: QuantizedLinearProblem) -> AffineMatmul:
 def _plan(p: QuantizedLinearProblem, config: EngineConfig) -> _Plan:
     am = turned(p)
     d = tiling.merged_digits(am)
-    columns, row_groups, k_groups, spans = (config[name] for name in ("columns", "row_groups", "k_groups", "spans"))
+    columns, row_groups, k_groups, splits, spans = (config[name] for name in ("columns", "row_groups", "k_groups", "splits", "spans"))
     is_merged = config["filler"] == "own"
     rows, warpgroups = 64 * row_groups, row_groups * k_groups
     threads = min(128 * warpgroups, rows * columns)
     epilogue = tiling.plan_epilogue(d, am, rows, columns, threads, tiling.needs_wide(d), False)
-    if k_groups > 1:
+    if k_groups * splits > 1:
         epilogue = replace(epilogue, pitch=epilogue.tile_inner)  # no gaps: all words of a slab are added
     scaling = config["scaling"] if p.groups > 1 else "none"
     unit = min(spans // 2, p.group_size // SPAN_K) if scaling == "sums" else 1
     row_tiles, column_tiles = -(-p.n // rows), -(-p.rows // columns)
     consts = QuantizedWgmmaConsts(
-        p.kind, p.desc("x").dtype.name, 4 if p.kind in NIBBLES else 8, columns, row_groups, k_groups, spans,
-        1 if is_merged else spans, config["stages"], scaling,
+        p.kind, p.desc("x").dtype.name, 4 if p.kind in NIBBLES else 8, columns, row_groups, k_groups, splits,
+        spans, 1 if is_merged else spans, config["stages"], scaling,
         unit, 2 if p.groups > 1 and p.group_size % SPAN_K else 1, p.groups > 1,
         p.desc("zero_point").dtype.name if p.has("zero_point") else "",
         p.desc("scale").dtype.name, tuple(map(float, NF4)) if p.kind == "nf4" else (), column_tiles == 1, epilogue, threads)
-    return _Plan(consts, am, d, row_tiles, column_tiles, -(-p.k // consts.tile_k))
+    return _Plan(consts, am, d, row_tiles, column_tiles, -(-p.k // (consts.tile_k * splits)))
 
 
 def _threads(c: QuantizedWgmmaConsts) -> int:
@@ -226,12 +231,11 @@ class QuantizedLinearWgmma(Engine):
         assert isinstance(p, QuantizedLinearProblem)
         plan = _plan(p, config)
         c = plan.consts
-        ctas = plan.row_tiles * plan.column_tiles
         if device.is_emulated:
-            warps = ctas * c.warpgroups * 4
+            warps = plan.ctas * c.warpgroups * 4
             plain = plan.k_tiles * (100 + 150 * c.spans) / c.k_groups + 1500
             return plain * (4.0 * -(-warps // 512) + 0.064 * warps)
-        return (3.0 if p.has("permutation") else 0.0) + _estimate_us(p, plan, ctas, device)
+        return (3.0 if p.has("permutation") else 0.0) + _estimate_us(p, plan, device)
 
     def build_steps(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> Build:
         p = problem
@@ -241,7 +245,7 @@ class QuantizedLinearWgmma(Engine):
         suffix = f"{c.kind}_{c.dtype}_{c.rows}x{c.columns}_{c.scaling}{'_zero' if c.zero else ''}"
         follows = bool(dict(config.knobs).get("overlaps", not device.is_emulated and _overlaps(p, plan, device)))
         step = Step.of("quantized_linear/wgmma_sm90", p.op, PtxTarget.for_arch(device.arch, (8, 0)), _threads(c),
-                       _arguments(p, plan), c, plan.row_tiles * plan.column_tiles, dynamic_smem=c.smem_bytes(p.groups), follows=follows,
+                       _arguments(p, plan), c, plan.ctas, dynamic_smem=c.smem_bytes(p.groups), cluster=c.splits, follows=follows,
                        suffix=suffix)
         return with_columns_ordered(p, step, device)
 
@@ -253,17 +257,17 @@ def _per_sm(p: QuantizedLinearProblem, c: QuantizedWgmmaConsts, device: DeviceIn
 
 def _overlaps(p: QuantizedLinearProblem, plan: _Plan, device: DeviceInfo) -> bool:
     """Whether the launch may start while the one before ends, and let the next do so: by the rule found for affine_skinny_wgmma."""
-    ctas = plan.row_tiles * plan.column_tiles
+    ctas = plan.ctas
     places = _per_sm(p, plan.consts, device) * device.num_sms
     if ctas > device.num_sms:
         return ctas > places or ctas >= 0.9 * places
     free = 1 - ctas / device.num_sms
-    return free >= 0.57 or free * _estimate_us(p, plan, ctas, device) < 7.2
+    return free >= 0.57 or free * _estimate_us(p, plan, device) < 7.2
 
 
-def _estimate_us(p: QuantizedLinearProblem, plan: _Plan, ctas: int, device: DeviceInfo) -> float:
+def _estimate_us(p: QuantizedLinearProblem, plan: _Plan, device: DeviceInfo) -> float:
     """Rounds of CTAs over the SMs at the slowest of their products, their numbers and what they bring; memory; a start."""
-    c = plan.consts
+    c, ctas = plan.consts, plan.ctas
     per_sm = _per_sm(p, c, device)
     resident = min(ctas, per_sm * device.num_sms)
     weights = p.desc("w").num_bytes + p.desc("scale").num_bytes
@@ -274,7 +278,7 @@ def _estimate_us(p: QuantizedLinearProblem, plan: _Plan, ctas: int, device: Devi
     brought = plan.column_tiles * weights + plan.row_tiles * x_bytes
     l2_us = brought / (device.num_sms * 60e3)
     # Clocks of a tile: the products of its warpgroups in turn; instructions of a warp, of which an SM's quarter issues one a clock.
-    steps = p.k / 16
+    steps = p.k / 16 / c.splits
     numbers: float = {"s4": 20, "u4": 20, "nf4": 28, "s8": 24, "e4m3": 22}[c.kind] + (8 if c.dtype == "bf16" else 0)
     numbers += {"sums": c.columns / 2 / (4 * c.unit) + 6 / c.unit, "numbers": 4 + 10 * c.parts / 4, "none": 0}[c.scaling]
     clocks_of = max(18, c.columns / 2)  # a product of 16 k
@@ -284,7 +288,8 @@ def _estimate_us(p: QuantizedLinearProblem, plan: _Plan, ctas: int, device: Devi
     compute_us = max(busiest * steps * max(clocks_of, numbers) * c.row_groups, -(-ctas // (per_sm * device.num_sms)) * clocks) / 1650
     end_us = 1.0 + c.rows * c.columns / 16e3
     rounds = -(-ctas // (per_sm * device.num_sms))
-    return 4.0 + max(compute_us, memory_us, l2_us) + 0.1 * min(compute_us, memory_us) + rounds * end_us + 0.5 * (c.k_groups > 1)
+    end_us = rounds * end_us + 0.5 * (c.k_groups > 1) + 0.7 * (c.splits > 1)
+    return 4.0 + max(compute_us, memory_us, l2_us) + 0.1 * min(compute_us, memory_us) + end_us
 
 
 def _arguments(p: QuantizedLinearProblem, plan: _Plan) -> list[Arg]:
@@ -322,13 +327,14 @@ def _candidates(p: QuantizedLinearProblem, device: DeviceInfo) -> Iterator[Engin
             if (row_groups == 2 and p.n <= 64) or (k_groups > 1 and columns > 128) or (k_groups == 4 and columns > 64):
                 continue
             for spans in (4, 2) if p.kind in NIBBLES else (2,):
-                k_tiles = -(-p.k // (SPAN_K * spans))
-                if k_groups > 1 and k_groups > k_tiles:
-                    continue
                 fillers = ("warp", "own") if row_groups == 2 and spans == 2 else ("warp",)
-                for scaling, filler in product(_scalings(p, columns, spans), fillers):
-                    knobs = {"columns": columns, "row_groups": row_groups, "k_groups": k_groups, "spans": spans, "scaling": scaling,
-                             "filler": filler}
+                for scaling, filler, splits in product(_scalings(p, columns, spans), fillers, (1, 2, 4)):
+                    k_tiles = -(-p.k // (SPAN_K * spans * splits))
+                    tiles = -(-p.n // (64 * row_groups)) * -(-p.rows // columns)
+                    if k_groups * splits > 1 and (k_groups > k_tiles or (splits > 1 and tiles * splits > 2 * device.num_sms)):
+                        continue
+                    knobs = {"columns": columns, "row_groups": row_groups, "k_groups": k_groups, "splits": splits, "spans": spans,
+                             "scaling": scaling, "filler": filler}
                     for stages in _depths(p, device, k_tiles, **knobs):
                         yield EngineConfig.of(**knobs, stages=stages)
 
