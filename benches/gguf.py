@@ -16,6 +16,9 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from functools import cached_property, partial
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -23,14 +26,18 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import numpy as np
 import torch
+from conv_shapes import device_info
 from stamp import stamp
 from verify import Row, Tensors, complain, fastest, verify
 
+from oxidnn.codegen.render import Source
+from oxidnn.device import DeviceInfo
 from oxidnn.dispatch.registry import engines_for
 from oxidnn.engines.base import Engine, EngineConfig
 from oxidnn.ops.case import parse_case
 from oxidnn.ops.gguf import FORMATS, GgufProblem
 from oxidnn.plan import Plan
+from oxidnn.runtime.assembler import cubin_for
 from oxidnn.runtime.backend import Backend
 from oxidnn.runtime.cuda_backend import CudaBackend
 from oxidnn.testing.reference.gguf import decode
@@ -41,6 +48,7 @@ DEFAULTS = ("Q4_0", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "MXFP4", "IQ4_NL", "IQ4_XS")
 L2_BYTES = 160 << 20  # what launches in turn move in all, at least
 LAUNCHES = 12
 PATTERN = 4096  # blocks that are random; matrices repeat them
+Choices = list[tuple[Engine, EngineConfig]]
 
 
 def random_blocks(name: str, rows: int, row_bytes: int) -> tuple[torch.Tensor, np.ndarray]:
@@ -93,51 +101,92 @@ def judge(got: torch.Tensor, want: torch.Tensor, sizes: torch.Tensor, k: int) ->
     return float("inf") if bool(torch.isnan(ratio).any()) else float(ratio.max())
 
 
-def measure(backend: Backend, name: str, shape: tuple[int, int], rows: int, kind: str, configs: int, repeats: int) -> list[Row]:
+def case_of(name: str, shape: tuple[int, int], rows: int, kind: str) -> str:
     n, k = shape
-    row_bytes = k // FORMATS[name][0] * FORMATS[name][1]
-    problem = parse_case(f"gguf_matvec blocks=u8[{n},{row_bytes}] x={kind}[{rows},{k}] format={name}")
+    return f"gguf_matvec blocks=u8[{n},{row_bytes_of(name, k)}] x={kind}[{rows},{k}] format={name}"
+
+
+def row_bytes_of(name: str, k: int) -> int:
+    size, num_bytes = FORMATS[name]
+    return k // size * num_bytes
+
+
+class Matrix:
+    """Blocks of `name`, (n, k), as often as launches in turn need them to be, and what they are."""
+
+    def __init__(self, name: str, shape: tuple[int, int]) -> None:
+        self.name, (self.n, self.k) = name, shape
+        self.blocks, self.values = random_blocks(name, self.n, row_bytes_of(name, self.k))
+
+    @cached_property
+    def copies(self) -> list[torch.Tensor]:
+        return [self.blocks, *(self.blocks.clone() for _ in range(-(-L2_BYTES // self.blocks.numel()) - 1))]
+
+    @cached_property
+    def numbers(self) -> torch.Tensor:
+        return numbers_of(self.values, self.n, self.k)
+
+    def times(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """x W' and |x| |W'|, float64."""
+        x64, parts = x.double(), [part.double() for part in self.numbers.split(2048)]
+        return torch.cat([x64 @ part.T for part in parts], 1), torch.cat([x64.abs() @ part.abs().T for part in parts], 1)
+
+    def library_us(self, x: torch.Tensor, repeats: int) -> float:
+        """cuBLAS on the same numbers in f16."""
+        half, half_x = self.numbers.half(), x.half()
+        halves = [half, *(half.clone() for _ in range(-(-L2_BYTES // (2 * half.numel())) - 1))]
+        return microseconds([partial(torch.matmul, half_x, w.T) for w in halves], repeats)
+
+
+def measure(backend: Backend, matrix: Matrix, rows: int, kind: str, choices: Choices, repeats: int) -> list[Row]:
+    problem = parse_case(case_of(matrix.name, (matrix.n, matrix.k), rows, kind))
     assert isinstance(problem, GgufProblem)
-    blocks, values = random_blocks(name, n, row_bytes)
-    weights = numbers_of(values, n, k)
-    x = (torch.randn(rows, k, device="cuda") / 2**12).to(KINDS[kind])  # results stay numbers of f16
-    tensors = {"blocks": blocks, "x": x, "y": torch.empty(rows, n, dtype=KINDS[kind], device="cuda")}
-    want = torch.cat([x.double() @ part.double().T for part in weights.split(2048)], 1)
-    sizes = torch.cat([x.double().abs() @ part.double().abs().T for part in weights.split(2048)], 1)
-    choices = [(e, c) for e in engines_for("gguf_matvec") if e.check_support(problem, backend.info)
-               for c in e.configs(problem, backend.info)[: max(configs, 1)]]
-    rows_found, ran = verify(backend, problem, choices, tensors, lambda: judge(tensors["y"], want, sizes, k))
-    complain("gguf_matvec", f"{name} {n}x{k} {rows}", rows_found)
-    copies = [tensors, *({**tensors, "blocks": blocks.clone()} for _ in range(-(-L2_BYTES // blocks.numel()) - 1))]
+    x = (torch.randn(rows, matrix.k, device="cuda") / 2**12).to(KINDS[kind])  # results stay numbers of f16
+    tensors = {"blocks": matrix.blocks, "x": x, "y": torch.empty(rows, matrix.n, dtype=KINDS[kind], device="cuda")}
+    want, sizes = matrix.times(x)
+    found, ran = verify(backend, problem, choices, tensors, lambda: judge(tensors["y"], want, sizes, matrix.k))
+    complain("gguf_matvec", f"{matrix.name} {matrix.n}x{matrix.k} {rows}", found)
     by_choice = {(e.id, c.name): (e, c) for e, c in choices}
     for row, _, _ in ran:
-        row["us"] = microseconds(launches(backend, problem, *by_choice[row["engine"], row["config"]], copies), repeats)
+        calls = launches(backend, problem, *by_choice[row["engine"], row["config"]], [{**tensors, "blocks": b} for b in matrix.copies])
+        row["us"] = microseconds(calls, repeats)
         row["tb_per_s"] = problem.num_bytes / row["us"] / 1e6
-    half = weights.half()
-    halves = [half, *(half.clone() for _ in range(-(-L2_BYTES // (2 * half.numel())) - 1))]
-    half_x = x.half()
-    library = microseconds([lambda w=w: half_x @ w.T for w in halves], repeats)
-    for row in rows_found:
-        row |= {"format": name, "shape": f"{n}x{k}", "rows": rows, "kind": kind, "cublas_f16_us": library}
-    return rows_found
+    library = matrix.library_us(x, repeats)
+    for row in found:
+        row |= {"format": matrix.name, "shape": f"{matrix.n}x{matrix.k}", "rows": rows, "kind": kind, "cublas_f16_us": library}
+    return found
 
 
-def measure_dequantize(backend: Backend, name: str, shape: tuple[int, int], kind: str, repeats: int) -> list[Row]:
-    n, k = shape
-    row_bytes = k // FORMATS[name][0] * FORMATS[name][1]
-    problem = parse_case(f"gguf_dequantize blocks=u8[{n},{row_bytes}] format={name} dtype={kind}")
+def candidates(case: str, info: DeviceInfo, configs: int) -> Choices:
+    """The first configs of each engine, of which the first is the untuned choice."""
+    problem = parse_case(case)
+    choices = [(e, c) for e in engines_for(problem.op) if e.check_support(problem, info)
+               for c in e.configs(problem, info)[: max(configs, 1)]]
+    return sorted(choices, key=lambda choice: choice[0].estimate(problem, choice[1], info))
+
+
+def assemble(case: str, info: DeviceInfo, choices: Choices) -> None:
+    """Kernels into the cubin store."""
+    problem = parse_case(case)
+    for engine, config in choices:
+        for step in engine.build_steps(problem, config, info).steps:
+            cubin_for(Source(step.spec), info.arch, step.spec.symbol)
+
+
+def measure_dequantize(backend: Backend, matrix: Matrix, kind: str, repeats: int) -> list[Row]:
+    n, k = matrix.n, matrix.k
+    problem = parse_case(f"gguf_dequantize blocks=u8[{n},{row_bytes_of(matrix.name, k)}] format={matrix.name} dtype={kind}")
     assert isinstance(problem, GgufProblem)
-    blocks, values = random_blocks(name, n, row_bytes)
-    want = numbers_of(values, n, k).to(KINDS[kind])
-    tensors = {"blocks": blocks, "y": torch.empty(n, k, dtype=KINDS[kind], device="cuda")}
+    want = matrix.numbers.to(KINDS[kind])
+    tensors = {"blocks": matrix.blocks, "y": torch.empty(n, k, dtype=KINDS[kind], device="cuda")}
     choices = [(e, e.configs(problem, backend.info)[0]) for e in engines_for("gguf_dequantize")]
     found, ran = verify(backend, problem, choices, tensors, lambda: 0.0 if torch.equal(tensors["y"], want) else float("inf"))
-    complain("gguf_dequantize", f"{name} {n}x{k}", found)
+    complain("gguf_dequantize", f"{matrix.name} {n}x{k}", found)
     for row, _, call in ran:
         row["us"] = microseconds([call], repeats)
         row["tb_per_s"] = problem.num_bytes / row["us"] / 1e6
     for row in found:
-        row |= {"format": name, "shape": f"{n}x{k}", "kind": kind}
+        row |= {"format": matrix.name, "shape": f"{n}x{k}", "kind": kind}
     return found
 
 
@@ -160,20 +209,33 @@ def main() -> None:
     parser.add_argument("--dequantize", action="store_true")
     parser.add_argument("--json")
     options = parser.parse_args()
-    begin, backend, found = time.perf_counter(), CudaBackend(), []
-    bound = copy_bandwidth(options.repeats)
-    print(f"copy of 1 GiB: {bound:.2f} TB/s")
+    begin = time.perf_counter()
+    found: list[Row] = []
     names = tuple(FORMATS) if options.formats == "all" else tuple(options.formats.split(","))
-    cases = [(name, tuple(int(v) for v in shape.split("x"))) for shape in options.shapes.split(",") for name in names]
+    cases = [(name, (int(n), int(k))) for n, _, k in (s.partition("x") for s in options.shapes.split(",")) for name in names]
+    all_rows = [] if options.dequantize else [int(r) for r in options.rows.split(",")]
+    choices: dict[str, Choices] = {}
+    with ProcessPoolExecutor(mp_context=get_context("fork")) as pool:  # nothing is timed while the host's cores assemble
+        info = pool.submit(device_info).result()
+        for name, shape in cases:
+            for rows in all_rows:
+                case = case_of(name, shape, rows, options.kind)
+                choices[case] = candidates(case, info, options.configs)
+        for done in [pool.submit(assemble, case, info, chosen) for case, chosen in choices.items()]:
+            done.result()
+    backend = CudaBackend()
+    bound = copy_bandwidth(options.repeats)
+    print(f"copy of 1 GiB: {bound:.2f} TB/s; assembled in {time.perf_counter() - begin:.0f} s")
     for name, shape in cases:
-        for rows in [0] if options.dequantize else [int(r) for r in options.rows.split(",")]:
+        matrix = Matrix(name, shape)
+        for rows in all_rows or [0]:
             if time.perf_counter() - begin > options.seconds:
                 print("stopped by time")
                 break
             if options.dequantize:
-                made = measure_dequantize(backend, name, shape, options.kind, options.repeats)
+                made = measure_dequantize(backend, matrix, options.kind, options.repeats)
             else:
-                made = measure(backend, name, shape, rows, options.kind, options.configs, options.repeats)
+                made = measure(backend, matrix, rows, options.kind, choices[case_of(name, shape, rows, options.kind)], options.repeats)
             found += made
             first, best = made[0], fastest(made)
             if best is None or "us" not in first:
@@ -185,6 +247,7 @@ def main() -> None:
             if options.configs:
                 line += f"; {first['config']}; best {best['us']:.1f} us {best['tb_per_s'] / bound:.2f} {best['config']}"
             print(line, flush=True)
+        del matrix
     if options.json:
         Path(options.json).write_text(json.dumps({**stamp(), "copy_tb_per_s": bound, "rows": found}, indent=1))
 

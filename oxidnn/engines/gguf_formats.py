@@ -17,7 +17,8 @@ class FormatConsts:
     """bias: what codes, bytes from 0 on, are above their numbers. parts: of a block, whose words are loaded together. scale_at,
     scale_factor: where the f16 scale lies, and what it is multiplied with. has_factor: steps have factors, two f16, which, if `folds`, make
     f16 numbers of codes exactly. group: steps that share factor and minimum. lifts: products take codes as they are, and what
-    their bias adds is taken off as minima are."""
+    their bias adds is taken off as minima are. values: of the codes of four bits; is_paired: products look the two of a byte up
+    together."""
 
     name: str
     bias: int
@@ -31,6 +32,7 @@ class FormatConsts:
     lifts: bool = False
     grid: str = ""
     values: tuple[int, ...] = ()
+    is_paired: bool = False
 
     @property
     def size(self) -> int:
@@ -56,7 +58,7 @@ class FormatConsts:
     @property
     def is_plain(self) -> bool:
         """Codes are taken as they are: as subnormal f16."""
-        return self.bias == 0 or self.lifts
+        return (self.bias == 0 or self.lifts) and not self.is_paired
 
     @property
     def has_sums(self) -> bool:
@@ -74,14 +76,26 @@ class FormatConsts:
         return self.values == E2M1_DOUBLED
 
     @property
-    def in_order(self) -> bool:
-        """The two f16 of a word stand for elements 0 and 1, 2 and 3; else for 0 and 2, 1 and 3."""
-        return self.values == IQ4_VALUES
+    def pair_table(self) -> list[str]:
+        """Of each byte, as a word: the f16 of its low and of its high half."""
+        unit = 2.0**-15 if self.is_signed else 1.0
+        halves = (unit * np.array(self.values)).astype("<f2").view("<u2").tolist()
+        return [f"0x{high << 16 | low:08X}" for high in halves for low in halves]
+
+    @property
+    def pair_pitch(self) -> int:
+        """Bytes from a pair to the next: each lane has copies in a bank of its own."""
+        return 128
+
+    @property
+    def table_bytes(self) -> int:
+        """What products look up in shared memory."""
+        return 256 * self.pair_pitch if self.is_paired else self.grid_bytes
 
     @property
     def order(self) -> tuple[int, ...]:
         """Elements of a lane in the order of the f16 that stand for them."""
-        return (0, 1, 2, 3) if self.in_order else (0, 2, 1, 3)
+        return (0, 2, 1, 3)
 
     @property
     def is_split(self) -> bool:
@@ -150,8 +164,8 @@ _FORMATS = (
     FormatConsts("IQ2_S", 64, parts=8, scale_factor=0.125, has_factor=True, folds=True, group=1, grid="iq2_s"),
     FormatConsts("IQ3_XXS", 64, parts=8, scale_factor=0.25, has_factor=True, folds=True, grid="iq3_xxs"),
     FormatConsts("IQ3_S", 64, parts=8, has_factor=True, folds=True, grid="iq3_s"),
-    FormatConsts("IQ4_NL", 128, lifts=True, values=IQ4_VALUES),
-    FormatConsts("IQ4_XS", 128, parts=8, has_factor=True, lifts=True, values=IQ4_VALUES),
+    FormatConsts("IQ4_NL", 128, values=IQ4_VALUES, is_paired=True),
+    FormatConsts("IQ4_XS", 128, parts=8, has_factor=True, values=IQ4_VALUES, is_paired=True),
     FormatConsts("TQ1_0", 1, scale_at=52), FormatConsts("TQ2_0", 1, parts=2, scale_at=64),
     FormatConsts("MXFP4", 16, values=E2M1_DOUBLED),
     FormatConsts("NVFP4", 16, parts=4, has_factor=True, folds=True, group=1, values=E2M1_DOUBLED),

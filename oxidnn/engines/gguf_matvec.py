@@ -168,7 +168,7 @@ def _layout(c: MatvecConsts, panel_chunks: int) -> _Layout:
     columns = c.areas * c.parts
     x_pitch = 2 * panel_chunks * c.chunk_size + 32
     sums_pitch = ceil_div(panel_chunks * c.loops * c.units * 32, 128) * 128 + 32 if c.format.has_sums else 0
-    sums = c.format.grid_bytes + c.scale_bytes + c.barrier_bytes + columns * x_pitch
+    sums = c.format.table_bytes + c.scale_bytes + c.barrier_bytes + columns * x_pitch
     partials = sums + columns * sums_pitch
     ring = ceil_div(partials + 2 * c.teams * c.warps * c.columns * 64, 128) * 128
     return _Layout(x_pitch, sums_pitch, sums, partials, ring, ring + c.teams * c.warps * c.stages * c.stage_bytes)
@@ -333,7 +333,8 @@ class GgufMatvec(Engine):
             return Build(())
         plan, scratch = _plan(p, config, device), Scratch()
         c, y = plan.consts, p.desc("y")
-        target = Target.for_arch(device.arch, (8, 0) if c.by_map else (7, 4))
+        follows = bool(dict(config.knobs).get("overlaps", device.at_least(9)))
+        target = Target.for_arch(device.arch, (8, 0) if c.by_map else (7, 8) if follows else (7, 4))
         size = y.dtype.num_bytes
         y_strides = (y.strides[-2] if y.rank == 2 else 0, y.strides[-1])
         out = [Arg("ptr_y", "u64", TensorArg("y")), Arg("y_row_step", "s64", y_strides[0] * size),
@@ -344,12 +345,12 @@ class GgufMatvec(Engine):
             args = [Arg("ptr_sums", "u64", sums), *out[:3], Arg("n", "u32", p.n), Arg("count", "u32", p.rows * p.n),
                     Arg("panels", "u32", plan.panels)]
             combine = (Step.of("gguf/combine", p.op, target, _COMBINE_THREADS, args, CombineConsts(y.dtype.name),
-                               ceil_div(p.rows * p.n, _COMBINE_THREADS), suffix=y.dtype.name),)
+                               ceil_div(p.rows * p.n, _COMBINE_THREADS), follows=follows, suffix=y.dtype.name),)
             out = [Arg("ptr_y", "u64", sums), Arg("y_row_step", "s64", 4 * p.n), Arg("y_step", "s64", 4),
                    Arg("y_panel_step", "s64", 4 * p.rows * p.n)]
         grid = plan.tile_ctas * plan.panels * (p.rows if p.has("ids") else 1)
         step = Step.of("gguf/matvec", p.op, target, 32 * c.warps * c.teams, [*_arguments(p, plan), *out], c, grid,
-                       dynamic_smem=plan.layout.num_bytes, min_ctas_per_sm=plan.per_sm,
+                       dynamic_smem=plan.layout.num_bytes, min_ctas_per_sm=plan.per_sm, follows=follows,
                        suffix=f"{p.format.lower()}_{c.x_dtype}_{c.rows}_{config.name}")
         return Build((step, *combine), scratch.num_bytes)
 
