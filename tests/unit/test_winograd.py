@@ -55,3 +55,21 @@ def test_what_winograd_does_not_take_is_refused_in_words() -> None:
             if "winograd_f2" in engine.id:
                 support = engine.check_support(problem, INFO)
                 assert not support and words in support.reason, (rest, support.reason)
+
+
+@pytest.mark.parametrize(("pixel", "output", "least", "most"), [((0, 0), (1, 1), 0.0, 4.0), ((3, 3), (0, 0), 0.0, 4.0),
+                                                                ((1, 1), (0, 0), 1e3, 4e6)])
+def test_errors_are_of_what_an_output_sees(pixel: tuple[int, int], output: tuple[int, int], least: float, most: float) -> None:
+    """F(2 x 2, 3 x 3) in f32: a pixel of 1e6 that an output's window leaves out adds nothing to its error; one that a tap of zero meets
+    adds as if the tap were the largest. In units of eps times the output's sum of magnitudes."""
+    back, taps, window = (np.array(m, np.float32) for m in toom_cook(2, 3))
+    rng, worst = np.random.default_rng(4), 0.0
+    i, j = output
+    for _ in range(100):
+        x, w = rng.standard_normal((4, 4)).astype(np.float32), rng.standard_normal((3, 3)).astype(np.float32)
+        w[1, 1] = 0.0
+        x[pixel] = 1e6
+        got = back @ ((taps @ w @ taps.T) * (window @ x @ window.T)) @ back.T
+        terms = x[i:i + 3, j:j + 3].astype(np.float64) * w
+        worst = max(worst, abs(float(got[i, j]) - terms.sum()) / (2.0**-23 * np.abs(terms).sum()))
+    assert least <= worst < most
