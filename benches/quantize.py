@@ -87,7 +87,8 @@ def torch_of(problem: Problem) -> Torch:
     attrs = dict(problem.attrs)
     kind, scaling = attrs.get("kind", ""), attrs.get("scaling")
     if problem.op == "cast":
-        return lambda t: t["x"].to(FP8["e4m3"])
+        to = moving.TORCH_TYPES[problem.desc("y").dtype.name]
+        return lambda t: t["x"].to(to)
     if problem.op == "quantize":
         return lambda t: codes_of(_grouped(t["x"].float(), t["scale"]) / _last(t["scale"]), kind).flatten(1)
     if problem.op == "dequantize":
@@ -198,6 +199,7 @@ def lines(rows: int, columns: int, x: str = "bf16") -> list[tuple[str, str]]:
              (f"mxfp4 {size}", f"dynamic_quantize x={x}{shape} kind=e2m1 scaling=mxfp4"),
              (f"nvfp4 {size}", f"dynamic_quantize x={x}{shape} kind=e2m1 scaling=nvfp4 global_scale=f32[]nchw"),
              (f"e4m3 {size}", f"cast x={x}{shape} dtype=e4m3"),
+             (f"from e4m3 {size}", f"cast x=e4m3{shape} dtype={x}"),
              (f"e4m3 given {size}", f"quantize x={x}{shape} kind=e4m3 scale=f32[]nchw"),
              (f"s8 given {size}", f"quantize x={x}{shape} kind=s8 scale=f32[{rows}]nchw"),
              (f"e4m3 {size}", f"dequantize x=e4m3{shape} kind=e4m3 scale=f32[]nchw dtype={x}"),
