@@ -191,7 +191,9 @@ def measure(backend: Any, model: str, tokens: int, t: dict[str, Any], options: a
             except Exception as error:
                 failures.append(f"triton {config}: {error}"[:200])
     calls += list(torch_calls(t).items())
-    steps = [(launch, step.spec.symbol) for launch, step in zip(ran[0][1].launches, ran[0][1].build.steps, strict=True)] if ran else []
+    untuned = min(ran, key=lambda r: r[0]["estimate_us"], default=None)
+    steps = [] if untuned is None else [(launch, step.spec.symbol) for launch, step in
+                                        zip(untuned[1].launches, untuned[1].build.steps, strict=True)]
     stream = backend.default_stream()
     if options.steps:
         calls += [(f"step {i} {name}", lambda launch=launch: launch.launch(stream)) for i, (launch, name) in enumerate(steps)]
@@ -312,7 +314,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--backward", action="store_true", help="gradients instead")
     parser.add_argument("--codes", default="", choices=("", "e4m3", "s4"), help="quantised experts instead, against ours of 16 bits")
-    parser.add_argument("--steps", action="store_true", help="time each launch of the first config by itself, too")
+    parser.add_argument("--steps", action="store_true", help="time each launch of the untuned choice by itself, too")
     parser.add_argument("--all", action="store_true", help="print every config")
     parser.add_argument("--seconds", type=float, default=math.inf, help="start no case after so many seconds")
     parser.add_argument("--json", default="")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -11,9 +12,9 @@ from ..ops import OPS
 from ..ops.base import Policy, Problem
 from ..ops.moe import MoeProblem
 from ..tensor import TensorDesc
-from . import matmul
+from . import composition, matmul
 from .base import SUPPORTED, Build, Engine, EngineConfig, Scratch, Step, Support, TensorArg, WorkspaceArg
-from .composition import Place, Product, moved
+from .composition import Place, Product
 from .moe_rows import Held, combine_step, dequantize_step, expand_step, gate_gradient_step, held, index, packed, scatter_step, sort_steps
 
 _TRIED = 2  # configs of each engine that takes a product
@@ -72,6 +73,12 @@ class _Experts(Engine):
 def _grouped(a: TensorDesc, b: TensorDesc, d: TensorDesc, experts: int, **attrs: Any) -> Product:
     sizes = TensorDesc.packed(S32, (experts,))
     return (("a", a), ("b", b), ("group_sizes", sizes), ("d", d)), tuple(attrs.items())
+
+
+def moved(build: Build, workspace: WorkspaceArg, **places: Place) -> list[Step]:
+    """A product's steps; those of the Hopper loop get ready while the launch before them ends."""
+    return [replace(step, spec=replace(step.spec, follows=True)) if step.spec.template == "matmul/wgmma_sm90" else step
+            for step in composition.moved(build, workspace, **places)]
 
 
 def _take(scratch: Scratch, desc: TensorDesc) -> WorkspaceArg:
