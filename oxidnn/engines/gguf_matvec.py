@@ -21,6 +21,7 @@ from .gguf_formats import FORMAT_CONSTS, FormatConsts, half_pair, phase_of
 
 TILE = 16  # rows of W
 MAX_PANELS = 16
+MAX_QUADS = 8
 _LIMIT = 2**31
 _COMBINE_THREADS = 128
 # of a lane, a weight
@@ -36,7 +37,8 @@ class MatvecConsts:
     written for, loops of them make a chunk. by_map: chunks come as boxes of a tensor map. phase: what the addresses of chunks are multiples
     of (4, 2, 1). pieces: of 16 bytes that a row's chunk may touch; has_skew: it may begin within one. slot_areas: every expert of a row has
     an x of its own. scales_x: rows of x are multiplied by powers of two. moves_x: four numbers of x lie together, aligned. begins_within:
-    the first block may lie within 16 bytes that begin before it."""
+    the first block may lie within 16 bytes that begin before it. quads: fours of elements of x that a thread loads before it uses any;
+    holds_x: these are all it takes."""
 
     format: FormatConsts
     rows: int
@@ -59,16 +61,13 @@ class MatvecConsts:
     scales_x: bool
     moves_x: bool
     begins_within: bool
+    quads: int
+    holds_x: bool
 
     @property
     def area_sets(self) -> int:
-        """Sets of warps that take rows of x in turn, a power of two."""
-        return min(1 << (self.areas.bit_length() - 1), self.warps * (self.teams & -self.teams))
-
-    @property
-    def quads(self) -> int:
-        """Four elements of x that a thread loads before it uses any."""
-        return 4
+        """Sets of warps that take rows of x in turn."""
+        return _area_sets(self.areas, self.warps, self.teams)
 
     @property
     def multiplies(self) -> bool:
@@ -190,11 +189,25 @@ def _consts(p: GgufMatvecProblem, config: EngineConfig) -> MatvecConsts:
     moves_x = (x.strides[-1] == 1 and x.align % (4 * size) == 0
                and all(s % 4 == 0 for s, n in zip(x.strides[:-1], x.shape[:-1], strict=True) if n > 1))
     rows = 1 if is_indexed else p.rows
+    areas = p.num_ids if slot_areas else rows
+    sets = _area_sets(areas, config["warps"], config["teams"])
+    chunk_size = loops * run * f.size
+    quads = ceil_div(_panel_chunks(p, chunk_size, config) * chunk_size // 4 * sets, 32 * config["warps"] * config["teams"])
     return MatvecConsts(f, rows, 3 if x.dtype is F32 else 1, config["warps"], config["teams"], config["stages"], run, loops, by_map, phase,
                         together < 16, ceil_div(chunk_bytes + 16 - together + 4 * (phase == 1), 16), x.dtype.name,
                         "f32" if config["panels"] > 1 else p.desc("y").dtype.name, p.desc("ids").dtype.name if is_indexed else "",
-                        p.desc("weights").dtype.name if p.has("weights") else "", slot_areas, p.num_ids if slot_areas else rows,
-                        x.dtype is not F16 or f.has_sums, moves_x, blocks.align < 16)
+                        p.desc("weights").dtype.name if p.has("weights") else "", slot_areas, areas,
+                        x.dtype is not F16 or f.has_sums, moves_x, blocks.align < 16, max(1, min(quads, MAX_QUADS)),
+                        quads <= MAX_QUADS and areas <= sets)
+
+
+def _area_sets(areas: int, warps: int, teams: int) -> int:
+    """A power of two."""
+    return min(1 << (areas.bit_length() - 1), warps * (teams & -teams))
+
+
+def _panel_chunks(p: GgufMatvecProblem, chunk_size: int, config: EngineConfig) -> int:
+    return max(ceil_div(ceil_div(p.k, chunk_size), config["panels"]), 1)
 
 
 def _map_fault(p: GgufMatvecProblem, device: DeviceInfo) -> str:
@@ -241,7 +254,7 @@ class _Plan:
 def _plan(p: GgufMatvecProblem, config: EngineConfig, device: DeviceInfo) -> _Plan:
     c = _consts(p, config)
     num_chunks = ceil_div(p.k, c.chunk_size)
-    panel_chunks = max(ceil_div(num_chunks, config["panels"]), 1)
+    panel_chunks = _panel_chunks(p, c.chunk_size, config)
     panels = max(ceil_div(num_chunks, panel_chunks), 1)
     per_sm = config["ctas"]
     places = ceil_div(per_sm * device.num_sms, panels * (p.rows if p.has("ids") else 1))
