@@ -28,9 +28,10 @@ MAX_REGISTERS = {1: 255, 2: 175, 4: 108}  # of a thread, by warpgroups: 255, 168
 @dataclass(frozen=True, slots=True)
 class QuantizedWgmmaConsts:
     """Consts of quantized_linear/wgmma_sm90. dtype: of x; bits: of a code; columns: rows of x; row_groups, k_groups: warpgroups that share
-    the rows of W, that deal out stages; splits: CTAs of a cluster that deal out k; shares: that have neighbouring rows and bring x together;
-    spans: of 64 k in a turn of the loop, stage_spans of them in a stage; scaling: "sums" of `unit` spans, "numbers", each of them, or
-    "none"; parts: of a span that have a scale of their own; zero: PTX type of zero points, "" without; streams: codes leave L2 first."""
+    the rows of W, that deal out stages; splits: CTAs of a cluster that deal out k; shares: that have neighbouring rows, and bring x
+    together; spans: of 64 k in a turn of the loop, stage_spans of them in a stage; scaling: "sums" of `unit` spans, "numbers", each of
+    them, or "none"; parts: of a span that have a scale of their own; zero: PTX type of zero points, "" without; streams: codes leave L2
+    first."""
 
     kind: str
     dtype: str

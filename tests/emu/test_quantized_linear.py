@@ -3,6 +3,8 @@ points, clusters, tails; layouts of GPTQ and AWQ against plain NumPy; through th
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -12,6 +14,7 @@ from oxidnn.device import known_device
 from oxidnn.engines.base import EngineConfig
 from oxidnn.engines.quantized_linear_gemv import GEMV
 from oxidnn.engines.quantized_linear_skinny import SKINNY
+from oxidnn.engines.quantized_linear_stream import STREAM
 from oxidnn.engines.quantized_linear_wgmma import WGMMA
 from oxidnn.ops.case import parse_case
 from oxidnn.runtime.assembler import assemble
@@ -44,6 +47,42 @@ def test_few_rows(line: str, chosen: EngineConfig) -> None:
     support = SKINNY.check_support(problem, backend.info)
     assert support, support.reason
     run_problem(backend, problem, SKINNY, chosen, seed=len(line))
+
+
+def team(warps: int, teams: int, boxes: int, stages: int, ctas: int = 1) -> EngineConfig:
+    return EngineConfig.of(warps=warps, teams=teams, ctas=ctas, boxes=boxes, stages=stages)
+
+
+@pytest.mark.parametrize(("line", "chosen"), [
+    ("x=f16[1,1312] w=u8[40,656] scale=f16[40,41] kind=s4 group_size=32", team(4, 1, 1, 3)),
+    ("x=bf16[3,896] w=u8[40,448] scale=bf16[40,14] zero_point=u8[40,14] kind=u4 group_size=64", team(2, 2, 2, 2)),
+    ("x=f16[9,704] w=u8[72,352] scale=f32[72,6] zero_point=s8[72,6] kind=u4 group_size=128", team(1, 2, 1, 2)),
+    ("x=bf16[16,416] w=u8[24,208] scale=f32[24] kind=s4 bias=f32[24] epilogue=bias_relu", team(2, 1, 1, 2)),
+    ("x=f16[2,1024] w=u8[24,512] scale=f16[24,2] kind=s4 group_size=512", team(2, 1, 1, 3)),   # a group of two stages
+    ("x=f16[2,5,704] w=u8[40,352] scale=f16[40] zero_point=u8[40] kind=u4", team(4, 1, 1, 3)),
+    ("x=bf16[7,512] w=u8[24,256] scale=f32[24,8] kind=nf4", team(16, 1, 1, 2)),   # more threads than pairs of numbers
+    ("x=f16[4,368] w=s8[40,368] scale=f32[40,6] zero_point=s8[40,6] kind=s8 group_size=64", team(2, 1, 1, 2)),
+    ("x=bf16[4,368] w=s8[40,368] scale=f32[40] zero_point=s8[40] kind=s8", team(2, 1, 2, 2, ctas=2)),
+    ("x=f16[4,352] w=e4m3[40,352] scale=f32[40,11] kind=e4m3 group_size=32", team(2, 2, 1, 3)),
+    ("x=bf16[8,208] w=e4m3[24,208] scale=f16[24] kind=e4m3 residual=f32[8,24] epilogue='relu(acc + residual)'", team(1, 2, 1, 4)),
+    ("x=f16[1,1024] w=u8[24,512] scale=f16[24,8](1,24) permutation=s32[1024] kind=u4", team(4, 1, 1, 2)),
+], ids=lambda v: v.name if isinstance(v, EngineConfig) else v.split()[1] + v.split("kind=")[1].split()[0])
+def test_streams(line: str, chosen: EngineConfig) -> None:
+    problem, backend = parse_case(f"quantized_linear {line}"), EmulatedBackend("sm_90a", checkers="all", schedule=("random", len(line)))
+    support = STREAM.check_support(problem, backend.info)
+    assert support, support.reason
+    run_problem(backend, problem, STREAM, chosen, seed=len(line))
+
+
+@pytest.mark.parametrize("kind", ["nf4", "s8"])
+def test_teams_take_tiles_in_turn(kind: str) -> None:
+    """Rings run ahead into the next tile; each tile has its own factors."""
+    w = "u8[136,256] scale=f16[136,8]" if kind == "nf4" else "s8[136,512] scale=f16[136,4] zero_point=s8[136,4]"
+    problem = parse_case(f"quantized_linear x=f16[2,512] w={w} kind={kind}")
+    backend = EmulatedBackend("sm_90a", checkers="all", schedule=("random", 2))
+    backend.info = replace(backend.info, num_sms=2)
+    for chosen in (team(1, 2, 1, 4), team(2, 1, 1, 3)):
+        run_problem(backend, problem, STREAM, chosen)
 
 
 def steps(rows: int, warps: int, depth: int, row_warps: int = 1) -> EngineConfig:
