@@ -97,7 +97,7 @@ def _between(op: str, name: str, value: Any, least: float = 0, most: float = 1) 
 
 
 def _check_sizes(h: DnnHandle, op: str, name: str, w: Any) -> None:
-    if not _read(h, h.reduce(w, "amax")) < LARGEST:
+    if not float(_read(h, h.reduce(w, "amax"))) < LARGEST:
         raise expected(op, name, "with NaN, or sizes of 2^126 and more", "finite numbers below that")
 
 
@@ -367,7 +367,7 @@ def gptq(h: DnnHandle, w: Any, inputs: Any, kind: str = "s4", *, bits: int | Non
     inputs: InputStatistics, a batch (..., k), or a list of batches. kind: "s4", "u4", "s8", "u8" (none of `quantized_linear`). bits: 2 and
     more, of fewer codes than the kind has (-2 to 1, 0 to 3; storage stays the kind's; at 2 bits zero points are worth their while).
     group_size: columns that share a scale; None: all. Scales are found, as `dynamic_quantize` finds them, when the first column of a group
-    is reached, from the weights as they are by then. asymmetric: with zero points; None: of u4 and u8. damp: what the diagonal of the
+    is reached, from the weights as the columns before have moved them. asymmetric: with zero points; None: of u4 and u8. damp: what the diagonal of the
     Hessian is raised by, of its mean. act_order: columns in descending order of the diagonal; groups, too, are of columns in this order,
     and the layer has a permutation. block: columns between two products; it changes rounding only.
 
@@ -411,7 +411,9 @@ def gptq(h: DnnHandle, w: Any, inputs: Any, kind: str = "s4", *, bits: int | Non
         g = start // size
         stop = min(start + block, (g + 1) * size, k)
         if start == g * size:
-            now = targets[start : start + size].numpy()
+            of_group = slice(start, min(start + size, k))
+            moved = targets[of_group].numpy() - weights[of_group]
+            now = weights[of_group] + np.linalg.solve(feedback[of_group, of_group].T, moved)  # the best if none were rounded from here on
             scale[g], found = _scales(now.min(0), now.max(0), of, asymmetric)
             zero[g] = 0 if found is None else found
         wanted, lost = targets[start:stop].numpy(), np.empty((stop - start, n))
