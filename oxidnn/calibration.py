@@ -367,9 +367,9 @@ def gptq(h: DnnHandle, w: Any, inputs: Any, kind: str = "s4", *, bits: int | Non
     inputs: InputStatistics, a batch (..., k), or a list of batches. kind: "s4", "u4", "s8", "u8" (none of `quantized_linear`). bits: 2 and
     more, of fewer codes than the kind has (-2 to 1, 0 to 3; storage stays the kind's; at 2 bits zero points are worth their while).
     group_size: columns that share a scale; None: all. Scales are found, as `dynamic_quantize` finds them, when the first column of a group
-    is reached, from the weights as the columns before have moved them. asymmetric: with zero points; None: of u4 and u8. damp: what the diagonal of the
-    Hessian is raised by, of its mean. act_order: columns in descending order of the diagonal; groups, too, are of columns in this order,
-    and the layer has a permutation. block: columns between two products; it changes rounding only.
+    is reached, from the weights as the columns before have moved them. asymmetric: with zero points; None: of u4 and u8. damp: what the
+    diagonal of the Hessian is raised by, of its mean. act_order: columns in descending order of the diagonal; groups, too, are of columns
+    in this order, and the layer has a permutation. block: columns between two products; it changes rounding only.
 
     Columns that no input reached are rounded to the nearest code. Raises InvalidArgument where the damped Hessian is not positive definite.
 
