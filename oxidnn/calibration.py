@@ -333,6 +333,8 @@ def round_to_nearest(h: DnnHandle, w: Any, kind: str = "s4", *, group_size: int 
 
 def dequantized(h: DnnHandle, layer: Layer, features: int | None = None) -> Any:
     """The weights (n, k) of a layer, f32, columns in the order of its inputs. features: k, where codes of four bits end in half a byte."""
+    if not isinstance(layer, Mapping) or not {"w", "scale", "zero_point", "kind", "group_size", "permutation"} <= set(layer):
+        raise expected("dequantized", "layer", type(layer).__name__, "a dict as `gptq` gives it")
     size = features if KINDS[layer["kind"]].is_packed else None
     w = h.dequantize(layer["w"], layer["scale"], layer["zero_point"], kind=layer["kind"], scaling=("group", layer["group_size"]), size=size)
     order = layer["permutation"]

@@ -478,6 +478,7 @@ REFUSED = {
     "rate": (lambda h: MovingAverageObserver(h, rate=2), "MovingAverageObserver: rate is 2"),
     "percentile": (lambda h: PercentileObserver(h, 0.999), "PercentileObserver: percentile is 0.999"),
     "kind of scale": (lambda h: MinMaxObserver(h).update(X).scale("s5"), "MinMaxObserver: kind is 's5'"),
+    "layer": (lambda h: output_error(h, W, {"w": W}, X), "dequantized: layer is dict"),
     "layers": (lambda h: sensitivity(h, [(W, X)]), "sensitivity: layers is list"),
     "bits of kinds": (lambda h: mixed_kinds({"a": {"s4": 1.0}}, {"a": 3}, 3.9), "mixed_kinds: bits is 3.9"),
     "names of sizes": (lambda h: mixed_kinds({"a": {"s4": 1.0}}, {"b": 3}, 4), "mixed_kinds: names of sizes"),
