@@ -51,8 +51,8 @@ class Fixed(MatmulEngine):
 class MutantBackend(EmulatedBackend):
     """Runs `texts[template]` in place of the rendered kernel."""
 
-    def __init__(self, texts: dict[str, str], schedule: Any) -> None:
-        super().__init__("sm_90a", checkers="all", schedule=schedule)
+    def __init__(self, texts: dict[str, str], schedule: Any, arch: str = "sm_90a") -> None:
+        super().__init__(arch, checkers="all", schedule=schedule)
         self.info = replace(self.info, num_sms=1)  # CTAs walk several tiles
         self.texts = texts
         self.ran: dict[str, set[int]] = {}
@@ -75,11 +75,12 @@ class Problem:
     case: str
     engine: str
     knobs: dict[str, Any]
+    arch: str = "sm_90a"
 
     def __post_init__(self) -> None:
         self.problem = problem = parse_case(self.case)
         engine = next(e for e in ENGINES[problem.op] if e.id == self.engine)
-        info = MutantBackend({}, None).info
+        info = MutantBackend({}, None, self.arch).info
         if isinstance(engine, MatmulEngine) and "stages" in self.knobs:
             self.config = EngineConfig.of(**self.knobs)
             engine = Fixed(problem.op, engine.algorithm)
@@ -102,7 +103,7 @@ class Problem:
 
     def run(self, template: str, text: str, schedule: Any) -> set[int]:
         """The lines executed of `text`, which stands for `template`. Raises what the emulator or the comparison does."""
-        backend = MutantBackend({template: text}, schedule)
+        backend = MutantBackend({template: text}, schedule, self.arch)
         with np.errstate(all="ignore"):
             got = execute(backend, self.problem, self.by, self.config, self.inputs, self.scalars)
             compare(self.problem, got, self.want)
@@ -118,14 +119,15 @@ class Kernel:
     cases: tuple[str, ...]
     knobs: dict[str, Any] = field(default_factory=dict)
     equivalent: tuple[tuple[str, str, str], ...] = ()  # see EQUIVALENT
+    arch: str = "sm_90a"
 
     @cached_property
     def problems(self) -> list[Problem]:
-        first = Problem(self.cases[0], self.engine, self.knobs)
+        first = Problem(self.cases[0], self.engine, self.knobs, self.arch)
         found = [first]
         for case in self.cases[1:]:
             knobs = dict(first.config.knobs) if "stages" in dict(first.config.knobs) else self.knobs
-            found.append(Problem(case, self.engine, knobs))
+            found.append(Problem(case, self.engine, knobs, self.arch))
             assert found[-1].text(self.template) == first.text(self.template), f"{case} runs another kernel"
         return found
 
@@ -156,6 +158,16 @@ DECODE = (("no clamp", "%limit", "a causal limit is never beyond the last key"),
           ("no xor", "%line_., 0", "nothing is changed"))
 INSIDE = ("no guard|other comparison|one further|no choice", r"%column_first, (0|64|128|192|256|320|384); .*(%p_column|%column_first)",
           "all columns of these packs lie inside")
+QUANTISED = (("no product", "%excess|%quotient", "but for quotients next to the middle of two codes, of which test_quantize has all"),
+             ("branch inverted|other comparison", "%p_far", "of these scales both ways are right"),
+             ("no choice|other comparison", "%p_(finite|nothing|nan|none|least|fp8_nan|known|older)", "numbers are finite, not all of them 0"),
+             ("guard inverted", "%p_first ld.global.f32 %scale", "nor is the scale kept"),
+             ("no choice|other comparison", r"%p_(live|leads|outside)\b.*(%num|%p_live)", "groups fill the CTAs"),
+             ("no guard", r"%p_(leads|first) st", "all threads of a scale hold it"),
+             ("other comparison", "%p_fp8_small", "the least normal number is the same either way"),
+             ("no guard|other comparison", r"%p_live\d", "a pack beyond the last is that one, and written alike"),
+             ("no guard|other comparison|one further", "%p_inside0|%index, %index", "a thread of one number is gone where that is outside"),
+             ("no clamp", "%place", "0 lies within the range"), ("no clamp", "%group", "what threads without a group hold is not written"))
 KERNELS = {
     "wgmma_coop": Kernel("matmul/wgmma_sm90", "gemm.wgmma_sm90",
                          ("gemm a=bf16[200,136] b=bf16[72,136] transpose_b=True",), _wgmma("coop", "boxes", 128, 64)),
@@ -313,6 +325,26 @@ KERNELS = {
                         {}, (
         ("no guard", "%p_expert[01]", "what does not exist is never chosen"), ("other comparison", "%p_group, %lane", "nor is its group"),
         ("other comparison", "%p_negative", "0 is never below"))),
+    "quantize_given": Kernel("quantize/map", "quantize.map", (
+        "quantize x=bf16[70,72]nchw kind=s8 scale=f32[70]nchw zero_point=s8[70]nchw",), {"packs": 2}, QUANTISED),
+    "dequantize": Kernel("quantize/map", "quantize.map", ("dequantize x=e4m3[99,60]nchw scale=f32[99]nchw dtype=f32",),
+                         {"packs": 4}, QUANTISED),
+    "dequantize_fp4": Kernel("quantize/map", "quantize.map", (
+        "dequantize x=u8[133,24]nchw scale=e4m3[133,3]nchw global_scale=f32[]nchw scaling=nvfp4 dtype=f16",), {"packs": 2}, QUANTISED),
+    "fake_quantize_gradient": Kernel("quantize/map", "quantize.map", (
+        "fake_quantize_backward dy=f16[43,7]nchw x=f16[43,7]nchw kind=u8 scale=f32[7]nchw zero_point=s32[7]nchw axis=1",), {}, QUANTISED),
+    "quantize_blocks": Kernel("quantize/groups", "quantize.groups", (
+        'dynamic_quantize x=bf16[78,72]nchw kind=e4m3 scaling="(\'block\',(16,32))"',), {"packs": 2}, QUANTISED),
+    "quantize_rows": Kernel("quantize/groups", "quantize.groups", (
+        "dynamic_quantize x=f32[30,500]nchw kind=u8 scaling=token asymmetric=True",), {"packs": 1}, QUANTISED),
+    "quantize_mxfp4": Kernel("quantize/groups", "quantize.groups", ("dynamic_quantize x=bf16[128,96]nchw kind=e2m1 scaling=mxfp4",), {},
+                             QUANTISED),
+    "quantize_nvfp4": Kernel("quantize/groups", "quantize.groups", (
+        "dynamic_quantize x=bf16[128,96]nchw kind=e2m1 scaling=nvfp4 global_scale=f32[]nchw",), {}, QUANTISED),
+    "delayed_scale": Kernel("quantize/delayed", "quantize.delayed", (
+        "delayed_scale history=f32[40,9]nchw amax=f32[9]nchw scale=f32[9]nchw",), {}, QUANTISED),
+    "fp8_by_integers": Kernel("quantize/map", "quantize.map", ("quantize x=f32[50,48]nchw kind=e4m3 scale=f32[50,48]nchw",), {}, QUANTISED,
+                              "sm_80"),
     "tiled_simt": Kernel("matmul/tiled_simt", "gemm.simt",
                          ("gemm a=f32[117,50] b=f32[50,21]", "gemm a=f32[37,10] b=f32[10,21]",
                           "gemm a=f32[96,10] b=f32[10,21]"), {"split_k": 1},
@@ -648,6 +680,9 @@ FLOOR = {
     "attention_forward_mma": (26, 26), "attention_forward": (24, 26), "attention_decode": (25, 26), "attention_decode_boxes": (25, 26),
     "attention_decode_pages": (25, 26), "attention_decode_combine": (23, 26), "rope": (25, 26), "kv_cache_append": (24, 26),
     "moe_sort": (25, 26), "moe_route": (25, 26),
+    "quantize_given": (25, 26), "dequantize": (25, 26), "dequantize_fp4": (25, 26), "fake_quantize_gradient": (24, 26),
+    "quantize_blocks": (26, 26), "quantize_rows": (25, 26), "quantize_mxfp4": (25, 26), "quantize_nvfp4": (25, 26),
+    "delayed_scale": (24, 26), "fp8_by_integers": (24, 26),
     "tiled_simt": (25, 26), "split_k_reduce": (25, 26), "direct": (26, 26), "tree": (24, 26), "tree_column": (25, 26),
     "tree_variance": (26, 26),
     "softmax_masked": (25, 26), "sparsemax": (26, 26), "row_map": (25, 26), "norm_eight_bits": (26, 26), "sinkhorn": (26, 26),
