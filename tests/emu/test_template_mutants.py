@@ -160,7 +160,7 @@ INSIDE = ("no guard|other comparison|one further|no choice", r"%column_first, (0
           "all columns of these packs lie inside")
 QUANTISED = (("no product", "%excess|%quotient", "but for quotients next to the middle of two codes, of which test_quantize has all"),
              ("branch inverted|other comparison", "%p_far", "of these scales both ways are right"),
-             ("no choice|other comparison", "%p_(finite|nothing|nan|none|least|fp8_nan|known|older)", "numbers are finite, not all of them 0"),
+             ("no choice|other comparison", "%p_(finite|nothing|nan|none|least|fp8_nan|known|older)", "all are finite, and some are not 0"),
              ("guard inverted", "%p_first ld.global.f32 %scale", "nor is the scale kept"),
              ("no choice|other comparison", r"%p_(live|leads|outside)\b.*(%num|%p_live)", "groups fill the CTAs"),
              ("no guard", r"%p_(leads|first) st", "all threads of a scale hold it"),
