@@ -215,7 +215,7 @@ class DnnHandle(ListOps):
     def conv(self, x: Any, w: Any, bias: Any = None, *, stride: Any = 1, padding: Any = 0, dilation: Any = 1, groups: int = 1,
              epilogue: Any = None, residual: Any = None, flip: bool = False, scale_x: Any = None, scale_w: Any = None, scale_y: Any = None,
              zero_x: Any = None, zero_w: Any = None, zero_y: Any = None, out_dtype: Any = None, saturate: bool = True,
-             prologue: Any = None, return_stats: bool = False, operands: Mapping[str, Any] | None = None,
+             prologue: Any = None, return_stats: bool = False, return_amax: bool = False, operands: Mapping[str, Any] | None = None,
              scalars: Mapping[str, float] | None = None, out: Any = None, stream: Any = None) -> Any:
         """y[n,k,p] = epilogue(sum over c, r of x[n,c,p*stride - padding + r*dilation] * w[k,c,r]): cross-correlation.
 
@@ -227,8 +227,10 @@ class DnnHandle(ListOps):
 
         An epilogue of two outputs, e.g. "relu(t := acc + bias), t", gives both. return_stats: then also the count (1,), mean and sum of
         squares about it (C,), f32 or of f64 f64, of each channel of y as it is stored, the same bits on every run: what `batch_norm_stats`
-        gives of y and `batch_norm_gather` takes. prologue: an expression over x and `operands`, vectors (C,), that is summed in the place
-        of x, rounded to its type or not: "relu(x * scale + shift)"; padding stays zero.
+        gives of y and `batch_norm_gather` takes. return_amax (not of integers nor f64): then, last, the largest size of what y's elements
+        were before scale_y and rounding, () f32, NaN if one was: what `delayed_scale` takes. prologue: an expression over x and
+        `operands`, vectors (C,), that is summed in the place of x, rounded to its type or not: "relu(x * scale + shift)"; padding stays
+        zero.
 
         Of 8-bit types x and w are e4m3 and e5m2 (y in bf16 by default, also in floats and in these types), or s8 and u8, in any mix: sums
         are exact (modulo 2^32) and y is s32 where nothing is done to them, else f32 by default. scale_x (one element), scale_w (one, or
@@ -241,10 +243,11 @@ class DnnHandle(ListOps):
         groups that it merges. `explain` says who is chosen.
         """
         attrs = (stride, padding, dilation, groups, epilogue, flip)
-        if scale_x is scale_w is scale_y is zero_x is zero_w is zero_y is out_dtype is prologue is None and saturate and not return_stats:
+        is_plain = scale_x is scale_w is scale_y is zero_x is zero_w is zero_y is out_dtype is prologue is None
+        if is_plain and saturate and not return_stats and not return_amax:
             return self._session.run(_CONV, (x, w, bias, residual), attrs, out, stream, scalars, operands)
         arrays = (x, w, bias, residual, scale_x, scale_w, scale_y, zero_x, zero_w, zero_y)
-        more = (out_dtype, saturate, prologue, return_stats)
+        more = (out_dtype, saturate, prologue, return_stats, return_amax)
         return self._session.run(CALLS["conv_fprop"], arrays, (*attrs, *more), out, stream, scalars, operands)
 
     def conv_batch_norm(self, x: Any, w: Any, running_mean: Any, running_var: Any, gamma: Any = None, beta: Any = None, *,
@@ -313,11 +316,11 @@ class DnnHandle(ListOps):
     def conv_transpose(self, x: Any, w: Any, bias: Any = None, *, stride: Any = 1, padding: Any = 0, output_padding: Any = 0,
                        dilation: Any = 1, groups: int = 1, epilogue: Any = None, flip: bool = False, scale_x: Any = None,
                        scale_w: Any = None, scale_y: Any = None, zero_y: Any = None, out_dtype: Any = None, saturate: bool = True,
-                       return_stats: bool = False, operands: Mapping[str, Any] | None = None,
+                       return_stats: bool = False, return_amax: bool = False, operands: Mapping[str, Any] | None = None,
                        scalars: Mapping[str, float] | None = None, out: Any = None, stream: Any = None) -> Any:
         """Transposed convolution: x (N, C, spatial), w (C, K/groups, spatial), y of extent (L-1)*stride - 2*padding + dilation*(r-1) + 1 +
         output_padding; PyTorch's conventions. The rest as of `conv`."""
-        attrs = (stride, padding, dilation, groups, output_padding, epilogue, flip, out_dtype, saturate, return_stats)
+        attrs = (stride, padding, dilation, groups, output_padding, epilogue, flip, out_dtype, saturate, return_stats, return_amax)
         arrays = (x, w, bias, scale_x, scale_w, scale_y, zero_y)
         return self._session.run(CALLS["conv_transpose"], arrays, attrs, out, stream, scalars, operands)
 

@@ -120,7 +120,8 @@ class AffineMatmul:
     summed in s32, and turned into f32 for an epilogue or a D of floats.
 
     moments: the means of D's columns over blocks of rows, and the squares about these (f32), go to the workspace as [mean,
-    squares][batch][column][block], with blocks of as many rows as the algorithm says (moments_block).
+    squares][batch][column][block], with blocks of as many rows as the algorithm says (moments_block). amax: the epilogue has a second
+    output, and the largest size of it is raised in the tensor "amax" (f32), zero before: the same bits in any order.
     """
 
     m: IndexSpace
@@ -144,6 +145,7 @@ class AffineMatmul:
     addend: str = ""
     prologue: Prologue | None = None
     moments: bool = False
+    amax: bool = False
 
     @property
     def flops(self) -> int:
@@ -162,7 +164,7 @@ class AffineMatmul:
                  "takes_aux": ("second outputs", self.aux), "takes_ragged": ("groups of unknown sizes", self.ragged),
                  "takes_zeros": ("zero points", self.zero_a or self.zero_b),
                  "takes_addend": ("integers on top of sums", self.addend or None),
-                 "takes_prologue": (THROUGH_INPUT, self.prologue)}
+                 "takes_prologue": (THROUGH_INPUT, self.prologue), "takes_amax": ("largest sizes of results", self.amax or None)}
         return {attribute: words for attribute, (words, value) in found.items() if value is not None}
 
 

@@ -80,6 +80,7 @@ class DirectConsts:
     aux: Walk | None = None  # the epilogue's second output
     zeros: tuple[Walk | None, Walk | None] = (None, None)  # of A and of B, taken from each of their elements
     addend: str = ""  # the operand, of integers, that is added to the sum before it is converted
+    amax: bool = False  # of the epilogue's second output the largest size is raised
     prologue: Prologue | None = None
     prologue_walks: tuple[Walk, ...] = ()
     ragged: RaggedConsts | None = None
@@ -232,7 +233,7 @@ def _consts(am: AffineMatmul, lanes: int) -> DirectConsts:
         compute=epilogue_type(am),
         up=walk_rows(am.up, False), scales=(walk_rows(am.scale_a, True), walk_rows(am.scale_b, False)),
         aux=walk_target(am.aux) if am.aux is not None else None,
-        zeros=(None, None) if is_empty else (walk_rows(am.zero_a, True), walk_rows(am.zero_b, False)), addend=am.addend,
+        zeros=(None, None) if is_empty else (walk_rows(am.zero_a, True), walk_rows(am.zero_b, False)), addend=am.addend, amax=am.amax,
         ragged=None if is_empty else RaggedConsts.of(am), prologue=am.prologue,
         prologue_walks=tuple(walk_source(s, s.batch_strides, *((s.row_strides, ()) if am.prologue.side == "a" else ((), s.row_strides)))
                              for s in am.prologue.operands) if am.prologue is not None else (),
@@ -258,6 +259,7 @@ class DirectAlgorithm:
     takes_ragged = True
     takes_zeros = True
     takes_addend = True
+    takes_amax = True
     takes_prologue = True
 
     def check(self, am: AffineMatmul, device: DeviceInfo) -> Support:
@@ -317,6 +319,7 @@ class DirectAlgorithm:
         args += ragged_arguments(am, "s64") if consts.ragged is not None else []
         args += [pointer(f"operand{i}", t) for i, t in enumerate(am.operands)]
         args += [pointer("aux", am.aux)] if am.aux is not None else []
+        args += [Arg("ptr_amax", "u64", TensorArg("amax"))] if am.amax else []
         args += [Arg(f"scalar{i}", consts.compute, ScalarArg(name)) for i, name in enumerate(consts.scalars)]
         grid = -(-consts.total // _THREADS)
         return Build((Step.of("matmul/direct", op, PtxTarget.for_arch(device.arch), _THREADS, args, consts, grid,

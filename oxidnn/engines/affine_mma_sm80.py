@@ -299,6 +299,7 @@ class MmaSm80Matmul:
     takes_aux = True
     takes_prologue = True
     takes_addend = True
+    takes_amax = True
 
     def check(self, am: AffineMatmul, device: DeviceInfo) -> Support:
         """Both operands f16, both bf16, both f32 with any math but "ieee", 8-bit floats (sm_89) or 8-bit integers that lie along k in

@@ -127,6 +127,7 @@ class SimtMatmul:
     takes_ragged = True
     takes_gates = True
     takes_aux = True
+    takes_amax = True
     takes_prologue = True
 
     def check(self, am: AffineMatmul, device: DeviceInfo) -> Support:

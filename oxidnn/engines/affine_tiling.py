@@ -455,6 +455,7 @@ class EpilogueConsts:
     moments: int = 0  # rows of D of whose columns mean and squares are written beside it: those of the tile, or none
     threads: int = 0  # that write the tile
     loads_ahead: bool = False
+    has_amax: bool = False  # of the expression's second output the largest size is found
 
     @property
     def smem_bytes(self) -> int:
@@ -540,7 +541,7 @@ def plan_epilogue(d: Digits, am: AffineMatmul, tile_m: int, tile_n: int, threads
                           1 if is_split else len(d.batch), am.acc.ptx if is_split else epilogue_type(am), acc_size, targets,
                           None if is_split else am.epilogue, () if is_split else _scalars(am), wide, am.acc.ptx,
                           am.aux is not None and not is_split, is_gated, "" if is_split else am.addend,
-                          moments=tile_m if am.moments and not is_split else 0, threads=threads))
+                          moments=tile_m if am.moments and not is_split else 0, threads=threads, has_amax=am.amax and not is_split))
 
 
 def epilogue_type(am: AffineMatmul) -> str:
@@ -579,7 +580,7 @@ MAX_AHEAD = 320  # lines of PTX, of all that is loaded ahead: a kernel has them 
 def loads_ahead(e: EpilogueConsts) -> bool:
     """Whether the operands of all lines that a thread writes in turn may be under way before the first is used: those of whole vectors, or
     one element for all, in f32 arithmetic."""
-    if e.expression is None or e.has_aux or e.is_gated or e.compute != "f32" or e.acc not in ("f32", "s32") or e.vec * 2 < 4:
+    if e.expression is None or e.has_aux or e.has_amax or e.is_gated or e.compute != "f32" or e.acc not in ("f32", "s32") or e.vec * 2 < 4:
         return False
     simple = all(t.access in ("vector", "broadcast") and (t.dtype in ("f32", "f16", "bf16") or t.name == e.addend and not t.moves)
                  for t in e.operands)
@@ -729,6 +730,8 @@ def _target_arguments(t: Arguments, am: AffineMatmul, d: Digits, epilogue: Epilo
         t.weights(f"{p}_b", target.batch_strides)
     for name in epilogue.scalars:
         t.add(f"scalar_{name}", epilogue.compute, ScalarArg(name))
+    if epilogue.has_amax:
+        t.add("ptr_amax", "u64", TensorArg("amax"))
     if epilogue.moments:
         blocks = -(-am.m.size // epilogue.moments)
         t.add("ptr_moments", "u64", WorkspaceArg(0))
@@ -917,7 +920,7 @@ def reduce_step(op: str, am: AffineMatmul, d: Digits, grid: Grid, tile_epilogue:
     per_sharer = -(-grid.splits // sharers)
     targets = tuple(_target_consts(i, t, d, inner, vec) for i, t in enumerate(d.targets))
     epilogue = replace(tile_epilogue, vec=vec, m_digits=len(d.out_m), n_digits=len(d.out_n), batch_digits=len(d.batch), targets=targets,
-                       expression=am.epilogue, scalars=_scalars(am), has_aux=am.aux is not None,
+                       expression=am.epilogue, scalars=_scalars(am), has_aux=am.aux is not None, has_amax=am.amax,
                        tile_outer=0, tile_inner=0, pitch=0, inner_threads=0, outer_step=0, unroll=1, loads_ahead=False)
     t = Arguments(wide)
     chunks = -(-{"m": am.m.size, "n": am.n.size}[inner] // vec)

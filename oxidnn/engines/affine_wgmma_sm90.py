@@ -347,7 +347,7 @@ def epilogue_lines(am: AffineMatmul) -> int:
     if am.epilogue is None:
         return 0
     inputs = {name: f"%{name}" for name in ("acc", *am.epilogue.args, *am.epilogue.scalars)}
-    return am.epilogue.lower(inputs, ["%acc"], "f32").count("\n") + 1
+    return am.epilogue.lower(inputs, ["%acc", "%before"][:am.epilogue.num_outputs], "f32").count("\n") + 1
 
 
 def stores_panels(am: AffineMatmul, tile_n: int, accumulators: int) -> bool:
@@ -570,6 +570,8 @@ def _plan(am: AffineMatmul | MatmulGroup, config: EngineConfig) -> _Plan | str:
     if spare_registers < 64 and not is_split and any(t.dtype is F64 or x is None for part, x in zip(parts, stored, strict=True)
                                                      for t in (*part.operands, *((part.aux,) if part.aux is not None else ()))):
         return "a staged epilogue, or one with f64, leaves too few registers beside the accumulators of this tile"
+    if halo is not None and first.amax:
+        return "blocks of positions reach beyond the results whose largest size is found"
     if halo is not None and stored[0] is None:
         return "blocks of positions are stored by tensor copies of panels only"
     if defers:
@@ -758,6 +760,7 @@ class WgmmaSm90Matmul:
     takes_gates = True
     takes_aux = True
     takes_addend = True
+    takes_amax = True
 
     def check(self, am: AffineMatmul | MatmulGroup, device: DeviceInfo) -> Support:
         """sm_90a; operand pairs as of mma_sm80; operands that tensor maps can fetch (affine_tma.plan_boxes); D of any float type.

@@ -1,19 +1,22 @@
-"""What comes beside a convolution's result: moments of its channels, of which batch norm makes statistics, and the sums of dy's channels.
+"""What comes beside a convolution's result: moments of its channels, of which batch norm makes statistics, the largest size of its
+elements, and the sums of dy's channels.
 
 A matrix engine may write the moments of its tiles, as it stores them, into the workspace (affine.AffineMatmul.moments); one launch combines
-them. Otherwise the result, or dy, is read again. Either way the same bits come out of every run.
+them. Otherwise the result, or dy, is read again. The largest size is what elements were before they were rounded, so none but a matrix
+engine has it: warps raise it in memory, which a launch has cleared. Either way the same bits come out of every run.
 """
 
 from __future__ import annotations
 
 from functools import lru_cache
 
+from ..codegen.spec import Target
 from ..device import DeviceInfo
 from ..dtypes import F32
 from ..ops import OPS
 from ..ops.base import Problem
 from ..ops.channel_norm import ChannelNormProblem
-from ..ops.conv import CONVOLUTIONS, STATS, ConvProblem
+from ..ops.conv import AMAX, CONVOLUTIONS, STATS, ConvProblem
 from .affine import THROUGH_INPUT
 from .base import SUPPORTED, Arg, Build, Engine, EngineConfig, Scratch, Step, Support, TensorArg, WorkspaceArg, refuse
 from .channel_stats import ChannelNorm, Cut, Vector
@@ -46,15 +49,22 @@ def check(p: Problem, device: DeviceInfo) -> Support:
 
 def estimate(p: Problem, device: DeviceInfo) -> float:
     """Microseconds of what `with_by_products` adds."""
-    if not isinstance(p, ConvProblem) or p.alone is p:
+    if not isinstance(p, ConvProblem):
         return 0.0
-    total = _MOMENTS.estimate(_moments(p), _MOMENTS.configs(_moments(p), device)[0], device) if has_moments(p) else 0.0
+    cleared_us = CLEAR_US if p.has(AMAX) else 0.0
+    if p.alone is p:
+        return cleared_us
+    total = cleared_us + _MOMENTS.estimate(_moments(p), _MOMENTS.configs(_moments(p), device)[0], device) if has_moments(p) else 0.0
     return total + (6.0 + p.desc(p.result).num_bytes / (device.bandwidth_gbs * 0.9e3) if p.has("db") and p.direction == "wgrad" else 0.0)
 
 
 def with_by_products(p: Problem, build: Build, device: DeviceInfo, has_combined: bool = False) -> Build:
-    """`build`, and the launches that read the result, or dy, again. has_combined: the moments are there already."""
-    if not isinstance(p, ConvProblem) or p.alone is p:
+    """`build`, after the launch that clears the largest size, and the launches that read the result, or dy, again. has_combined: the
+    moments are there already."""
+    if not isinstance(p, ConvProblem):
+        return build
+    build = Build((*clear_steps(p, device), *build.steps), build.workspace_bytes)
+    if p.alone is p:
         return build
     from .composition import moved  # which imports the matrix engines, and these this module
 
@@ -70,6 +80,17 @@ def with_by_products(p: Problem, build: Build, device: DeviceInfo, has_combined:
         steps += reduction_steps(p.op, (dy, TensorArg(p.result)), (p.desc("db"), TensorArg("db")), axes, "sum", device, scratch)
         size = max(size, scratch.num_bytes)
     return Build(tuple(steps), size)
+
+
+def clear_steps(p: Problem, device: DeviceInfo) -> tuple[Step, ...]:
+    """The launch that makes zero of the largest size, if there is one to find."""
+    if not p.has(AMAX):
+        return ()
+    args = [Arg("ptr_flags", "u64", TensorArg(AMAX)), Arg("num_flags", "u32", 1)]
+    return (Step.of("matmul/clear_flags", p.op, Target.for_arch(device.arch), 32, args, None, 1),)
+
+
+CLEAR_US = 2.5
 
 
 def combine_step(p: ConvProblem, rows: int, block: int, partials: WorkspaceArg, device: DeviceInfo) -> Step:
@@ -101,6 +122,8 @@ class Completed(Engine):
             return refuse(f"{name} takes no {THROUGH_INPUT}")
         if problem.has("aux") and not getattr(self.engine, "takes_aux", False):
             return refuse(f"{name} takes no second outputs (igemm_wgmma_sm90, igemm_mma_sm80, igemm_simt, im2col and direct do)")
+        if problem.has(AMAX) and not getattr(self.engine, "takes_amax", False):
+            return refuse(f"{name} finds no largest size of results (igemm_wgmma_sm90, igemm_mma_sm80, igemm_simt, im2col and direct do)")
         support = self.engine.check_support(problem.alone, device)
         return check(problem, device) if support else support
 

@@ -161,6 +161,7 @@ class Im2colEngine(Engine):
     """Workspace: the matrix, in the image's type, and what the product takes."""
 
     takes_aux = True
+    takes_amax = True
 
     def __init__(self, op: str) -> None:
         self.id = f"{op}.im2col"  # type: ignore[misc]

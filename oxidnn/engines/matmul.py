@@ -13,7 +13,7 @@ from ..codegen.pointwise import Expression
 from ..device import DeviceInfo
 from ..dtypes import F32, F64, S32, DType
 from ..ops.base import Problem
-from ..ops.conv import IMAGE, ConvProblem
+from ..ops.conv import AMAX, IMAGE, ConvProblem
 from ..ops.conv import value_of as conv_value
 from ..ops.epilogue import align_shape, align_strides
 from ..ops.gemm import BLOCK, INT8, GemmProblem, accumulator, scale_shape, scale_strides, value_of
@@ -185,7 +185,7 @@ def _lower_fprop(p: ConvProblem) -> tuple[AffineMatmul, ...]:
     return (AffineMatmul(IndexSpace((y.shape[0], *y.shape[2:])), IndexSpace((filters,)), IndexSpace(k([ax.taps for ax in axes], channels)),
                          a, b, targets[0], _accumulator(x.dtype), IndexSpace((groups,)), value, tuple(targets[1:]), p.policy.math,
                          zero_a=_zero(p, "zero_x", (0,) * (1 + p.spatial), 1 + p.spatial, 0),
-                         zero_b=_zero(p, "zero_w", (1,), 1 + p.spatial, filters), addend=p.addend, aux=aux,
+                         zero_b=_zero(p, "zero_w", (1,), 1 + p.spatial, filters), addend=p.addend, aux=aux, amax=p.has(AMAX),
                          prologue=_prologue(p, "a", (0,) * (1 + p.spatial), k((0,) * p.spatial, 1), channels)),)
 
 
@@ -327,7 +327,8 @@ def _dgrad_matmul(p: ConvProblem, axes: tuple[_Axis, ...], parts: tuple[_Part, .
     aux = targets.pop() if p.has("aux") else None
     m_extent = (y.shape[0], *(extent for _, q in pairs for extent, _ in q.m))
     return AffineMatmul(IndexSpace(m_extent), IndexSpace(n([ax.taps for ax, _ in in_n], channels)), IndexSpace(k_extent), a, b, targets[0],
-                        _accumulator(y.dtype), IndexSpace((groups,)), value, tuple(targets[1:]), p.policy.math, addend=p.addend, aux=aux)
+                        _accumulator(y.dtype), IndexSpace((groups,)), value, tuple(targets[1:]), p.policy.math, addend=p.addend, aux=aux,
+                        amax=p.has(AMAX))
 
 
 # --- GEMM ----------------------------------------------------------------------------------------------------------------------
@@ -590,7 +591,8 @@ class MatmulEngine(Engine):
             am, rows = jobs[0].am, jobs[0].am.m.size
             build = self.algorithm.build(problem.op, replace(am, moments=True), config, device, 0)
             combine = by_products.combine_step(problem, rows, block, WorkspaceArg(0), device)
-            return Build((*build.steps, combine), 2 * 4 * am.batch.size * am.n.size * -(-rows // block))
+            steps = (*by_products.clear_steps(problem, device), *build.steps, combine)
+            return Build(steps, 2 * 4 * am.batch.size * am.n.size * -(-rows // block))
         builds = [job.algorithm.build(problem.op, job.am, job.choose(config), device, 0) for job in jobs]
         build = Build(tuple(step for b in builds for step in b.steps), max((b.workspace_bytes for b in builds), default=0))
         return by_products.with_by_products(problem, build, device)

@@ -20,7 +20,7 @@ from typing import Any
 
 from ..codegen import pointwise as expr
 from ..codegen.pointwise import Expression
-from ..dtypes import F32, S32, U8, DType
+from ..dtypes import F32, F64, S32, U8, DType
 from ..errors import expected
 from ..tensor import TensorDesc
 from .base import OpDef, Operand, Policy, Problem
@@ -41,6 +41,7 @@ from .epilogue import NARROW, accumulator_of, default_epilogue, operands_of, res
 from .gemm import FP8, INT8, made_output, out_types
 
 STATS = ("stats_count", "stats_mean", "stats_m2")  # of the output's channels: as batch_norm_stats gives and batch_norm_gather takes them
+AMAX = "amax"  # of the output's elements before they are divided by its scale and rounded
 IMAGE = "x"  # the image's element in a prologue
 
 
@@ -56,7 +57,8 @@ class ConvProblem(Problem):
 
         epilogue((sum + addend) * scale_1 * scale_2) / scale_out + zero_out,
 
-    the sum being over elements less their zero point; where the image is padded it has none to add.
+    the sum being over elements less their zero point; where the image is padded it has none to add. "amax" is the largest size of
+    epilogue(...), before it is divided and rounded.
     """
 
     direction: str  # "fprop" | "dgrad" | "wgrad"
@@ -101,7 +103,8 @@ class ConvProblem(Problem):
 
 def value_of(p: ConvProblem, is_rounded: bool = True) -> Expression | None:
     """What is written, as an expression over "acc", the sum with its addend; None for that itself. The conversion to the output's type
-    rounds and saturates. is_rounded: otherwise a result of integers is left as it is before rounding."""
+    rounds and saturates. Of a problem with an amax a second output is what that is taken of. is_rounded: otherwise a result of integers is
+    left as it is before rounding."""
     value = expr.acc
     for name in p.scales:
         value = value * expr.arg(name)
@@ -109,6 +112,7 @@ def value_of(p: ConvProblem, is_rounded: bool = True) -> Expression | None:
         value = p.epilogue.substitute({"acc": value})
     if value.num_outputs > 1:
         return value
+    before = value
     if p.scale_out:
         value = value * expr.apply("reciprocal", expr.arg(p.scale_out))  # found once a thread, where a division is one an element
     if is_rounded and (p.zero_out or not p.saturate):
@@ -118,6 +122,8 @@ def value_of(p: ConvProblem, is_rounded: bool = True) -> Expression | None:
     if not p.saturate:
         low = 0.0 if p.outputs[0].desc.dtype is U8 else 128.0
         value = value - 256.0 * expr.apply("floor", (value + low) * (1 / 256)) if is_rounded else value
+    if p.has(AMAX) and is_rounded:
+        return Expression("tuple", (value, before))
     return None if value == expr.acc else value
 
 
@@ -148,14 +154,14 @@ class _Kind:
         pairs += () if self.direction == "wgrad" else (("epilogue", None),)
         pairs = (*pairs, ("flip", False), ("out_dtype", None), *(() if self.direction == "wgrad" else (("saturate", True),)))
         pairs += (("prologue", None),) if self.op in ("conv_fprop", "conv_wgrad") else ()
-        pairs += (("return_stats", False),) if self.op in ("conv_fprop", "conv_transpose") else ()
+        pairs += (("return_stats", False), ("return_amax", False)) if self.op in ("conv_fprop", "conv_transpose") else ()
         return pairs + ((("return_bias_grad", False),) if self.op == "conv_wgrad" else ())
 
     @property
     def outputs(self) -> tuple[str, ...]:
         """All that there may be."""
         names: tuple[str, ...] = (self.output,) if self.direction == "wgrad" else (self.output, "aux")
-        names += STATS if self.op in ("conv_fprop", "conv_transpose") else ()
+        names += (*STATS, AMAX) if self.op in ("conv_fprop", "conv_transpose") else ()
         return names + (("db",) if self.op == "conv_wgrad" else ())
 
     @property
@@ -337,7 +343,7 @@ def _make(kind: _Kind, tensors: Mapping[str, TensorDesc], attrs: Mapping[str, An
         kept.append(("epilogue", epilogue))
     if prologue is not None:
         kept.append(("prologue", prologue))
-    kept += [(name, True) for name in ("return_stats", "return_bias_grad") if attrs.get(name)]
+    kept += [(name, True) for name in ("return_stats", "return_amax", "return_bias_grad") if attrs.get(name)]
     operands = (*(Operand(name, tensors[name]) for name in kind.inputs), *extra, *(Operand(n, d) for n, d in quantisers.items()),
                 *over_image, Operand(kind.output, output, True), *by_products)
     return ConvProblem(op, operands, tuple(kept), scalars_of(epilogue, accumulator_of(first.dtype)), policy=policy,
@@ -388,12 +394,18 @@ def _by_products(kind: _Kind, epilogue: Expression | None, output: TensorDesc, s
         if output.dtype not in FLOATS:
             raise expected(op, "return_stats", True, f"False of {kind.output} in {output.dtype}", context)
         found += [made(name, accumulator, (1,) if name == STATS[0] else shape[1:2], (accumulator,)) for name in STATS]
+    if check_bool(op, "return_amax", attrs.get("return_amax", False), context):
+        of = tensors[kind.inputs[0]].dtype
+        if of in INT8 or of is F64 or (epilogue is not None and epilogue.num_outputs > 1):
+            allowed = f"False of {kind.inputs[0]} in {of} (True of e4m3, e5m2, f16, bf16, f32) and beside a second output"
+            raise expected(op, "return_amax", True, allowed, context)
+        found.append(made(AMAX, F32, (), (F32,)))
     if check_bool(op, "return_bias_grad", attrs.get("return_bias_grad", False), context):
         check_dtype(op, kind.result, tensors[kind.result], tensors)
         found.append(made("db", output.dtype if output.dtype in FLOATS else F32, shapes[kind.result][1:2], FLOATS))
     for name in kind.outputs[1:]:
         if name in tensors and all(o.name != name for o in found):
-            need = "an epilogue of two outputs" if name == "aux" else "return_bias_grad" if name == "db" else "return_stats"
+            need = {"aux": "an epilogue of two outputs", "db": "return_bias_grad", AMAX: "return_amax"}.get(name, "return_stats")
             raise expected(op, name, "given", f"{need}, for it", context)
     return found
 

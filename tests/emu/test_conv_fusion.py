@@ -110,3 +110,68 @@ def test_what_does_not_fit_is_refused_in_words() -> None:
     problem = parse_case('conv_fprop x=f16[2,64,7,6]nhwc w=f16[64,1,3,3]nhwc padding=1 groups=64 epilogue="relu(acc), acc"')
     reasons = {e.id.split(".")[1]: e.check_support(problem, BACKENDS["sm_90a"].info).reason for e in ENGINES["conv_fprop"]}
     assert reasons["depthwise"].startswith("depthwise takes no second outputs (igemm_wgmma_sm90,")
+
+
+AMAX_LINES = (
+    "conv_fprop x=e4m3[2,16,3,5]nhwc w=e4m3[80,16,2,2]nhwc y=e4m3[2,80,3,5]nhwc padding=((1,0),(0,1)) scale_x=f32[1] scale_w=f32[80] "
+    "scale_y=f32[1] bias=f32[80] return_amax=True",
+    "conv_fprop x=e5m2[1,64,9,9]nhwc w=e4m3[136,64,1,1]nhwc y=bf16[1,136,9,9]nhwc bias=f32[136] return_amax=True",
+    'conv_fprop x=bf16[1,64,9,8]nhwc w=bf16[72,64,1,1]nhwc residual=f16[1,72,9,8]nhwc epilogue="acc + residual" return_amax=True',
+    "conv_fprop x=f32[2,6,9,7] w=f32[10,3,3,3] padding=1 groups=2 return_amax=True return_stats=True",
+    "conv_transpose x=f16[2,16,5,4]nhwc w=f16[16,24,3,3]nhwc stride=2 epilogue=relu(acc) return_amax=True",
+    "conv_fprop x=e4m3[2,0,4,4] w=e4m3[3,0,3,3] bias=f32[3] return_amax=True",
+    "conv_fprop x=f16[0,8,4,4] w=f16[3,8,3,3] return_amax=True",
+)
+
+
+@pytest.mark.parametrize("line", AMAX_LINES)
+def test_largest_size_of_the_result_before_its_scale(line: str) -> None:
+    """By every loop that has it, from sums in one piece and in parts; the rows and columns of tiles beyond the result do not count."""
+    problem, seen = parse_case(line), 0
+    for backend, engine in takers(problem, "igemm_wgmma_sm90", "igemm_mma_sm80", "igemm_simt", "direct", "im2col"):
+        configs = engine.configs(problem, backend.info)
+        split = tuple(c for c in configs if dict(c.knobs).get("split_k", 1) > 1)[:1]
+        for number, config in enumerate(configs[:1] if backend.info.arch == "sm_80" else configs[:3:2] + split):
+            run_problem(backend, problem, engine, config, seed=number)
+            seen += 1
+    assert seen > 1
+
+
+def test_largest_size_is_nan_where_a_result_is() -> None:
+    problem = parse_case(AMAX_LINES[0])
+    inputs = random_inputs(problem, np.random.default_rng(1))
+    inputs["bias"][79] = np.nan
+    for backend, engine in takers(problem, "igemm_wgmma_sm90", "igemm_mma_sm80", "direct"):
+        found = execute(backend, problem, engine, engine.configs(problem, backend.info)[0], inputs)
+        assert np.isnan(found["amax"]), engine.id
+
+
+def test_engines_that_know_no_largest_size_say_so() -> None:
+    problem = parse_case("conv_fprop x=f32[1,4,12,12]nhwc w=f32[4,4,3,3] padding=1 return_amax=True")
+    refusals = {e.id: e.check_support(problem, BACKENDS["sm_90a"].info) for e in ENGINES["conv_fprop"]}
+    assert "largest size" in refusals["conv_fprop.winograd_f2x3"].reason
+
+
+BYTE_LINES = (
+    "conv_fprop x=s8[2,32,5,7]nhwc w=s8[80,32,3,3]nhwc y=s8[2,80,5,7]nhwc padding=1 scale_x=f32[1] scale_w=f32[80] scale_y=f32[1] "
+    "bias=s32[80]",
+    "conv_fprop x=s8[1,64,9,9]nhwc w=u8[208,64,1,1]nhwc y=u8[1,208,9,9]nhwc scale_w=f32[208] scale_y=f32[1] bias=f32[208]",
+    "conv_fprop x=u8[2,32,8,8]nhwc w=s8[64,32,3,3]nhwc y=s8[2,64,8,8]nhwc padding=1",
+    "conv_fprop x=s8[2,32,5,7]nhwc w=s8[80,32,3,3]nhwc y=s32[2,80,5,7]nhwc padding=1 bias=s32[80]",
+    "conv_fprop x=e4m3[1,64,9,9]nhwc w=e4m3[208,64,1,1]nhwc y=e5m2[1,208,9,9]nhwc scale_x=f32[1] scale_y=f32[1]",
+    'conv_fprop x=f16[1,64,9,9]nhwc w=f16[80,64,1,1]nhwc y=s8[1,80,9,9]nhwc epilogue="acc * 4"',
+    "conv_fprop x=s8[2,32,5,7]nhwc w=s8[80,32,3,3]nhwc y=s8[2,80,5,7](6000,1,700,100) padding=1 scale_x=f32[1] scale_y=f32[1] bias=s32[80]",
+)
+
+
+@pytest.mark.parametrize("line", BYTE_LINES)
+def test_results_of_8_bits_leave_by_tensor_copies(line: str) -> None:
+    """Panels of 64 columns of bytes, rounded and saturated from f32 or from integers, tails of rows and columns; strides that copies
+    refuse go the other way."""
+    problem = parse_case(line)
+    (backend, engine), = (t for t in takers(problem, "igemm_wgmma_sm90"))
+    by_tiles = {(c["schedule"], c["loader"], c["tile_m"], c["tile_n"]): c for c in reversed(engine.configs(problem, backend.info))}
+    for number, config in enumerate(list(by_tiles.values())[::3]):
+        run_problem(backend, problem, engine, config, seed=number)
+        (step, *_) = engine.build_steps(problem, config, backend.info).steps
+        assert step.spec.consts.is_direct == ("6000" not in line and config["split_k"] == 1)  # type: ignore[attr-defined]

@@ -148,3 +148,19 @@ def test_what_is_wrong_with_an_activation_is_said(h: oxidnn.DnnHandle) -> None:
         h.conv_dgrad_activation(dy, w, normal(1, 3, 4, 4), "(x + y)")
     with pytest.raises(oxidnn.InvalidArgument, match="conv_batch_norm: eps"):
         h.conv_batch_norm(dy, w, w, w, eps="a")
+
+
+def test_largest_size_feeds_the_next_scale(h: oxidnn.DnnHandle) -> None:
+    """Delayed scaling: the step after has the scale that this step's results ask for."""
+    x, w = normal(2, 16, 5, 6, kind=np.float32), normal(16, 16, 3, 3, seed=1, kind=np.float32)
+    x8, w8, scale = h.cast(x, "e4m3"), h.cast(w, "e4m3"), np.array([0.01], np.float32)
+    plain = h.conv(x8, w8, out_dtype="float32", **SHAPE)
+    y, amax = h.conv(x8, w8, scale_y=scale, out_dtype="e4m3", return_amax=True, **SHAPE)
+    assert amax.shape == () and float(amax) == np.abs(plain).max()
+    assert h.cast(y, "float32").max() == 448.0, "y saturates, the size is what it was before"
+    history, scale = h.delayed_scale(np.zeros(4, np.float32), amax, np.array(0.01, np.float32), kind="e4m3")
+    np.testing.assert_allclose(scale, amax / 448, rtol=1e-6)
+    _, *moments, amax = h.conv(x, w, return_stats=True, return_amax=True, **SHAPE)
+    assert len(moments) == 3 and amax.shape == ()
+    with pytest.raises(InvalidArgument, match="return_amax is True"):
+        h.conv(x.astype(np.float64), w.astype(np.float64), return_amax=True, **SHAPE)

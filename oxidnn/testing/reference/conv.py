@@ -11,7 +11,7 @@ import numpy as np
 
 from ...dtypes import F32, F64
 from ...ops.base import Problem
-from ...ops.conv import IMAGE, STATS, ConvProblem, value_of
+from ...ops.conv import AMAX, IMAGE, STATS, ConvProblem, value_of
 from ...ops.epilogue import accumulator_of
 from ...ops.gemm import FP8, INT8
 from ..compare import accumulated_error
@@ -108,17 +108,25 @@ def reference(problem: Problem, inputs: Mapping[str, np.ndarray], scalars: Mappi
     beside = {"aux": expect(slack, "aux")} if p.has("aux") else {}
     if p.has(STATS[0]):
         beside |= _moments(p, found)
+
+    def largest_size(slack: np.ndarray) -> Expected:
+        return _largest(finish(p, value_of(p), acc, magnitude, slack, terms, inputs, scalars, 1, 1))
+
+    if p.has(AMAX):
+        beside[AMAX] = largest_size(slack)
     if p.direction == "wgrad" and p.has("db"):
         beside |= bgrad(p, {"dy": inputs[p.result]}, scalars)
 
     def coarse(slack: np.ndarray) -> tuple[Expected, dict[str, Expected]]:
         wide = expect(slack)
         moments = _moments(p, wide) if p.has(STATS[0]) else {}
+        moments |= {AMAX: largest_size(slack)} if p.has(AMAX) else {}
         return replace(found, coarse_slack=wide.slack), {n: replace(e, coarse_slack=moments[n].slack if n in moments else None)
                                                          for n, e in beside.items()}
 
     if p.inputs[0].desc.dtype in FP8:
-        return {p.outputs[0].name: replace(found, coarse_slack=expect(slack + tensor_core_error(terms, p.policy.math) * magnitude).slack)}
+        found, beside = coarse(slack + tensor_core_error(terms, p.policy.math) * magnitude)
+        return {p.outputs[0].name: found} | beside
     if all(r == 3 for r in filter[2:]) and magnitude.size:
         # Winograd's transforms spread what a tile's largest sums err over the tile, here: over the image.
         largest = magnitude.max(axis=tuple(range(2, magnitude.ndim)), keepdims=True)
@@ -139,6 +147,13 @@ def _through_prologue(p: ConvProblem, image: np.ndarray, inputs: Mapping[str, np
         made = np.broadcast_to(p.prologue.evaluate(arrays)[0], image.shape)
         off = 2 * error_bound(p.prologue, arrays, {}, accumulator_of(kind).name)[0] + kind.epsilon * np.abs(made) + kind.smallest
     return made, np.broadcast_to(off, image.shape)
+
+
+def _largest(result: Expected) -> Expected:
+    """The largest size of what errs as its elements may: NaN if one is."""
+    want = np.abs(np.asarray(result.want, np.float64))
+    off = None if result.slack is None else np.asarray(np.max(result.slack, initial=0.0))
+    return Expected(np.asarray(want.max(initial=0.0)), None, 0, result.accumulate, slack=off)
 
 
 def _moments(p: ConvProblem, result: Expected) -> dict[str, Expected]:

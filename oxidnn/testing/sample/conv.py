@@ -145,6 +145,9 @@ def _draw_fusions(rng: np.random.Generator, op: str, tensors: dict[str, TensorDe
         for name in ("gain", "shift"):
             if name in attrs["prologue"]:
                 tensors[name] = random_desc(rng, (F32, F16, BF16, F64)[int(rng.integers(4))], (channels,) if rng.random() < 0.8 else (1,))
+    has_two = "," in str(attrs.get("epilogue", "")) or tensors[OPS[op].inputs[0]].dtype is F64
+    if "return_amax" in allowed and not has_two and rng.random() < 0.08:
+        attrs["return_amax"] = True
 
 
 def _draw_quantised(rng: np.random.Generator, op: str, kinds: tuple[DType, ...], tensors: dict[str, TensorDesc], shape: tuple[int, ...],
@@ -178,6 +181,8 @@ def _draw_quantised(rng: np.random.Generator, op: str, kinds: tuple[DType, ...],
         out = (S32, S32, F32, S8, U8)[int(rng.integers(5))]
     else:
         out = (F32, F16, BF16, kinds[0])[int(rng.integers(4))]
+    if not is_integer and "return_amax" in dict(definition.attrs) and rng.random() < 0.3:
+        attrs["return_amax"] = True
     tensors = tensors | scaled | {output: random_desc(rng, out, shape, is_output=True, is_dense=is_dense)}
     return definition.make(tensors, attrs, Policy())
 
