@@ -24,6 +24,7 @@ from .quantize_map import LIMIT, MIN_CAPABILITY, QuantizeMap, map_step, target_o
 from .quantize_space import NF4, Space, halved, known_shifts, moves_packs, near_operands, nf4_cells
 
 _MOST_LANES = 1024
+_SWEEP_BYTES = 16384  # that a CTA reads at a time
 
 
 @dataclass(frozen=True, slots=True)
@@ -319,6 +320,7 @@ class QuantizeReduced(Engine):
             return Build(())
         scratch = Scratch()
         steps: list[Step] = []
+        sweeps = _sweeps(problem, device)
         if problem.has("found_global"):
             _find_global(problem, scratch, device, steps)
             if problem.desc("x").numel:
@@ -337,12 +339,42 @@ class QuantizeReduced(Engine):
             outputs = {"scale": F32, "zero_point": problem.desc("zero_point").dtype}
             _pointwise(problem, f"{scale}, {zero}", {"low": low, "high": high}, outputs, found, scratch, device, steps)
         else:
-            amax = _reduce(problem, "amax", view, axes, scratch, device, steps)
-            expression = f"where(isinf(amax), amax - amax, where((s := amax / {kind.largest!r}) == 0, 1, s))"
-            _pointwise(problem, expression, {"amax": amax}, {"scale": F32}, found, scratch, device, steps)
+            if sweeps:
+                _sweep(problem, sweeps, scratch, device, steps)
+            else:
+                amax = _reduce(problem, "amax", view, axes, scratch, device, steps)
+                expression = f"where(isinf(amax), amax - amax, where((s := amax / {kind.largest!r}) == 0, 1, s))"
+                _pointwise(problem, expression, {"amax": amax}, {"scale": F32}, found, scratch, device, steps)
         given = _given(problem)
-        steps.append(map_step(given, QuantizeMap()._walk(given, config["vec"]), device, config["packs"]))
+        steps.append(map_step(given, QuantizeMap()._walk(given, config["vec"]), device, config["packs"], is_backward=sweeps is not None))
         return Build(tuple(steps), scratch.num_bytes)
+
+
+def _sweeps(problem: QuantizeProblem, device: DeviceInfo) -> TensorDesc | None:
+    """A tensor of one scale as (times, CTAs, numbers of a CTA at a time): CTAs that walk over it side by side read its end last, where the
+    map begins and finds it in the L2. None where it does not come out even, or CTAs are too few."""
+    x = problem.desc("x")
+    is_one = problem.scale_format == "f32" and problem.desc("scale").numel == 1 and not problem.asymmetric
+    if not is_one or x.strides != TensorDesc.packed(x.dtype, x.shape).strides:
+        return None
+    numbers = _SWEEP_BYTES // x.dtype.num_bytes
+    pieces, rest = divmod(x.numel, numbers)
+    ctas = next((n for n in range(4 * device.num_sms, 2 * device.num_sms, -1) if pieces % n == 0), 0)
+    if rest or not pieces or not ctas:
+        return None
+    return TensorDesc(x.dtype, (pieces // ctas, ctas, numbers), (ctas * numbers, numbers, 1), x.align)
+
+
+def _sweep(problem: QuantizeProblem, view: TensorDesc, scratch: Scratch, device: DeviceInfo, steps: list[Step]) -> None:
+    """The scale: of the largest numbers of CTAs, which are a tensor that has the same scale."""
+    largest = _reduce(problem, "amax", view, (0, 2), scratch, device, steps)
+    few = TensorDesc.packed(view.dtype, (view.shape[1],))
+    operands = {"x": few, "y": TensorDesc.packed(problem.kind.storage, few.shape), "scale": problem.desc("scale")}
+    if problem.kind.is_packed:
+        operands["y"] = TensorDesc.packed(problem.kind.storage, (-(-few.shape[0] // 2),))
+    attrs = (("kind", problem.kind.name), ("scaling", "tensor"))
+    build, _ = cheapest("dynamic_quantize", tuple(operands.items()), attrs, problem.policy, device, (QuantizeGroups(),))
+    steps += moved(build, scratch.take(build.workspace_bytes), x=largest, y=scratch.take(operands["y"].num_bytes), scale=TensorArg("scale"))
 
 
 def _find_global(problem: QuantizeProblem, scratch: Scratch, device: DeviceInfo, steps: list[Step]) -> None:

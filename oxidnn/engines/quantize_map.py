@@ -26,7 +26,7 @@ class QuantizeMapConsts:
     """op: of the problem. vec: numbers a pack. vector: they lie together, aligned, and are all there; else they are guarded and their
     steps are parameters. packs: a thread's. wide: the type of numbers. scale, zero_type: the types of scales ("e8m0": codes of powers of
     two) and zero points, "" without; *_each: one an element. bounds: names of the indices compared with an extent; run: that of the
-    pack's. shares_words: a pack begins at a multiple of four of the order of elements."""
+    pack's. shares_words: a pack begins at a multiple of four of the order of elements. is_backward: the first CTA takes the last packs."""
 
     op: str
     kind: Kind
@@ -47,6 +47,7 @@ class QuantizeMapConsts:
     shifts: tuple[tuple[str, int], ...]
     near: tuple[str, ...]
     packs: int = 1
+    is_backward: bool = False
 
     nf4_numbers: ClassVar[tuple[float, ...]] = NF4
 
@@ -177,7 +178,7 @@ def _takes_packs(problem: QuantizeProblem, walk: Walk) -> bool:
     return not (problem.has("scale") and walk.steps["scale"] or problem.has("zero_point") and walk.steps["zero_point"])
 
 
-def map_step(problem: QuantizeProblem, walk: Walk, device: DeviceInfo, packs: int = 1) -> Step:
+def map_step(problem: QuantizeProblem, walk: Walk, device: DeviceInfo, packs: int = 1, is_backward: bool = False) -> Step:
     rows = halved(walk.digits).collapsed("d")
     zero = problem.desc("zero_point").dtype.name if problem.has("zero_point") else ""
     scale = ""
@@ -191,7 +192,7 @@ def map_step(problem: QuantizeProblem, walk: Walk, device: DeviceInfo, packs: in
                                bool(scale and walk.steps["scale"]), zero, bool(zero and walk.steps["zero_point"]),
                                problem.has("global_scale"), problem.saturate, problem.stochastic, shares,
                                tuple(n for n, _ in walk.bounds), walk.run,
-                               tuple(known_shifts(rows).items()), near_operands(rows), packs)
+                               tuple(known_shifts(rows).items()), near_operands(rows), packs, is_backward)
     values: dict[str, ArgValue] = {n: TensorArg(n) if problem.has(n) else 0 for n in strides}
     args = [Arg(f"ptr_{n}", "u64", value) for n, value in values.items()]
     if consts.has_global:

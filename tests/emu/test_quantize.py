@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import ml_dtypes
@@ -13,7 +14,7 @@ from oxidnn.errors import InvalidArgument
 from oxidnn.ops.case import parse_case
 from oxidnn.ops.quantize import KINDS
 from oxidnn.runtime.emu_backend import EmulatedBackend
-from oxidnn.testing.harness import execute
+from oxidnn.testing.harness import execute, run_problem
 from oxidnn.testing.reference.quantize import numbers_of
 
 FLOATS = {"e4m3": ml_dtypes.float8_e4m3fn, "e5m2": ml_dtypes.float8_e5m2, "e2m1": ml_dtypes.float4_e2m1fn}
@@ -273,6 +274,38 @@ def test_bytes_of_fp8(line: str, arch: str) -> None:
             np.testing.assert_array_equal(got["scale"] if got["scale"].ndim < 2 else got["scale"][:, i], scale)
             want = (part / np.reshape(scale, (-1, 1) if np.ndim(scale) else ())).astype(FLOATS[kind.name]).view(np.uint8)
             np.testing.assert_array_equal(got["y"].view(np.uint8)[:, 128 * i: 128 * i + part.shape[1]], want)
+
+
+@pytest.mark.parametrize("line", [
+    'dynamic_quantize x=bf16[78,136]nchw kind=e4m3 scaling="(\'block\',(32,64))"',
+    "dynamic_quantize x=bf16[5,256]nchw kind=e2m1 scaling=mxfp4",
+    'dynamic_quantize x=f32[130,40]nchw kind=u8 scaling="(\'block\',(128,128))" asymmetric=True',
+    'dynamic_quantize x=bf16[40,96]nchw state=s64[2]nchw kind=s4 scaling="(\'block\',(32,64))" rounding=stochastic',
+    "dynamic_quantize x=f16[33,80]nchw kind=e2m1 scaling=nvfp4 global_scale=f32[]nchw layout=128x4",
+    'dynamic_quantize x=bf16[5,272]nchw kind=s4 scaling="(\'group\',128)"',
+    "dequantize x=u8[40,64]nchw kind=e2m1 scale=e4m3[40,8]nchw global_scale=f32[]nchw scaling=nvfp4 dtype=f32",
+    "dequantize x=u8[70,30]nchw kind=s4 scale=f32[70]nchw dtype=f32", "fake_quantize x=f32[30,64]nchw kind=e4m3 scale=f32[30]nchw"])
+def test_every_arrangement(line: str) -> None:
+    from oxidnn.dispatch.registry import ENGINES
+
+    problem, backend = parse_case(line), EmulatedBackend("sm_90a", checkers="all")
+    for engine in ENGINES[problem.op]:
+        for config in engine.configs(problem, backend.info) if engine.check_support(problem, backend.info) else ():
+            run_problem(backend, problem, engine, config, seed=4)
+
+
+@pytest.mark.parametrize("line", ["dynamic_quantize x=bf16[24,1024]nchw kind=e4m3 scaling=tensor",
+                                  "dynamic_quantize x=f32[6,8,256]nchw kind=s4 scaling=tensor"])
+def test_a_tensor_that_ctas_walk_over_side_by_side(line: str) -> None:
+    """One multiprocessor has three or four of them."""
+    from oxidnn.dispatch.registry import ENGINES
+
+    problem, backend = parse_case(line), EmulatedBackend("sm_90a", checkers="all")
+    backend.info = replace(backend.info, num_sms=1)
+    engine = next(e for e in ENGINES[problem.op] if e.id == "quantize.reduced")
+    config = engine.configs(problem, backend.info)[0]
+    assert len(engine.build_steps(problem, config, backend.info).steps) == 3
+    run_problem(backend, problem, engine, config, seed=5)
 
 
 def test_what_is_not_finite_makes_its_scale_nan(h: oxidnn.DnnHandle) -> None:
