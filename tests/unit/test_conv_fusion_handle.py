@@ -162,5 +162,5 @@ def test_largest_size_feeds_the_next_scale(h: oxidnn.DnnHandle) -> None:
     np.testing.assert_allclose(scale, amax / 448, rtol=1e-6)
     _, *moments, amax = h.conv(x, w, return_stats=True, return_amax=True, **SHAPE)
     assert len(moments) == 3 and amax.shape == ()
-    with pytest.raises(InvalidArgument, match="return_amax is True"):
+    with pytest.raises(oxidnn.InvalidArgument, match="return_amax is True"):
         h.conv(x.astype(np.float64), w.astype(np.float64), return_amax=True, **SHAPE)
