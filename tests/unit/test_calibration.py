@@ -306,7 +306,7 @@ def test_min_max(axis: int | None, h: oxidnn.DnnHandle) -> None:
                                              ("nf4", None), ("e2m1", None)])
 def test_scales_are_those_of_dynamic_quantize(kind: str, asymmetric: bool | None, h: oxidnn.DnnHandle) -> None:
     for axis, scaling in ((None, "tensor"), (1, "channel")):
-        x = batches_of()[1].reshape(6, 5, 7)[..., :6] + (0 if axis is None else np.arange(-2, 3, dtype=np.float32)[:, None])
+        x = batches_of()[1].reshape(6, 5, 7)[..., :6] + (0 if axis is None else np.arange(-40, 41, 20, dtype=np.float32)[:, None])  # channels on either side of 0
         scale, zero = MinMaxObserver(h, axis).update(x).scale(kind, asymmetric=asymmetric)
         _, *want = h.dynamic_quantize(x, kind, scaling, axis=axis, asymmetric=bool(asymmetric) or kind[0] == "u")
         np.testing.assert_array_equal(scale, want[0])
