@@ -23,6 +23,7 @@ _SMEM = 48 * 1024
 _WHOLE = 2048  # assignments that one CTA sorts
 _CHUNK = 1024  # of a CTA of several
 _MOST_CTAS = 64
+DEQUANTIZE_THREADS = 256
 _VALUES = 64  # registers of a thread for what it adds up
 
 
@@ -107,12 +108,35 @@ class ExpandConsts:
 
 @dataclass(frozen=True, slots=True)
 class DequantizeConsts:
-    """Of codes ("s4": two to a byte), of scales, of numbers, and how many bytes these have."""
+    """Of codes ("s4": two to a byte), of scales, of numbers, and how many bytes these have. A matrix has rows of `pieces`, of `vec` columns
+    each, which have one scale; of those a thread makes `packs`, THREADS apart. ctas: of a matrix."""
 
     kind: str
     scale: str
     dtype: str
     element_bytes: int
+    rows: int
+    columns: int
+    block: tuple[int, int]
+    vec: int
+    packs: int
+
+    @property
+    def pieces(self) -> int:
+        return ceil_div(self.columns, self.vec)
+
+    @property
+    def code_bytes(self) -> int:
+        """Of a piece."""
+        return ceil_div(self.vec, 2) if self.kind == "s4" else self.vec
+
+    @property
+    def ctas(self) -> int:
+        return ceil_div(self.rows * self.pieces, DEQUANTIZE_THREADS * self.packs)
+
+    def names(self, i: int) -> list[str]:
+        """The registers of a piece's numbers."""
+        return [f"%number{i * self.vec + e}" for e in range(self.vec)]
 
 
 def packed(desc: TensorDesc, rows: int, columns: int) -> TensorDesc:
@@ -239,14 +263,20 @@ def dequantize_step(p: MoeProblem, name: str, counts: Place, result: Held, devic
     """The numbers of the matrices w_`name` of experts that have rows; result: (experts, rows, columns)."""
     w, scale = p.desc(f"w_{name}"), p.desc(f"scale_{name}")
     _, rows, columns = result.desc.shape
-    args = [Arg("num_rows", "u32", rows), Arg("num_columns", "u32", columns), Arg("block_rows", "u32", p.block[0]),
-            Arg("block_columns", "u32", p.block[1]), Arg("ptr_counts", "u64", counts), Arg("ptr_w", "u64", TensorArg(f"w_{name}")),
+    kind = "s4" if w.dtype.name == "u8" else w.dtype.name
+    args = [Arg("ptr_counts", "u64", counts), Arg("ptr_w", "u64", TensorArg(f"w_{name}")),
             Arg("ptr_scale", "u64", TensorArg(f"scale_{name}")), Arg("ptr_result", "u64", result.place),
             *strides("w", ("expert", "row", "column"), w), *strides("scale", ("expert", "row", "column"), scale),
             *strides("result", ("expert", "row"), TensorDesc(p.kind, result.desc.shape[:2], result.desc.strides[:2]))]
-    kind = "s4" if w.dtype.name == "u8" else w.dtype.name
-    consts = DequantizeConsts(kind, scale.dtype.name, p.kind.name, p.kind.num_bytes)
-    return launch("dequantize", p.op, 256, args, consts, p.experts * rows, device, f"{kind}_{consts.dtype}")
+    # Pieces of 16 bytes of numbers or more, whose codes are whole words, where they are side by side and have one scale.
+    vec = 8 if kind == "s4" else 16 // p.kind.num_bytes
+    size = vec // 2 if kind == "s4" else vec
+    is_dense = w.strides[2] == 1 and all(s % size == 0 for s in w.strides[:2]) and w.align % size == 0
+    is_dense &= kind != "e4m3" or device.at_least(8, 9)  # which widens pairs
+    if not is_dense or columns % vec or (p.block[1] % vec and p.block[1] < columns):
+        vec = 2 if kind == "s4" and p.block[1] % 2 == 0 else 1
+    consts = DequantizeConsts(kind, scale.dtype.name, p.kind.name, p.kind.num_bytes, rows, columns, p.block, vec, 8 if vec > 2 else 4)
+    return launch("dequantize", p.op, DEQUANTIZE_THREADS, args, consts, p.experts * consts.ctas, device, f"{kind}_{consts.dtype}")
 
 
 def held(p: Problem, name: str) -> Held:

@@ -54,7 +54,8 @@ class StreamConsts:
     an expert's sum; middle_bytes: of a token's middle; splits: CTAs of a cluster that deal out k tiles; pitch: words from token to token of
     staged sums. ragged: rows are sorted by expert. apart: results of experts are added up by another launch, a token's of result_bytes.
     counted: CTAs take what is next by a counter, so that none waits for others.
-    codes: weights are "e4m3", "s8" or "s4", with scales of blocks of block[0] rows and block[1] columns, of type `scale`."""
+    codes: weights are "e4m3", "s8" or "s4", with scales of blocks of block[0] rows and block[1] columns, of type `scale`.
+    scale_span: bytes of the scales of 64 rows, where they lie side by side."""
 
     kind: str
     ids: str
@@ -75,6 +76,7 @@ class StreamConsts:
     codes: str = ""
     scale: str = ""
     block: tuple[int, int] = (1, 1)
+    scale_span: int = 0
 
     pitch = ROWS + 4
 
@@ -310,8 +312,10 @@ class MoeStreamSorted(Engine):
         p = problem
         assert isinstance(p, MoeProblem)
         found = []
-        for columns in (8, 16, 24, 32, 48, 64, 80, 96):  # more sums than that find no registers
-            for share in (1, 2):
+        is_coded = p.has("scale_down")
+        for columns in (8, 16, 24, 32, 48, 64, 72) if is_coded else (8, 16, 24, 32, 48, 64, 80, 96):  # more find no registers
+            shares = [s for s, most in ((1, 96), (2, 96 if not is_coded else 32), (3, 16 if is_coded else 0)) if columns <= most]
+            for share in shares:
                 up, down = (self._stages(p, of, columns, share, device) for of in ("up", "down"))
                 if up >= 3 or device.is_emulated:
                     found.append(EngineConfig.of(columns=columns, up=up, down=down))
@@ -339,7 +343,10 @@ class MoeStreamSorted(Engine):
         memory_us = (hits + 0.4 * (tiles - hits)) * weights / (device.bandwidth_gbs * 1.06e3)
         memory_us *= 1.0 if config["up"] >= 7 else 1.015 if columns < 64 else 1.1
         l2_us = tiles * weights * (1 + columns / 128) / (device.num_sms * 75e3)
-        clocks = (240.0 if size == 2 else 600.0) + 4.5 * columns
+        clocks = 240.0 + 4.5 * columns
+        if size < 2:  # numbers are made: instructions of one warp a quarter of an SM, which wait for each other unless CTAs share it
+            c = _sorted_consts(p, "up", columns, config["up"])
+            clocks = max(400.0, (700.0 + 4.5 * columns) / _per_sm(c, device))
         multiply_us = tiles * stages / device.num_sms * clocks / 1.6e3
         moved_us = (p.tokens + 3 * p.rows) * p.hidden * 2 / (device.bandwidth_gbs * 800)
         most_us = max(memory_us, l2_us, multiply_us)
@@ -396,8 +403,14 @@ def _consts(p: MoeProblem, of: str, stages: int) -> StreamConsts:
 def _codes(p: MoeProblem, name: str) -> dict[str, Any]:
     if not p.has(f"scale_{name}"):
         return {}
-    kind = p.desc(f"w_{name}").dtype.name
-    return {"codes": "s4" if kind == "u8" else kind, "scale": p.desc(f"scale_{name}").dtype.name, "block": p.block}
+    kind, scale = p.desc(f"w_{name}").dtype.name, p.desc(f"scale_{name}")
+    step, size = p.block[0], scale.dtype.num_bytes
+    line = scale.shape[2] * size
+    span = line * max(1, ROWS // step)
+    is_whole = p.inter % ROWS == 0 and p.hidden % (2 * ROWS) == 0 and (ROWS % step == 0 or step % ROWS == 0)
+    is_packed = scale.strides[1:] == (scale.shape[2], 1) and scale.align % 16 == 0 and scale.strides[0] * size % 16 == line % 16 == 0
+    return {"codes": "s4" if kind == "u8" else kind, "scale": scale.dtype.name, "block": p.block,
+            "scale_span": span if is_whole and is_packed else 0}
 
 
 ENGINES: dict[str, tuple[Engine, ...]] = {"moe": (MoeStream("moe"), MoeStreamSorted("moe")),
