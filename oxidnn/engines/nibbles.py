@@ -1,29 +1,34 @@
-"""Numbers of four bits: a thread has up to eight neighbours of the last dimension, four bytes packed."""
+"""Numbers of four bits: a thread has up to eight neighbours of the last dimension, four bytes packed; unpacked, no more than 16 bytes, so
+that a warp writes side by side."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from math import prod
+from typing import ClassVar
 
 from ..codegen.spec import Target
 from ..device import DeviceInfo
 from ..dtypes import DType
 from ..ops.base import Problem
 from ..ops.nibbles import NibbleProblem
+from ..ops.quantize import KINDS, Kind
 from .base import SUPPORTED, Arg, Build, Engine, EngineConfig, Step, Support, TensorArg, refuse
 from .digits import DigitConsts, Digits, ceil_div
 
 THREADS = 256
-PACK = 8
+_MOST = 8
 _LIMIT = 2**31
 
 
 @dataclass(frozen=True, slots=True)
 class NibbleConsts:
-    """wide: the type of the unpacked numbers; compute: of the arithmetic on them. moves_wide, moves_bytes: a thread's numbers, its bytes,
-    lie side by side, aligned, and are all there. Else wide_step and byte_step are bytes from one to the next, as parameters."""
+    """count: numbers of a thread. wide: the type of the unpacked numbers; compute: of the arithmetic on them. moves_wide, moves_bytes: a
+    thread's numbers, its bytes, lie side by side, aligned, and are all there. Else wide_step and byte_step are bytes from one to the next,
+    as parameters."""
 
-    kind: str
+    kind: Kind
+    count: int
     saturate: bool
     wide: str
     compute: str
@@ -32,6 +37,12 @@ class NibbleConsts:
     moves_bytes: bool
     digits: DigitConsts
 
+    stochastic: ClassVar[bool] = False
+
+
+def _count(problem: NibbleProblem) -> int:
+    return _MOST if problem.op == "pack4" else min(_MOST, 16 // problem.desc(problem.wide).dtype.num_bytes)
+
 
 class NibbleEngine(Engine):
     id = "nibbles.map"
@@ -39,8 +50,9 @@ class NibbleEngine(Engine):
     def check_support(self, problem: Problem, device: DeviceInfo) -> Support:
         assert isinstance(problem, NibbleProblem)
         shape = problem.desc(problem.wide).shape
-        threads = prod(shape[:-1]) * ceil_div(shape[-1], PACK)
-        return SUPPORTED if threads < _LIMIT else refuse(f"{threads} groups of {PACK} numbers (at most {_LIMIT - 1})")
+        count = _count(problem)
+        threads = prod(shape[:-1]) * ceil_div(shape[-1], count)
+        return SUPPORTED if threads < _LIMIT else refuse(f"{threads} groups of {count} numbers (at most {_LIMIT - 1})")
 
     def estimate(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> float:
         return 3.0 + problem.num_bytes / (device.bandwidth_gbs * 1e3 * 0.8)
@@ -51,17 +63,17 @@ class NibbleEngine(Engine):
             return Build(())
         wide, packed = problem.desc(problem.wide), problem.desc(problem.packed)
         columns, rank = wide.shape[-1], wide.rank
-        size = wide.dtype.num_bytes
-        rows = {problem.wide: (*(s * size for s in wide.strides[:-1]), wide.strides[-1] * size * PACK),
-                problem.packed: (*packed.strides[:-1], packed.strides[-1] * PACK // 2)}
-        digits = Digits((*(f"d{i}" for i in range(rank - 1)), "pack"), (*wide.shape[:-1], ceil_div(columns, PACK)), rows)
-        whole = columns % PACK == 0
+        size, count = wide.dtype.num_bytes, _count(problem)
+        rows = {problem.wide: (*(s * size for s in wide.strides[:-1]), wide.strides[-1] * size * count),
+                problem.packed: (*packed.strides[:-1], packed.strides[-1] * count // 2)}
+        digits = Digits((*(f"d{i}" for i in range(rank - 1)), "pack"), (*wide.shape[:-1], ceil_div(columns, count)), rows)
+        whole = columns % count == 0
         if whole:
             digits = digits.collapsed("d")
-        moves_wide = whole and wide.strides[-1] == 1 and _aligned(wide.align, rows[problem.wide], wide.shape, min(16, PACK * size))
-        moves_bytes = whole and packed.strides[-1] == 1 and _aligned(packed.align, rows[problem.packed], wide.shape, PACK // 2)
-        consts = NibbleConsts(problem.kind, problem.saturate, wide.dtype.name, _compute(wide.dtype), problem.op == "pack4", moves_wide,
-                              moves_bytes, digits.consts())
+        moves_wide = whole and wide.strides[-1] == 1 and _aligned(wide.align, rows[problem.wide], wide.shape, min(16, count * size))
+        moves_bytes = whole and packed.strides[-1] == 1 and _aligned(packed.align, rows[problem.packed], wide.shape, count // 2)
+        consts = NibbleConsts(KINDS[problem.kind], count, problem.saturate, wide.dtype.name, _compute(wide.dtype), problem.op == "pack4",
+                              moves_wide, moves_bytes, digits.consts())
         args = [Arg(f"ptr_{n}", "u64", TensorArg(n)) for n in ("x", "y")]
         args += [Arg("num_threads", "u32", digits.size), *digits.args(consts.digits.wide), Arg("num_columns", "u32", columns),
                  Arg("wide_step", "s64", wide.strides[-1] * size), Arg("byte_step", "s64", packed.strides[-1])]
