@@ -126,6 +126,11 @@ class QuantizedWgmmaConsts:
         return self.epilogue.smem_bytes
 
     @property
+    def vectors_at_once(self) -> int:
+        """Of four sums that a thread adds."""
+        return min(4, max(1, self.slab_bytes // 16 // (128 * self.warpgroups)))
+
+    @property
     def fixed_bits(self) -> str:
         """A descriptor of x but for its address: 128-byte swizzle, 1024 bytes between groups of 8 lines."""
         return f"0x{1 << 62 | 1024 >> 4 << 32 | 1 << 16:016X}"
