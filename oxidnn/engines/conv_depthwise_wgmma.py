@@ -144,6 +144,11 @@ class WgmmaDepthwiseConsts:
 
     @property
     def smem_bytes(self) -> int:
+        return self.zero_at + 16
+
+    @property
+    def zero_at(self) -> int:
+        """A word that is zero."""
         return self.barriers_at + 16 * (self.source_stages + self.stages)
 
     @property
@@ -157,11 +162,92 @@ class WgmmaDepthwiseConsts:
     @property
     def registers(self) -> int:
         """About what a thread needs."""
-        return self.columns // 2 + 4 * self.images * self.blocks + 28
+        return self.columns // 2 + 4 * self.images * self.blocks + 5 * ceil_div(self.pixels, 128) + 22
+
+
+@dataclass(frozen=True, slots=True)
+class WgmmaWalkConsts:
+    """Consts of conv/depthwise_wgmma_sm90. groups, images, blocks as above; stages: of a row of the source; outs: of one of the target.
+    taps_bytes: of the filter's axes (channel, row, column)."""
+
+    kind: str
+    target: str
+    down: Axis
+    across: Axis
+    groups: int
+    images: int
+    blocks: int
+    stages: int
+    outs: int
+    taps_bytes: tuple[int, int, int]
+    flip: bool
+    digits: DigitConsts = DigitConsts(("n", "strip", "tile"), False)
+
+    @property
+    def pitch(self) -> int:
+        return 128 if self.groups > 4 else 64
+
+    @property
+    def pairs(self) -> int:
+        """Of taps across; what is beyond the last tap meets zeros."""
+        return ceil_div(self.across.taps, 2)
+
+    @property
+    def width(self) -> int:
+        return 8 * self.blocks + 2 * self.pairs - 1
+
+    @property
+    def box_bytes(self) -> int:
+        return self.images * self.width * self.groups * LINE
+
+    @property
+    def stage_bytes(self) -> int:
+        return ceil_div(self.images * self.width * self.pitch, 1024) * 1024
+
+    @property
+    def out_at(self) -> int:
+        return self.stages * self.stage_bytes
+
+    @property
+    def out_bytes(self) -> int:
+        return 64 * self.pitch
+
+    @property
+    def tables_at(self) -> int:
+        return self.out_at + self.outs * self.out_bytes
+
+    @property
+    def table_bytes(self) -> int:
+        return 2 * self.pairs * (2 * self.down.taps - 1) * 128
+
+    @property
+    def table_bits(self) -> str:
+        """A descriptor's strides: between blocks of columns a chunk, between halves of k a column of taps."""
+        return f"0x{8 << 32 | 8 * (2 * self.down.taps - 1) << 16:016X}"
+
+    @property
+    def barriers_at(self) -> int:
+        return self.tables_at + self.groups * self.table_bytes
+
+    @property
+    def out_barriers_at(self) -> int:
+        return self.barriers_at + 16 * self.stages
+
+    @property
+    def smem_bytes(self) -> int:
+        return self.out_barriers_at + 16 * self.outs
+
+    @property
+    def threads(self) -> int:
+        return 128 * self.groups + 64
+
+    @property
+    def registers(self) -> int:
+        return 4 * self.down.taps + 4 * self.pairs + 28
 
 
 def _registers(groups: int) -> int:
-    """That a thread may have: warps, the sending one included, lie in four quarters of 16384."""
+    """That a thread may have: warps, those that copy included, lie in four quarters of 16384."""
     return 16384 // (32 * (groups + 1)) // 8 * 8
 
 
@@ -179,6 +265,8 @@ def _lower(p: ConvProblem) -> Depthwise | str:
         return f"{d.source.rank - 2} dimensions (2 are supported)"
     if {d.rows.stride, d.columns.stride, d.rows.dilation, d.columns.dilation} != {1}:
         return f"stride {(d.rows.stride, d.columns.stride)}, dilation {(d.rows.dilation, d.columns.dilation)} (1 is supported)"
+    if p.epilogue is not None:
+        return "it has an epilogue"
     if d.columns.taps > _MAX_ACROSS or d.rows.taps > _MAX_DOWN:
         return f"{d.rows.taps} x {d.columns.taps} taps (at most {_MAX_DOWN} x {_MAX_ACROSS})"
     for x in (d.source, d.target):
@@ -189,8 +277,8 @@ def _lower(p: ConvProblem) -> Depthwise | str:
     return d
 
 
-class WgmmaDepthwiseEngine(Engine):
-    """The filter's gradient where groups have one channel and one filter each, of unit stride, 16-bit types and channels last."""
+class _WgmmaEngine(Engine):
+    """Of groups of one channel and one filter each, unit stride, 16-bit types and channels last."""
 
     def __init__(self, op: str) -> None:
         self.id = f"{op}.depthwise_wgmma_sm90"  # type: ignore[misc]
@@ -205,23 +293,43 @@ class WgmmaDepthwiseEngine(Engine):
             return refuse(f"depthwise_wgmma_sm90: {d}")
         if problem.desc(problem.result).numel == 0 or problem.desc(problem.image).numel == 0:
             return refuse("there are no products to sum: the direct engine writes the epilogue of 0")
-        if problem.epilogue is not None:
-            return refuse("depthwise_wgmma_sm90 takes no epilogue")
         return SUPPORTED
 
     def configs(self, problem: Problem, device: DeviceInfo) -> tuple[EngineConfig, ...]:
         assert isinstance(problem, ConvProblem)
         d = _lower(problem)
         assert isinstance(d, Depthwise)
-        return tuple(sorted(self._configs(problem, d, device), key=lambda c: self.estimate(problem, c, device)))
+        return tuple(sorted(self._configs(problem, d), key=lambda c: self.estimate(problem, c, device)))
+
+    def _configs(self, p: ConvProblem, d: Depthwise) -> Iterator[EngineConfig]:
+        raise NotImplementedError
 
     @staticmethod
-    def _configs(p: ConvProblem, d: Depthwise, device: DeviceInfo) -> Iterator[EngineConfig]:
-        """groups: pieces of whole sectors of a pixel; blocks: a row if it is not too long; images: a step of some eight products."""
-        count, width = d.channels // 8, ceil_div(d.columns.target, 8)
-        groups = [g for g in (6, 4) if g <= count and 10 * (-count % g) <= count] or [min(4, count)]
+    def _groups(d: Depthwise) -> list[int]:
+        """Of a CTA: pieces of a pixel of whole sectors, which waste few channels."""
+        count = d.channels // 8
+        return [g for g in (6, 4) if g <= count and 10 * (-count % g) <= count] or [min(4, count)]
+
+    @staticmethod
+    def _items(d: Depthwise, config: EngineConfig) -> tuple[int, int, int]:
+        """Blocks of images, strips of rows, tiles of columns."""
+        rows = d.rows.source if d.kind == "wgrad" else d.rows.target
+        return ceil_div(d.images, config["images"]), ceil_div(rows, config["strip"]), ceil_div(d.columns.target, 8 * config["blocks"])
+
+    def _parts(self, d: Depthwise, config: EngineConfig, device: DeviceInfo) -> tuple[int, int]:
+        """CTAs that share a chunk of channels, and items of each at most."""
+        items, chunks = prod(self._items(d, config)), ceil_div(d.channels // 8, config["groups"])
+        rounds = ceil_div(items, max(1, min(items, device.num_sms // chunks)))
+        return ceil_div(items, rounds), rounds
+
+class WgmmaDepthwiseEngine(_WgmmaEngine):
+    """The filter's gradient."""
+
+    def _configs(self, p: ConvProblem, d: Depthwise) -> Iterator[EngineConfig]:
+        """blocks: a row if it is not too long; images: a step of some eight products."""
+        width = ceil_div(d.columns.target, 8)
         least = d.rows.taps // 2 + 3  # stages: a step's, one that comes, one that goes
-        for g in groups:
+        for g in self._groups(d):
             for blocks in dict.fromkeys(ceil_div(width, tiles) for tiles in (1, 2, 4) if width > 4 * (tiles - 1)):
                 for images in (1, 2, 4, 8):
                     shape = _tile(d, g, images, blocks, least, p.flip)
@@ -233,18 +341,6 @@ class WgmmaDepthwiseEngine(Engine):
                             strip = ceil_div(ceil_div(d.rows.source, ROWS), parts) * ROWS
                             if parts == 1 or strip >= 14:
                                 yield EngineConfig.of(groups=g, images=images, blocks=blocks, strip=strip, stages=stages)
-
-    @staticmethod
-    def _items(d: Depthwise, config: EngineConfig) -> tuple[int, int, int]:
-        """Blocks of images, strips of rows of x, tiles of columns."""
-        return (ceil_div(d.images, config["images"]), ceil_div(d.rows.source, config["strip"]),
-                ceil_div(d.columns.target, 8 * config["blocks"]))
-
-    def _parts(self, d: Depthwise, config: EngineConfig, device: DeviceInfo) -> tuple[int, int]:
-        """CTAs that share a chunk of channels, and items of each at most."""
-        items, chunks = prod(self._items(d, config)), ceil_div(d.channels // 8, config["groups"])
-        rounds = ceil_div(items, max(1, min(items, device.num_sms // chunks)))
-        return ceil_div(items, rounds), rounds
 
     def estimate(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> float:
         """Steps at the time that their products take, or a warpgroup alone, over the traffic."""
@@ -293,12 +389,82 @@ class WgmmaDepthwiseEngine(Engine):
         return Build((step, *sums), scratch.num_bytes)
 
 
-def _map(x: TensorDesc, c: WgmmaDepthwiseConsts, box: tuple[int, ...]) -> TensorMapSpec:
+class WgmmaWalkEngine(_WgmmaEngine):
+    """The convolution and the image's gradient."""
+
+    def _configs(self, p: ConvProblem, d: Depthwise) -> Iterator[EngineConfig]:
+        """blocks and images: 64 positions, as long a part of a row as there is."""
+        width = ceil_div(d.columns.target, 8)
+        blocks = ceil_div(width, ceil_div(width, 8))
+        for g in self._groups(d):
+            images = min(8 // blocks, d.images)
+            if _walk(p, d, g, images, blocks, 3, 2).registers > _registers(g):
+                continue
+            for outs in (2, 3):
+                fits = [s for s in range(2, _MAX_STAGES + 1) if _walk(p, d, g, images, blocks, s, outs).smem_bytes <= _SMEM_BYTES]
+                for stages in sorted({max(fits), min(max(fits), 6)}) if fits else ():
+                    for parts in (1, 2, 4):
+                        strip = ceil_div(d.rows.target, parts)
+                        if parts == 1 or strip >= 2 * d.rows.taps:
+                            yield EngineConfig.of(groups=g, images=images, blocks=blocks, strip=strip, stages=stages, outs=outs)
+
+    def estimate(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> float:
+        """Rows at the time that their products take, or a warpgroup alone, over the traffic."""
+        assert isinstance(problem, ConvProblem)
+        d = _lower(problem)
+        assert isinstance(d, Depthwise)
+        groups = config["groups"]
+        c = _walk(problem, d, groups, config["images"], config["blocks"], config["stages"], config["outs"])
+        parts, rounds = self._parts(d, config, device)
+        chunks = ceil_div(d.channels // 8, groups)
+        strips = ceil_div(d.rows.target, config["strip"])
+        rows = min(config["strip"] + d.rows.taps - 1, d.rows.source / strips + (d.rows.taps - 1) * (1 - 1 / strips))
+        if device.is_emulated:
+            return 200.0 * parts * rounds * chunks * rows * (groups * c.pairs + 8) + config["stages"]
+        products = c.pairs * max(_COLUMN_CLOCKS * 8 * d.rows.taps, 22) + 20
+        row = max(groups * products, products + _STEP_CLOCKS)
+        compute_us = ceil_div(parts * chunks, device.num_sms) * rounds * (rows * row + _ITEM_CLOCKS) / 1700
+        bytes_us = problem.num_bytes / (device.bandwidth_gbs * 0.838e3 * (0.85 if c.pitch == 64 and chunks > 1 else 1.0))
+        return max(compute_us, bytes_us) + 0.115 * min(compute_us, bytes_us) + 9
+
+    def build_steps(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> Build:
+        assert isinstance(problem, ConvProblem)
+        if problem.is_empty:
+            return Build(())
+        p, d = problem, _lower(problem)
+        assert isinstance(d, Depthwise)
+        groups = config["groups"]
+        c = _walk(p, d, groups, config["images"], config["blocks"], config["stages"], config["outs"])
+        digits = Digits(c.digits.names, self._items(d, config), {})
+        parts, _ = self._parts(d, config, device)
+        chunks = ceil_div(d.channels // 8, groups)
+        multiplier, shift = magic(chunks)
+        args = [Arg("map_source", "tensor_map", TensorMapArg(d.names[0], _map(d.source, c, (8 * groups, c.width, 1, c.images)))),
+                Arg("map_target", "tensor_map", TensorMapArg(d.names[1], _map(d.target, c, (8 * groups, 8 * c.blocks, 1, c.images)))),
+                Arg("ptr_filter", "u64", TensorArg(d.names[2]))]
+        args += [Arg(name, kind, value) for name, kind, value in (
+            ("num_items", "u32", digits.size), ("parts", "u32", parts), ("chunks", "u32", chunks), ("chunks_multiplier", "u32", multiplier),
+            ("chunks_shift", "u32", shift), ("channel_groups", "u32", d.channels // 8), ("strip", "s32", config["strip"]),
+            ("source_rows", "s32", d.rows.source), ("target_rows", "s32", d.rows.target))]
+        args += digits.args(c.digits.wide)
+        return Build((Step.of("conv/depthwise_wgmma_sm90", self.op, Target.for_arch(device.arch, (8, 0)), c.threads, args, c,
+                              parts * chunks, dynamic_smem=c.smem_bytes, min_ctas_per_sm=1,
+                              suffix=f"{c.kind}_{d.rows.taps}x{d.columns.taps}_g{groups}_b{c.blocks}_{c.images}"),))
+
+
+def _walk(p: ConvProblem, d: Depthwise, groups: int, images: int, blocks: int, stages: int, outs: int) -> WgmmaWalkConsts:
+    channel, _, row, column = (s * d.filter.dtype.num_bytes for s in d.filter.strides)
+    return WgmmaWalkConsts(d.source.dtype.name, d.target.dtype.name, d.rows, d.columns, groups, images, blocks, stages, outs,
+                           (channel, row, column), p.flip != (d.kind == "dgrad"))
+
+
+def _map(x: TensorDesc, c: WgmmaDepthwiseConsts | WgmmaWalkConsts, box: tuple[int, ...]) -> TensorMapSpec:
     """By (channel, column, row, image)."""
     images, channels, rows, columns = x.shape
     n, _, row, column = (s * x.dtype.num_bytes if extent > 1 else 16 for s, extent in zip(x.strides, x.shape, strict=True))
     return TensorMapSpec(x.dtype.name, (channels, columns, rows, images), (column, row, n), box, swizzle=c.pitch)
 
 
-_OPS = ("conv_wgrad", "conv_transpose_wgrad")
-ENGINES: dict[str, tuple[Engine, ...]] = {op: (WgmmaDepthwiseEngine(op),) for op in _OPS}
+_SUMS = ("conv_wgrad", "conv_transpose_wgrad")
+_WALKS = ("conv_fprop", "conv_dgrad", "conv_transpose", "conv_transpose_dgrad")
+ENGINES: dict[str, tuple[Engine, ...]] = {op: (WgmmaDepthwiseEngine(op),) for op in _SUMS} | {op: (WgmmaWalkEngine(op),) for op in _WALKS}
