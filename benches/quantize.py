@@ -236,7 +236,7 @@ def cases(options: argparse.Namespace) -> list[Case]:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--ops", default="", help="of " + ", ".join(("cast", "quantize", "dynamic_quantize", "dequantize", "pack4", "unpack4")))
+    parser.add_argument("--ops", default="", help="of cast, quantize, dynamic_quantize, dequantize, pack4, unpack4")
     parser.add_argument("--further", action="store_true", help="other sizes too")
     add_options(parser)
     run(cases, parser.parse_args())
