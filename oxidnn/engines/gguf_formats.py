@@ -18,7 +18,7 @@ class FormatConsts:
     scale_factor: where the f16 scale lies, and what it is multiplied with. has_factor: steps have factors, two f16, which, if `folds`, make
     f16 numbers of codes exactly. group: steps that share factor and minimum. lifts: products take codes as they are, and what
     their bias adds is taken off as minima are. values: of the codes of four bits; is_paired: products look the two of a byte up
-    together."""
+    together, in shared memory; shuffled: of eight words those whose codes byte permutations look up instead."""
 
     name: str
     bias: int
@@ -33,6 +33,7 @@ class FormatConsts:
     grid: str = ""
     values: tuple[int, ...] = ()
     is_paired: bool = False
+    shuffled: tuple[int, ...] = ()
 
     @property
     def size(self) -> int:
@@ -75,6 +76,10 @@ class FormatConsts:
         """Codes are e2m1 numbers, which are f16 but for a power of two."""
         return self.values == E2M1_DOUBLED
 
+    def is_shuffled(self, block: int, step: int) -> bool:
+        """The step, of a block of a run, takes its codes from a word that byte permutations look up."""
+        return (block * self.steps + step) // 2 % 8 in self.shuffled
+
     @property
     def pair_table(self) -> list[str]:
         """Of each byte, as a word: the f16 of its low and of its high half."""
@@ -99,12 +104,19 @@ class FormatConsts:
 
     @property
     def is_split(self) -> bool:
-        """Halves of a word are taken out of it where they are."""
-        return self.name in ("Q4_0", "Q4_1", "Q4_K")
+        """Codes are taken out of a word where they are."""
+        return self.name in ("Q4_0", "Q4_1", "Q4_K", "Q2_K", "Q3_K", "TQ2_0")
 
-    def is_high(self, step: int) -> bool:
-        """The step's codes are taken out 16-fold."""
-        return self.is_split and (step if self.size == 32 else step // 2 % 2) == 1
+    def shift(self, step: int) -> int:
+        """Codes of the step are taken out 2^shift-fold."""
+        if not self.is_split:
+            return 0
+        return 4 * step if self.size == 32 else step // 2 % 2 * 4 if self.name == "Q4_K" else step % 8 // 2 * 2
+
+    @property
+    def shifts(self) -> list[int]:
+        """Of all steps."""
+        return sorted({self.shift(step) for step in range(self.steps)})
 
     def is_signed_high(self, step: int) -> bool:
         """The step's e2m1 codes lie in the upper halves of bytes."""
@@ -113,7 +125,7 @@ class FormatConsts:
     @property
     def unit(self) -> float:
         """What sums of products are multiplied with."""
-        return 2.0**24 if self.is_plain else 1.0 if not self.is_signed else 2.0**7 if self.has_factor else 2.0**14
+        return 2.0**24 if self.is_plain else 1.0 if not self.is_signed else 2.0**15 if self.has_factor else 2.0**14
 
     @property
     def table(self) -> list[str]:
@@ -148,11 +160,13 @@ def phase_of(f: FormatConsts, blocks: TensorDesc, run_bytes: int) -> int:
     return 1 if phase == 2 and f.num_bytes % 2 else phase
 
 
+_SHUFFLED = (3, 7)  # by measurement: loads from shared memory and permutations then take about as long
+
 _FORMATS = (
     FormatConsts("Q4_0", 8), FormatConsts("Q4_1", 0, has_min=True), FormatConsts("Q5_0", 16), FormatConsts("Q5_1", 0, has_min=True),
     FormatConsts("Q8_0", 128),
     FormatConsts("Q2_K", 0, parts=2, scale_at=80, has_factor=True, has_min=True, group=1),
-    FormatConsts("Q3_K", 4, parts=2, scale_at=108, has_factor=True, folds=True, group=1),
+    FormatConsts("Q3_K", 4, parts=2, scale_at=108, has_factor=True, group=1, lifts=True),
     FormatConsts("Q4_K", 0, parts=4, has_factor=True, has_min=True),
     FormatConsts("Q5_K", 0, parts=4, has_factor=True, has_min=True),
     FormatConsts("Q6_K", 32, parts=2, scale_at=208, has_factor=True, group=1, lifts=True),
@@ -164,11 +178,12 @@ _FORMATS = (
     FormatConsts("IQ2_S", 64, parts=8, scale_factor=0.125, has_factor=True, folds=True, group=1, grid="iq2_s"),
     FormatConsts("IQ3_XXS", 64, parts=8, scale_factor=0.25, has_factor=True, folds=True, grid="iq3_xxs"),
     FormatConsts("IQ3_S", 64, parts=8, has_factor=True, folds=True, grid="iq3_s"),
-    FormatConsts("IQ4_NL", 128, values=IQ4_VALUES, is_paired=True),
-    FormatConsts("IQ4_XS", 128, parts=8, has_factor=True, values=IQ4_VALUES, is_paired=True),
+    FormatConsts("IQ4_NL", 128, values=IQ4_VALUES, is_paired=True, shuffled=_SHUFFLED),
+    FormatConsts("IQ4_XS", 128, parts=8, has_factor=True, values=IQ4_VALUES, is_paired=True,
+                 shuffled=_SHUFFLED),
     FormatConsts("TQ1_0", 1, scale_at=52), FormatConsts("TQ2_0", 1, parts=2, scale_at=64),
     FormatConsts("MXFP4", 16, values=E2M1_DOUBLED),
-    FormatConsts("NVFP4", 16, parts=4, has_factor=True, folds=True, group=1, values=E2M1_DOUBLED),
+    FormatConsts("NVFP4", 16, parts=4, has_factor=True, group=1, values=E2M1_DOUBLED),
 )
 FORMAT_CONSTS = {f.name: f for f in _FORMATS}
 

@@ -21,7 +21,7 @@ from .gguf_formats import FORMAT_CONSTS, FormatConsts, half_pair, phase_of
 
 TILE = 16  # rows of W
 MAX_PANELS = 16
-MAX_QUADS = 8
+MAX_QUADS = 16
 _LIMIT = 2**31
 _COMBINE_THREADS = 128
 # of a lane, a weight
