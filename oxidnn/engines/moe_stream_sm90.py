@@ -53,7 +53,7 @@ class StreamConsts:
     """of: "up" or "down". columns: tokens, of tile_n that wgmma takes; tiles: of 64 rows of weights (two: of two such blocks); k_tiles: of
     an expert's sum; middle_bytes: of a token's middle; splits: CTAs of a cluster that deal out k tiles; pitch: words from token to token of
     staged sums. ragged: rows are sorted by expert. apart: results of experts are added up by another launch, a token's of result_bytes.
-    counted: CTAs take what is next by a counter, so that none waits for others.
+    counted: CTAs take what is next by a counter, so that none waits for others; an "up" that is apart and not counted clears it.
     codes: weights are "e4m3", "s8" or "s4", with scales of blocks of block[0] rows and block[1] columns, of type `scale`.
     scale_span: bytes of the scales of 64 rows, where they lie side by side."""
 
@@ -227,7 +227,7 @@ class MoeStream(Engine):
         memory_us = weights / (device.bandwidth_gbs * 1.03e3) * columns * (1.02 + 0.02 * (config["up"] < 10))
         knobs = dict(config.knobs)
         if "apart" in knobs:
-            return 17.0 + 1.01 * memory_us + min(0.08 * memory_us, 10.0) + (1.5 if knobs["counted"] else 0.01 * memory_us)
+            return 15.0 + 1.01 * memory_us + min(0.08 * memory_us, 10.0) + (3.5 if knobs["counted"] else 0.01 * memory_us)
         # A static deal of what comes at uneven speeds: the last CTA is late. Larger clusters than pairs do not all find room at once.
         ctas = ceil_div(p.hidden, ROWS) * knobs["splits"]
         share = min(1.0, ctas / (0.7 * device.num_sms))
@@ -255,14 +255,14 @@ class MoeStream(Engine):
         middle_map = TensorMapSpec(kind, (p.inter, p.tokens, most), (up.middle_bytes, p.tokens * up.middle_bytes), (TILE_K, p.tokens, 1),
                                    swizzle=128)
         steps = []
-        if is_apart:
+        if up.counted:
             steps.append(clear_step(p.op, counters, 4, 2, device))
         num_ctas = min(device.num_sms * _per_sm(up, device), most * up.tiles)
         args = [Arg("map_weights", "tensor_map", TensorMapArg("w_gate_up", _weights_map(p.desc("w_gate_up"), up))),
                 Arg("map_tokens", "tensor_map", TensorMapArg("x", tokens_map)), *ids, *held(p, "weights").args("weights"),
                 Arg("ptr_middle", "u64", middle), table, Arg("num_ctas", "u32", num_ctas)]
         args += [*_scale_args(p, "gate_up"), *([Arg("ptr_inverse", "u64", inverse.place)] if is_apart else [])]
-        args += [Arg("ptr_counter", "u64", counters)] if up.counted else []
+        args += [Arg("ptr_counter", "u64", shifted(counters, 0 if up.counted else 4))] if is_apart else []
         steps.append(Step.of("moe/stream_sm90", p.op, target, THREADS, args, up, num_ctas, dynamic_smem=up.smem_bytes, follows=True,
                              suffix=f"up_{kind}_{up.tile_n}"))
         args = [Arg("map_weights", "tensor_map", TensorMapArg("w_down", _weights_map(p.desc("w_down"), down))),
