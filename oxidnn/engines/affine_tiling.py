@@ -736,7 +736,6 @@ def _target_arguments(t: Arguments, am: AffineMatmul, d: Digits, epilogue: Epilo
         blocks = -(-am.m.size // epilogue.moments)
         t.add("ptr_moments", "u64", WorkspaceArg(0))
         t.add("moment_blocks", "u32", blocks)
-        t.add("moment_bytes", "u64", blocks * am.n.size * am.batch.size * F32.num_bytes)
 
 
 def _partial_arguments(t: Arguments, grid: Grid, am: AffineMatmul, epilogue: EpilogueConsts, workspace_offset: int) -> None:

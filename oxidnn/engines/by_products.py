@@ -94,12 +94,12 @@ CLEAR_US = 2.5
 
 
 def combine_step(p: ConvProblem, rows: int, block: int, partials: WorkspaceArg, device: DeviceInfo) -> Step:
-    """The launch that combines the means and squares of blocks of `block` rows, at `partials` as [mean, squares][channel][block]."""
+    """The launch that combines the means and squares of blocks of `block` rows, at `partials` as [channel][block][mean, squares]."""
     from .composition import relocated
 
     stats, items = _moments(p), -(-rows // block)
-    size = stats.channels * items * F32.num_bytes
-    arrays = {name: Vector(WorkspaceArg(partials.byte_offset + i * size), F32, (F32.num_bytes, items * F32.num_bytes))
+    size = F32.num_bytes
+    arrays = {name: Vector(WorkspaceArg(partials.byte_offset + i * size), F32, (2 * size, 2 * items * size))
               for i, name in enumerate(("means", "squares"))}
     extra = [Arg("eps", "f32", 0.0), Arg("total", "f32", float(rows)), *Cut(rows, block, items).count_args()]
     step = _MOMENTS.combine_step("channelwise/combine", stats, arrays, items, 1, 1, {}, {n: Vector.of(stats, n) for n in _NAMES}, device,

@@ -34,6 +34,7 @@ _LIMIT = 2**30
 _NARROW = 2**31  # strides below it, in bytes, are 32 bits wide
 _HELD_BYTES = 128  # of values a thread loads before it uses the first, in the compute type
 _HELD_PARTIALS = 8
+_MAX_THREADS = 1024
 _MASK_PACK = 8  # bits of a byte
 _CTAS = 3  # on each SM at once, where statistics are taken
 _DEPTH = 1  # times a thread loads before it is done, where nothing is summed
@@ -473,6 +474,8 @@ class ChannelNormEngine(Engine):
         compute = compute_of(problem)
         groups = problem.channels // max(1, width)
         lanes = 32 if items * width <= 128 else THREADS // 2
+        while lanes > 32 and lanes < _MAX_THREADS and items * width > lanes * _HELD_PARTIALS:
+            lanes *= 2  # a thread has all of its partials under way at once
         weighs = "gamma" in inputs and not inputs["gamma"].is_grouped and width != 1
         held = -(-items * width // lanes)
         types = [tuple((n, v.dtype.name) for n, v in given.items()) for given in (inputs, outputs)]
@@ -484,7 +487,7 @@ class ChannelNormEngine(Engine):
             for name, v in arrays.items():
                 args += [Arg(f"ptr_{name}", "u64", v.value), Arg(f"stride_{name}_{axis}", "s64", v.strides[0]),
                          Arg(f"stride_{name}_c", "s64", v.strides[1])]
-        threads, statistics = THREADS // 2, batches * groups
+        threads, statistics = max(lanes, THREADS // 2), batches * groups
         grid = -(-statistics * lanes // threads)
         target = Target.for_arch(device.arch)
         return Step.of(template, problem.op, target, threads, [*args, *extra], tile, grid, follows=follows and _gets_ready(target),
