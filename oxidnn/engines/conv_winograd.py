@@ -335,12 +335,12 @@ class WinogradEngine(Engine):
             at, h, w = (_TAPS - 1) * (h + w), -h, -w
         size = kind.num_bytes
         source, target = (k, c) if is_turned else (c, k)
-        plane = source * (pitch or target) * size
+        plane = (pitch or source * target) * size
         columns = matrix if two else _ONE
         a, across = len(matrix[0]) if is_output else len(matrix), (len(matrix[0]) if is_output else len(matrix)) if two else 1
         planes = Window((a, across), (across * plane, plane))
         taps = Window((_TAPS, _TAPS if two else 1), (h, w))
-        along_target, along_source = (size, pitch * size) if pitch else (source * size, size)
+        along_target, along_source = (size, self._points(p) * pitch * size) if pitch else (source * size, size)
         point_strides = (0, 0, *((along_source, along_target) if is_turned else (along_target, along_source)))
         strides = {"tiles": (0, 0, ks, cs), "points": point_strides}
         pointers: dict[str, Any] = {"tiles": TensorArg(filter.name, at), "points": place}

@@ -20,6 +20,7 @@ from .element_epilogue import ElementEpilogue, OperandConsts, operand_over
 from .reduce_tree import reduction_steps
 
 _THREADS = 256
+_RING_THREADS = 384  # 4 warps that transform, 8 that multiply
 _POINTS = 16
 _WIDE, _NARROW = 64, 32  # results of a CTA at a point
 _DEPTHS = (8, 4)  # of a round
@@ -39,6 +40,8 @@ class PointLayout:
     __slots__ = ()
     depth: int
     wide_pad: int = 0
+    paired: bool = True
+    stages: int  # of the ring; 0: two that alternate
     spread: int  # parts of what a round does for later ones, between 16 products each
 
     @property
@@ -69,6 +72,19 @@ class PointLayout:
     @property
     def smem_bytes(self) -> int:
         return self.stage_bytes + _POINTS * (self.narrow_plane + self.wide_plane)
+
+    @property
+    def stage(self) -> int:
+        """Bytes of a stage of the ring."""
+        return _POINTS * (self.narrow_plane + self.wide_plane)
+
+    @property
+    def exchange_at(self) -> int:
+        return self.stages * self.stage
+
+    @property
+    def barriers_at(self) -> int:
+        return self.exchange_at + _POINTS * self.put_plane
 
     # At the end: [point][16 of wide][narrow].
 
@@ -107,8 +123,15 @@ class FusedConsts(PointLayout, ElementEpilogue):
     operand_rows: tuple[int, ...] = ()
     epilogue: Expression | None = None
     compute: str = "f32"
+    stages: int = 0  # of the ring of conv/winograd_fused_sm90; 0: conv/winograd_fused
+    paired: bool = True
     tiles: int = _NARROW
     filters: int = _WIDE
+
+    @property
+    def second_channel(self) -> int:
+        """Of the two that a thread transforms in a round, how far from the first."""
+        return 1 if self.source_channels_last else self.depth // 2
 
     @property
     def is_idle(self) -> bool:
@@ -122,6 +145,8 @@ class FusedConsts(PointLayout, ElementEpilogue):
 
     @property
     def smem_bytes(self) -> int:
+        if self.stages:
+            return self.barriers_at + 16 * self.stages
         return self.stage_bytes + _POINTS * (self.narrow_plane * (2 if self.is_idle else 1) + self.wide_plane)
 
     @property
@@ -133,9 +158,9 @@ class FusedConsts(PointLayout, ElementEpilogue):
         return ceil_div(self.num_channels, self.depth)
 
     @property
-    def point_bytes(self) -> int:
-        """Between two points of the transformed filters in global memory."""
-        return self.num_channels * self.filter_pitch
+    def filter_channel(self) -> int:
+        """Bytes between two channels of the transformed filters in global memory, [channel][point][filter]."""
+        return _POINTS * self.filter_pitch
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +191,11 @@ class GradientConsts(PointLayout):
     wide_pad: int = 4
     channels: int = _NARROW
     filters: int = _WIDE
+    stages: int = 0
+
+    @property
+    def smem_bytes(self) -> int:
+        return self.barriers_at + 16 * self.stages if self.stages else self.stage_bytes + _POINTS * (self.narrow_plane + self.wide_plane)
 
     @property
     def channel_blocks(self) -> int:
@@ -261,7 +291,7 @@ class WinogradFusedEngine(WinogradEngine):
                 strides[name] = (row[0], 2 * row[2], 2 * row[3])
         return Digits(("n", "down", "across"), (p.desc(p.image).shape[0], down, across), strides)
 
-    def _consts(self, p: ConvProblem, depth: int) -> FusedConsts:
+    def _consts(self, p: ConvProblem, depth: int, stages: int = 0, paired: bool = True) -> FusedConsts:
         source, target, _ = self._sides(p)
         back, _, window = toom_cook(2, 3)
         low = tuple(2 - pair[0] if p.direction == "dgrad" else pair[0] for pair in p.padding)
@@ -272,11 +302,13 @@ class WinogradFusedEngine(WinogradEngine):
             source.desc.shape[1], target.desc.shape[1],
             (-low[0], -low[1]), source.strides[2:], target.strides[2:], source.strides[1], target.strides[1],
             source.is_channels_last, target.is_channels_last, self._pitch(p) * F32.num_bytes, self._digits(p).consts(),
-            tuple(o for o, _ in over), tuple(row[2] for _, row in over), p.epilogue)
+            tuple(o for o, _ in over), tuple(row[2] for _, row in over), p.epilogue, stages=stages, paired=paired)
 
     def build_steps(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> Build:
         assert isinstance(problem, ConvProblem)
-        p, c, digits = problem, self._consts(problem, config["depth"]), self._digits(problem)
+        knobs = dict(config.knobs)
+        stages = knobs.get("stages", 0)
+        p, c, digits = problem, self._consts(problem, config["depth"], stages, knobs.get("paired", True)), self._digits(problem)
         source, target, filter = self._sides(p)
         scratch = Scratch()
         points = scratch.take(self._chunk_bytes(p, 1))
@@ -290,6 +322,12 @@ class WinogradFusedEngine(WinogradEngine):
                 Arg("source_columns", "u32", source.desc.shape[3]), Arg("num_rows", "u32", target.desc.shape[2]),
                 Arg("num_columns", "u32", target.desc.shape[3]), *digits.args(c.digits.wide),
                 *(Arg(f"scalar_{x}", "f32", ScalarArg(x)) for x in c.epilogue_scalars)]
+        blocks = ceil_div(tiles, _NARROW) * c.filter_blocks
+        if stages:
+            args.append(Arg("num_blocks", "u32", blocks))
+            fused = Step.of("conv/winograd_fused_sm90", self.op, Target.for_arch(device.arch), _RING_THREADS, args, c, min(blocks, device.num_sms),
+                            dynamic_smem=c.smem_bytes, suffix=f"{c.source}_{c.depth}")
+            return Build((transform, fused), scratch.num_bytes)
         fused = Step.of("conv/winograd_fused", self.op, Target.for_arch(device.arch), _THREADS, args, c,
                         ceil_div(tiles, _NARROW) * c.filter_blocks, dynamic_smem=c.smem_bytes, suffix=f"{c.source}_{c.depth}")
         return Build((transform, fused), scratch.num_bytes)
@@ -354,7 +392,7 @@ class WinogradFusedGradientEngine(WinogradEngine):
         k, c = p.desc(p.filter).shape[:2]
         return TensorDesc(F32, (splits, k, c, 3, 3), (9 * k * c, c, 1, 3 * k * c, k * c))
 
-    def _consts(self, p: ConvProblem, splits: int) -> GradientConsts:
+    def _consts(self, p: ConvProblem, splits: int, stages: int = 0) -> GradientConsts:
         x, dy, dw = self._sides(p)
         outer, inner, _ = toom_cook(3, 2)
         target = self._partials(p, splits) if splits > 1 else TensorDesc(dw.desc.dtype, (1, *dw.desc.shape), (0, *dw.desc.strides))
@@ -366,7 +404,7 @@ class WinogradFusedGradientEngine(WinogradEngine):
             toom_cook(2, 3)[2], inner, outer, x.desc.dtype.name, dy.desc.dtype.name, target.dtype.name,
             (-p.padding[0][0], -p.padding[1][0]), x.strides[2:], dy.strides[2:], (h, w), x.strides[1], dy.strides[1], c, k, split,
             x.is_channels_last and dy.is_channels_last, x.desc.shape[1], dy.desc.shape[1], self._digits(p).consts(),
-            _spread(8, x.is_channels_last and dy.is_channels_last))
+            _spread(8, x.is_channels_last and dy.is_channels_last), stages=stages)
 
     def _digits(self, p: ConvProblem) -> Digits:
         x, dy, _ = self._sides(p)
@@ -376,7 +414,8 @@ class WinogradFusedGradientEngine(WinogradEngine):
     def build_steps(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> Build:
         assert isinstance(problem, ConvProblem)
         p, splits, digits = problem, config["splits"], self._digits(problem)
-        c = self._consts(p, splits)
+        stages = dict(config.knobs).get("stages", 0)
+        c = self._consts(p, splits, stages)
         x, dy, dw = self._sides(p)
         scratch, tiles = Scratch(), self._tiles(p)
         flipped = -2 * (c.target_strides[0] + c.target_strides[1]) if p.flip else 0
@@ -386,8 +425,9 @@ class WinogradFusedGradientEngine(WinogradEngine):
                 Arg("num_tiles", "u32", tiles), Arg("tiles_per_part", "u32", 8 * ceil_div(ceil_div(tiles, 8), splits)),
                 *(Arg(f"{n}_{side}", "u32", s.desc.shape[axis]) for n, s in (("x", x), ("dy", dy))
                   for side, axis in (("rows", 2), ("columns", 3))), *digits.args(c.digits.wide)]
-        steps = [Step.of("conv/winograd_fused_wgrad", self.op, Target.for_arch(device.arch), _THREADS, args, c, splits * c.blocks,
-                         dynamic_smem=c.smem_bytes, suffix=c.x)]
+        template, threads = ("conv/winograd_fused_wgrad_sm90", _RING_THREADS) if stages else ("conv/winograd_fused_wgrad", _THREADS)
+        steps = [Step.of(template, self.op, Target.for_arch(device.arch), threads, args, c, splits * c.blocks, dynamic_smem=c.smem_bytes,
+                         suffix=c.x)]
         if splits > 1:
             partial = (self._partials(p, splits), WorkspaceArg())
             steps += reduction_steps(self.op, partial, (dw.desc, TensorArg(dw.name)), (0,), "sum", device, scratch)
