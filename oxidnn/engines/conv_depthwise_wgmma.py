@@ -37,7 +37,7 @@ LINE = 16  # bytes: 8 channels of a pixel
 ROWS = 2  # of a step
 _MAX_DOWN = 7  # taps: 8 blocks of rows, of which a warp has two
 _MAX_ACROSS = 8
-_MAX_STAGES = 12
+_MAX_STAGES = 16
 _SMEM_BYTES = 227 << 10
 _MAX_STRIDE = 2**40
 # An SM's clocks for a product of so many columns, a step of a warpgroup alone, an item besides.
