@@ -35,10 +35,10 @@ _RINGS = ((1, 3), (1, 4), (1, 6), (2, 2), (2, 3), (2, 4), (4, 2), (4, 3))  # box
 @dataclass(frozen=True, slots=True)
 class QuantizedStreamConsts:
     """Consts of quantized_linear/stream_sm90. dtype: of x; bits: of a code; columns: rows of x, `areas` of them there; warps: of a team;
-    boxes: of a stage, along k; lane_bytes: of a row that a lane reads at once; flush_blocks: blocks of 8 numbers of a lane of which a
-    group's sums are made; group_size: 0 where scales do not change along k; scale_group, zero_group: bytes from a group's to the next;
-    scales, zeros: of a row and a stage; zero: PTX type of zero points, "" without;
-    ahead: pairs of boxes whose lines start on their way before the launch before has ended."""
+    splits: that deal out k, whose sums a second launch adds; boxes: of a stage, along k; lane_bytes: of a row that a lane reads at once;
+    flush_blocks: blocks of 8 numbers of a lane of which a group's sums are made; group_size: 0 where scales do not change along k;
+    scale_group, zero_group: bytes from a group's to the next; scales, zeros: of a row and a stage; zero: PTX type of zero points, ""
+    without; ahead: pairs of boxes whose lines start on their way before the launch before has ended."""
 
     kind: str
     dtype: str
@@ -47,6 +47,7 @@ class QuantizedStreamConsts:
     areas: int
     warps: int
     teams: int
+    splits: int
     boxes: int
     stages: int
     lane_bytes: int
@@ -169,7 +170,7 @@ class _Plan:
     digits: tiling.Digits
     tiles: int
     rounds: int  # of a warp, for a tile
-    ctas: int
+    ctas: int  # of a split
     per_sm: int
 
     @property
@@ -186,6 +187,14 @@ class _Plan:
         return self.consts.x_at + self.consts.areas * self.x_pitch
 
     @property
+    def grid(self) -> tiling.Grid:
+        """Of partial sums, by split."""
+        c, inner = self.consts, self.consts.epilogue.inner
+        sizes = {"m": c.columns, "n": TILE * self.tiles}
+        return tiling.Grid(1, self.tiles, 1, c.splits, 0, 0, 1, padded_inner=sizes[inner],
+                           outer_size={"m": self.am.m.size, "n": self.am.n.size}["m" if inner == "n" else "n"])
+
+    @property
     def turns(self) -> int:
         """Tiles of the busiest team."""
         return ceil_div(self.tiles, self.ctas * self.consts.teams)
@@ -196,15 +205,15 @@ def _plan(p: QuantizedLinearProblem, config: EngineConfig, device: DeviceInfo) -
     am = lower(p)
     d = tiling.merged_digits(am)
     bits, columns = 4 if p.kind in NIBBLES else 8, 8 if p.rows <= 8 else 16
-    warps, teams, per_sm, boxes = (config[name] for name in ("warps", "teams", "ctas", "boxes"))
+    warps, teams, per_sm, splits, boxes = (config[name] for name in ("warps", "teams", "ctas", "splits", "boxes"))
     threads = min(32 * warps, TILE * columns)
-    epilogue = tiling.plan_epilogue(d, am, columns, TILE, threads, tiling.needs_wide(d), False)
+    epilogue = tiling.plan_epilogue(d, am, columns, TILE, threads, tiling.needs_wide(d), splits > 1)
     epilogue = replace(epilogue, pitch=epilogue.tile_inner)  # no gaps: all words of a slab are added
     has_zero, grouped = p.has("zero_point"), p.groups > 1
     chunk_k = boxes * BOX_BYTES * 8 // bits
     groups = max(1, chunk_k // p.group_size) if grouped else 1
     consts = QuantizedStreamConsts(
-        p.kind, p.desc("x").dtype.name, bits, columns, p.rows, warps, teams, boxes, config["stages"], lane_bytes_of(p),
+        p.kind, p.desc("x").dtype.name, bits, columns, p.rows, warps, teams, splits, boxes, config["stages"], lane_bytes_of(p),
         min(chunk_k, p.group_size) // 32, p.group_size if grouped else 0,
         p.grid_strides("scale")[1] * p.desc("scale").dtype.num_bytes, p.grid_strides("zero_point")[1] if has_zero else 0,
         factors_of(p, "scale", groups) if grouped else NO_FACTORS, factors_of(p, "zero_point", groups) if has_zero else NO_FACTORS,
@@ -212,7 +221,8 @@ def _plan(p: QuantizedLinearProblem, config: EngineConfig, device: DeviceInfo) -
         tuple(map(float, NF4)) if p.kind == "nf4" else (), epilogue, threads,
         dict(config.knobs).get("ahead", 0))
     tiles = ceil_div(p.n, TILE)
-    return _Plan(consts, am, d, tiles, ceil_div(p.k, consts.step_k), min(tiles, per_sm * device.num_sms), per_sm)
+    places = max(1, per_sm * device.num_sms // splits)
+    return _Plan(consts, am, d, tiles, ceil_div(p.k, consts.step_k * splits), min(tiles, places), per_sm)
 
 
 class QuantizedLinearStream(Engine):
@@ -264,16 +274,21 @@ class QuantizedLinearStream(Engine):
         c = plan.consts
         suffix = f"{c.kind}_{c.dtype}_{c.columns}{'_grouped' if c.grouped else ''}{'_zero' if c.zero else ''}"
         step = Step.of("quantized_linear/stream_sm90", p.op, PtxTarget.for_arch(device.arch, (8, 0)), 32 * c.warps * c.teams,
-                       _arguments(p, plan), c, plan.ctas, dynamic_smem=plan.smem_bytes, min_ctas_per_sm=plan.per_sm,
+                       _arguments(p, plan), c, plan.ctas * c.splits, dynamic_smem=plan.smem_bytes, min_ctas_per_sm=plan.per_sm,
                        follows=bool(dict(config.knobs).get("follows", True)), suffix=suffix)
-        return with_columns_ordered(p, step, device)
+        if c.splits == 1:
+            return with_columns_ordered(p, step, device)
+        grid = plan.grid
+        adds = tiling.reduce_step(p.op, plan.am, plan.digits, grid, c.epilogue, step.spec.target, c.epilogue.wide, 0)
+        return Build((step, adds), grid.splits * grid.outer_size * grid.padded_inner * 4)
 
 
 def _estimate_us(p: QuantizedLinearProblem, plan: _Plan, device: DeviceInfo) -> float:
     """The codes at the memory's speed and what an SM issues, of which the longer shows most; SMs without work, few bytes under way."""
     c = plan.consts
     warps = c.warps * c.teams * plan.per_sm
-    uneven = ceil_div(plan.ctas, device.num_sms) * c.teams * plan.turns * device.num_sms / plan.tiles
+    busiest = ceil_div(plan.ctas * c.splits, device.num_sms)  # CTAs of an SM
+    uneven = busiest * c.teams * plan.turns * device.num_sms / (plan.tiles * c.splits)
     under_way = warps * min(c.stages - 1, plan.turns * plan.rounds) * c.stage_bytes
     num_bytes = p.desc("w").num_bytes + p.desc("scale").num_bytes
     memory_us = num_bytes / (device.bandwidth_gbs * 1e3) * uneven**0.5 * max(1.0, 64e3 / under_way) ** 0.5
@@ -281,9 +296,9 @@ def _estimate_us(p: QuantizedLinearProblem, plan: _Plan, device: DeviceInfo) -> 
     numbers: float = {"s4": 20, "u4": 20, "nf4": 26, "s8": 20 if c.dtype == "f16" else 52, "e4m3": 24 if c.dtype == "f16" else 56}[c.kind]
     block = numbers + c.tiles_c * 3 + 2 + (4 * c.tiles_c + 8) / c.flush_blocks * c.grouped
     instructions = plan.turns * (plan.rounds * (c.chunk_k / 32 * block + 60) + 150)
-    issue_us = ceil_div(plan.ctas, device.num_sms) * c.teams * c.warps * instructions / 4 / 0.7 / 1700
+    issue_us = busiest * c.teams * c.warps * instructions / 4 / 0.7 / 1700
     x_us = c.areas * plan.padded_k / 60e3
-    return 4.5 + (memory_us**3 + issue_us**3) ** (1 / 3) + x_us
+    return 4.5 + (memory_us**3 + issue_us**3) ** (1 / 3) + x_us + 2.0 * (c.splits > 1)
 
 
 def _arguments(p: QuantizedLinearProblem, plan: _Plan) -> list:
@@ -317,7 +332,10 @@ def _arguments(p: QuantizedLinearProblem, plan: _Plan) -> list:
         if wanted:
             t.add(f"ptr_{name}", "u64", TensorArg(operand))
             t.add(f"{name}_row", "s64", p.grid_strides(operand)[0] * p.desc(operand).dtype.num_bytes)
-    tiling._target_arguments(t, plan.am, d, c.epilogue)
+    if c.splits > 1:
+        tiling._partial_arguments(t, plan.grid, plan.am, c.epilogue, 0)
+    else:
+        tiling._target_arguments(t, plan.am, d, c.epilogue)
     return t.args
 
 
@@ -331,13 +349,15 @@ def _sorted_configs(p: QuantizedLinearProblem, device: DeviceInfo) -> tuple[Engi
 
 def _candidates(p: QuantizedLinearProblem, device: DeviceInfo) -> Iterator[EngineConfig]:
     bits = 4 if p.kind in NIBBLES else 8
-    for (warps, teams, ctas), (boxes, stages) in product(_SHAPES, _RINGS):
+    for (warps, teams, ctas), (boxes, stages), splits in product(_SHAPES, _RINGS, (1, 2, 3, 4)):
         chunk_k = boxes * BOX_BYTES * 8 // bits
         if p.groups > 1 and chunk_k % p.group_size and p.group_size % chunk_k:
             continue
-        if warps * boxes > 4 and warps * chunk_k >= 2 * p.k:
+        if splits > 1 and (p.rows <= 4 or p.k < 2048 * splits or p.has("permutation")):
             continue
-        config = EngineConfig.of(warps=warps, teams=teams, ctas=ctas, boxes=boxes, stages=stages)
+        if warps * boxes > 4 and warps * chunk_k * splits >= 2 * p.k:
+            continue
+        config = EngineConfig.of(warps=warps, teams=teams, ctas=ctas, splits=splits, boxes=boxes, stages=stages)
         plan = _plan(p, config, device)
         if teams > 1 and plan.ctas * (teams - 1) >= plan.tiles:  # teams without work
             continue

@@ -294,6 +294,8 @@ def _estimate_us(p: QuantizedLinearProblem, plan: _Plan, device: DeviceInfo) -> 
     clocks = steps * max(clocks_of * c.row_groups, numbers * c.row_groups, chain)
     busiest = -(-ctas // device.num_sms)
     compute_us = max(busiest * steps * max(clocks_of, numbers) * c.row_groups, -(-ctas // (per_sm * device.num_sms)) * clocks) / 1650
+    if c.scaling == "numbers":
+        compute_us *= 1.4 if c.kind == "nf4" else 1.2
     end_us = 1.0 + c.rows * c.columns / 16e3
     rounds = -(-ctas // (per_sm * device.num_sms))
     end_us = rounds * end_us + 0.5 * (c.k_groups > 1) + 0.7 * (c.splits > 1)

@@ -49,8 +49,8 @@ def test_few_rows(line: str, chosen: EngineConfig) -> None:
     run_problem(backend, problem, SKINNY, chosen, seed=len(line))
 
 
-def team(warps: int, teams: int, boxes: int, stages: int, ctas: int = 1) -> EngineConfig:
-    return EngineConfig.of(warps=warps, teams=teams, ctas=ctas, boxes=boxes, stages=stages)
+def team(warps: int, teams: int, boxes: int, stages: int, ctas: int = 1, splits: int = 1) -> EngineConfig:
+    return EngineConfig.of(warps=warps, teams=teams, ctas=ctas, splits=splits, boxes=boxes, stages=stages)
 
 
 @pytest.mark.parametrize(("line", "chosen"), [
@@ -60,6 +60,9 @@ def team(warps: int, teams: int, boxes: int, stages: int, ctas: int = 1) -> Engi
     ("x=bf16[16,416] w=u8[24,208] scale=f32[24] kind=s4 bias=f32[24] epilogue=bias_relu", team(2, 1, 1, 2)),
     ("x=f16[2,1024] w=u8[24,512] scale=f16[24,2] kind=s4 group_size=512", team(2, 1, 1, 3)),   # a group of two stages
     ("x=f16[2,5,704] w=u8[40,352] scale=f16[40] zero_point=u8[40] kind=u4", team(4, 1, 1, 3)),
+    ("x=f16[11,1312] w=u8[40,656] scale=f16[40,41] zero_point=u8[40,41] kind=u4 group_size=32 bias=f32[40] epilogue=bias_relu",
+     team(2, 2, 1, 2, splits=3)),
+    ("x=bf16[5,1328] w=s8[136,1328] scale=f32[136] y=bf16[5,136](1,5) kind=s8", team(4, 1, 1, 3, splits=2)),
     ("x=bf16[7,512] w=u8[24,256] scale=f32[24,8] kind=nf4", team(16, 1, 1, 2)),   # more threads than pairs of numbers
     ("x=f16[4,368] w=s8[40,368] scale=f32[40,6] zero_point=s8[40,6] kind=s8 group_size=64", team(2, 1, 1, 2)),
     ("x=bf16[4,368] w=s8[40,368] scale=f32[40] zero_point=s8[40] kind=s8", team(2, 1, 2, 2, ctas=2)),
