@@ -230,7 +230,11 @@ def griddepcontrol(d: Decoder, ins: nodes.Instruction) -> Core:
         if S.waited is not None:
             S.waited[S.slot if idx is None else S.slot.take(idx)] = True
 
-    return wait if "wait" in ins.modifiers else no_effect(d, ins)
+    def start_next(S: State, idx: Array | None) -> None:
+        if S.waited is not None and S.global_race is not None:
+            S.global_race.lets_start_early |= not S.waited[S.slot if idx is None else S.slot.take(idx)].all()
+
+    return wait if "wait" in ins.modifiers else start_next
 
 
 def fence(d: Decoder, ins: nodes.Instruction) -> Core:

@@ -102,11 +102,15 @@ class Launch:
                 state = State(self, first, count, shared)
                 state.run(random)
                 self.counters.batches += 1
-                has_waited |= state.waited is not None and bool(state.waited.any())
+                if state.waited is not None and self.global_race is not None:
+                    has_waited |= bool(state.waited.any())
+                    self.global_race.lets_start_early |= not state.waited.reshape(count, -1).any(axis=1).all()
         finally:
             if pointer is not None:
                 self.memory.unregister(pointer)
             self.memory.settle()
+        if self.global_race is not None and not self.global_race.lets_start_early:
+            self.memory.touched = self.global_race.own  # the launches before have ended before that behind starts
         if not has_waited:
             raise EmulatorFault(f"[race] {program.name} ends without griddepcontrol.wait: the launch behind it may meet the one before it")
 

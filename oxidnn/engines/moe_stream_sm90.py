@@ -85,6 +85,11 @@ class StreamConsts:
         return self.of == "up" or self.ragged is not None or self.apart
 
     @property
+    def starts_early(self) -> bool:
+        """Weights come before the launch before has ended, which makes the tokens."""
+        return self.of == "down" and self.apart
+
+    @property
     def acc(self) -> list[str]:
         return [f"%acc{i}" for i in range(self.tile_n // 2)]
 

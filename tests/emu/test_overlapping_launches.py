@@ -82,3 +82,23 @@ def test_what_the_launch_before_touches_is_found(second: tuple[int, int], at: st
 def test_a_launch_before_that_nobody_looked_at_may_write_anything() -> None:
     with pytest.raises(EmulatorFault, match=r"\[race\] a read of global memory before griddepcontrol.wait"):
         after((0, 1), (2, 3), checkers="basic", between="griddepcontrol.wait;")
+
+
+@pytest.mark.parametrize("starts_early", [False, True])
+def test_what_launches_before_the_last_wrote_may_be_read_if_that_waited_before_it_let_go(starts_early: bool) -> None:
+    """The third launch reads what the first wrote: it has ended if the second waited for it and only then let the third start."""
+    arrays, memory = [np.full(64, 10 * i, np.uint32) for i in range(6)], GlobalMemory()
+    pointers = [memory.register(a, f"array{i}") for i, a in enumerate(arrays)]
+    for which, follows, at in (((0, 1), False, ""), ((2, 3), True, "before"), ((1, 4), True, "between")):
+        text = ADD_ONE.format(**({"before": "", "between": ""} | ({at: "griddepcontrol.wait;"} if at else {})))
+        if at == "before" and not starts_early:
+            text = text.replace("griddepcontrol.launch_dependents;", "").replace("ret;", "griddepcontrol.launch_dependents; ret;")
+
+        def go(text: str = text, which: tuple[int, int] = which, follows: bool = follows) -> None:
+            load(parse(text)).launch(memory, 1, 64, [pointers[i] for i in which], checkers="all", follows=follows)
+
+        if which == (1, 4) and starts_early:
+            with pytest.raises(EmulatorFault, match=r"\[race\] a read of global memory before griddepcontrol.wait"):
+                go()
+        else:
+            go()

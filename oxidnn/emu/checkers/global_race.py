@@ -105,6 +105,8 @@ class GlobalRace:
         # allocations that launches still under way touch: whether they write them; None: unknown
         self.before: dict[Allocation, bool] | None = launch.memory.touched if launch.follows else {}
         self.touched: dict[Allocation, bool] = dict(self.before or {})
+        self.own: dict[Allocation, bool] = {}  # what this launch has touched
+        self.lets_start_early = False  # the launch behind may start before those before this one have ended
         launch.memory.touched = self.touched if self.before is not None else None
         self.version = 0
         self.published: dict[int, tuple[list[int], list[Array]]] = {}  # by cluster: versions, and the times published by then
@@ -169,7 +171,8 @@ class GlobalRace:
     def _after_the_launch_before(self, S: State, allocation: Allocation, slots: Array, kind: str, idx: Array | None) -> None:
         """A launch that may overlap the one before it touches what that writes, and writes what that touches, only once the thread has
         waited."""
-        self.touched[allocation] = kind != "read" or self.touched.get(allocation, False)
+        for touched in (self.touched, self.own):
+            touched[allocation] = kind != "read" or touched.get(allocation, False)
         if S.waited is None or self.before is not None and not (
                 self.before.get(allocation, False) if kind == "read" else allocation in self.before):
             return
