@@ -843,12 +843,20 @@ class WgmmaSm90Matmul:
         beyond = grid.n_tiles * c.tile_n - tiling.columns_of(first) if grid.n_tiles > 1 and c.b.major == "k" else 0
         beyond_clocks = 5.1 * beyond / (1 if num_ctas <= device.num_sms else grid.n_tiles)
         load_clocks = max((rows_bytes + columns * SPAN_BYTES) / rate + beyond_clocks, 3.5 * pixels, 7.0 * cut_rows)
-        # So, nearly, do the rows of a tap's last box where channels end within it (80 of them, 3 taps: 36.4 us; products take 17).
+        # So, nearly, do the rows of a tap's last box where channels end within it (80 of them, 3 taps: 36.4 us; products take 17), and as
+        # pixels those of which half a line is left (96 of them, 28x28, N=128: 45 to 46 us in tiles of 192 and 256 rows).
         end = plan.members[0].d.k[-1] * first.a.dtype.num_bytes
         if not plan.members[0].walk.is_linear and end > SPAN_BYTES and end % SPAN_BYTES:
             last_rows = sum(rows for x, rows in zip(plan.members[0].boxes, (min(c.tile_m, first.m.size), c.tile_n), strict=True)
                             if isinstance(x, Boxes) and x.major == "k")
-            load_clocks += max(0.0, 5.0 * last_rows - load_clocks) / -(-end // SPAN_BYTES)
+            each = 5.0 if end % SPAN_BYTES < SPAN_BYTES // 2 else 3.5
+            load_clocks += max(0.0, each * last_rows - load_clocks) / -(-end // SPAN_BYTES)
+        # And the lines of filters that lie along their columns, where these end within a box: after the pixels (the gradient of the same
+        # layer: 57, 64, 80 us in tiles of 256, 192 and 128 rows).
+        filters = plan.members[0].boxes[1]
+        if pixels and isinstance(filters, Boxes) and filters.major == "row" and filters.rows[-1] % CHUNK_ROWS:
+            whole = (c.b.chunks - 1) * c.tile_k * SPAN_BYTES / rate
+            load_clocks += max(0.0, 3.5 * pixels + whole + 7.0 * c.tile_k - load_clocks) / grid.n_tiles
         # Of an epilogue, a part is hidden by the products of the next tile; in ping-pong all, while it and a tile's products take less than
         # those of two tiles: one warpgroup alone does it, in twice the time.
         in_turns = c.is_ping_pong and num_ctas > device.num_sms

@@ -8,6 +8,7 @@ engine has it: warps raise it in memory, which a launch has cleared. Either way 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 
 from ..codegen.spec import Target
@@ -63,7 +64,7 @@ def with_by_products(p: Problem, build: Build, device: DeviceInfo, has_combined:
     moments are there already."""
     if not isinstance(p, ConvProblem):
         return build
-    build = Build((*clear_steps(p, device), *build.steps), build.workspace_bytes)
+    build = Build(cleared(p, build.steps, device), build.workspace_bytes)
     if p.alone is p:
         return build
     from .composition import moved  # which imports the matrix engines, and these this module
@@ -82,12 +83,14 @@ def with_by_products(p: Problem, build: Build, device: DeviceInfo, has_combined:
     return Build(tuple(steps), size)
 
 
-def clear_steps(p: Problem, device: DeviceInfo) -> tuple[Step, ...]:
-    """The launch that makes zero of the largest size, if there is one to find."""
+def cleared(p: Problem, steps: Sequence[Step], device: DeviceInfo) -> tuple[Step, ...]:
+    """The steps, behind the launch that makes zero of the largest size, if there is one to find."""
     if not p.has(AMAX):
-        return ()
+        return tuple(steps)
+    from .composition import following
+
     args = [Arg("ptr_flags", "u64", TensorArg(AMAX)), Arg("num_flags", "u32", 1)]
-    return (Step.of("matmul/clear_flags", p.op, Target.for_arch(device.arch), 32, args, None, 1),)
+    return tuple(following((Step.of("matmul/clear_flags", p.op, Target.for_arch(device.arch), 32, args, None, 1), *steps)))
 
 
 CLEAR_US = 2.5

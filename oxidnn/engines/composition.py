@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from math import gcd
@@ -36,6 +36,15 @@ def relocated(step: Step, places: Mapping[str, Place], workspace: WorkspaceArg |
 
 def moved(build: Build, workspace: WorkspaceArg, **places: Place) -> list[Step]:
     return [relocated(step, places, workspace) for step in build.steps]
+
+
+WAITING = ("matmul/wgmma_sm90", "conv/im2col")  # templates that wait for what the launch before leaves
+
+
+def following(steps: Sequence[Step]) -> list[Step]:
+    """The steps, of which all but the first begin while the one before ends, if they know how to wait for it."""
+    return [replace(step, spec=replace(step.spec, follows=True))
+            if i and step.spec.template in WAITING and step.spec.target.capability >= (9, 0) else step for i, step in enumerate(steps)]
 
 
 def shifted(place: Any, num_bytes: int) -> Any:

@@ -7,6 +7,8 @@ other groups' channels: an infinity or NaN of one makes NaN of all channels of i
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 
 from ..device import DeviceInfo
@@ -14,8 +16,10 @@ from ..ops.base import Policy, Problem
 from ..ops.conv import ConvProblem
 from ..tensor import TensorDesc, packed_strides
 from . import layout_copy, matmul
-from .base import SUPPORTED, Build, Engine, EngineConfig, Scratch, Step, Support, TensorArg, WorkspaceArg, refuse
-from .composition import Place, cheapest, moved
+from .affine import AffineMatmul, Bound, IndexSpace, Source, Target
+from .base import SUPPORTED, Arg, Build, Engine, EngineConfig, Scratch, Step, Support, TensorArg, WorkspaceArg, refuse
+from .composition import Place, cheapest, following, moved
+from .conv_im2col import INDEX_LIMIT, Windows
 
 _WIDEST = 128  # channels and filters of a merged group
 _NAME = "block_diagonal"
@@ -64,14 +68,32 @@ def _copy(source: TensorDesc, target: TensorDesc, source_at: Place, target_at: P
     return moved(build, WorkspaceArg(), x=source_at, y=target_at)
 
 
-def _zeros(desc: TensorDesc, place: WorkspaceArg, device: DeviceInfo) -> list[Step]:
-    line = TensorDesc.packed(desc.dtype, (desc.numel,))
-    build, _ = cheapest("fill", (("y", line),), (), Policy(), device, layout_copy.ENGINES["fill"])
-    return moved(build, WorkspaceArg(), y=place)
+@dataclass(frozen=True)
+class _Dense(Windows):
+    """The dense filter as a matrix, whose elements lie in the filter where the group of the row is that of the channel."""
+
+    @property
+    def has_rows_innermost(self) -> bool:
+        return False
+
+
+def _filling(p: ConvProblem, merged: int) -> _Dense:
+    """Rows (merged group, group of it, filter), terms (group, channel) and taps, those innermost that the dense filter has there."""
+    own, dense = p.desc(p.filter), _dense(p, merged)
+    k, c, taps = own.shape[0] // p.groups, own.shape[1], own.shape[2:]
+    row, channel, *steps = own.strides
+
+    def terms(groups: int, channels: int, others: Sequence[int]) -> tuple[int, ...]:
+        return (*others, groups, channels) if dense.strides[1] == 1 else (groups, channels, *others)
+
+    own_group = Bound((0, 1, 0), terms(-1, 0, [0] * len(taps)), 0, 1)
+    source = Source(p.filter, own.dtype, (merged * k * row, k * row, row), terms(0, channel, steps), bounds=(own_group,), align=own.align)
+    rows, inner = IndexSpace((p.groups // merged, merged, k)), IndexSpace(terms(merged, c, taps))
+    return _Dense(AffineMatmul(rows, IndexSpace(), inner, source, source, Target("", own.dtype, (), ()), own.dtype), "a")
 
 
 class BlockDiagonalEngine(Engine):
-    """Two small launches and the convolution; of the filter's gradient the convolution and one."""
+    """A small launch and the convolution; of the filter's gradient the convolution and one."""
 
     def __init__(self, op: str) -> None:
         self.id = f"{op}.{_NAME}"  # type: ignore[misc]
@@ -89,6 +111,8 @@ class BlockDiagonalEngine(Engine):
         if not _merges(p):
             k, c = p.desc(p.filter).shape[:2]
             return refuse(f"{_NAME}: {p.groups} groups of {k // p.groups} filters of {c} channels (at most {_WIDEST} in all are merged)")
+        if min(_dense(p, m).numel for m in _merges(p)) >= INDEX_LIMIT:
+            return refuse(f"{_NAME}: a dense filter of {INDEX_LIMIT} elements or more")
         limit = p.policy.workspace_limit
         if limit is not None and not self._fitting(p, device):
             return refuse(f"{_NAME}: more workspace than {limit} bytes")
@@ -100,13 +124,15 @@ class BlockDiagonalEngine(Engine):
         return tuple(sorted(self._fitting(problem, device), key=lambda config: self.estimate(problem, config, device)))
 
     def _fitting(self, p: ConvProblem, device: DeviceInfo) -> list[EngineConfig]:
-        found, limit = [EngineConfig.of(merged=m) for m in _merges(p)], p.policy.workspace_limit
+        found = [EngineConfig.of(merged=m) for m in _merges(p) if _dense(p, m).numel < INDEX_LIMIT]
+        limit = p.policy.workspace_limit
         return [c for c in found if limit is None or self.build_steps(p, c, device).workspace_bytes <= limit]
 
     def estimate(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> float:
         assert isinstance(problem, ConvProblem)
         dense = _dense(problem, config["merged"])
-        filling = 0.02 * dense.numel + 2000.0 if device.is_emulated else 5.0 + dense.num_bytes / (device.bandwidth_gbs * 0.3e3)
+        begin_us = 5.0 if problem.direction == "wgrad" else 2.5
+        filling = 0.02 * dense.numel + 2000.0 if device.is_emulated else begin_us + dense.num_bytes / (device.bandwidth_gbs * 0.3e3)
         convolution_us = _convolution(problem, config["merged"], device)[1]
         if problem.direction == "wgrad" and dense.shape[1] >= 64:
             convolution_us *= 0.75  # measured on an H200: parts of few filters by many groups are summed faster than the loop expects
@@ -122,8 +148,8 @@ class BlockDiagonalEngine(Engine):
         products = moved(build, scratch.take(build.workspace_bytes), **places)
         if p.direction == "wgrad":
             return Build((*products, *_copy(dense_view, own_view, place, filter, device)), scratch.num_bytes)
-        filling = (*_zeros(dense, place, device), *_copy(own_view, dense_view, filter, place, device))
-        return Build((*filling, *products), scratch.num_bytes)
+        filling = _filling(p, merged).step(p.op, Arg("ptr_target", "u64", place), device)
+        return Build(tuple(following((filling, *products))), scratch.num_bytes)
 
 
 _OPS = ("conv_fprop", "conv_dgrad", "conv_wgrad", "conv_transpose", "conv_transpose_dgrad", "conv_transpose_wgrad")

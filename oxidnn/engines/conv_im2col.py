@@ -19,7 +19,7 @@ from ..tensor import packed_strides
 from .affine import AffineMatmul, IndexSpace, Source
 from .affine_direct import DIRECT
 from .base import SUPPORTED, Arg, Build, Engine, EngineConfig, Scratch, Step, Support, TensorArg, refuse
-from .composition import relocated
+from .composition import following, relocated
 from .digits import DigitConsts, Digits, ceil_div
 from .matmul import ALGORITHMS, Algorithm, lower
 
@@ -221,7 +221,7 @@ class Im2colEngine(Engine):
             steps += [windows.step(self.op, Arg("ptr_target", "u64", place), device)] if windows.size else []
             steps += [relocated(step, places) for step in build.steps]
             total = max(total, scratch.num_bytes + build.workspace_bytes)
-        return Build(tuple(steps), total)
+        return Build(tuple(following(steps)), total)
 
 
 _OPS = ("conv_fprop", "conv_dgrad", "conv_wgrad", "conv_transpose", "conv_transpose_dgrad", "conv_transpose_wgrad")

@@ -20,7 +20,7 @@ from ..tensor import TensorDesc
 from .affine import AffineMatmul, Bound, IndexSpace, Source, Target
 from .affine_direct import DIRECT
 from .base import Arg, Build, Engine, EngineConfig, Scratch, Step, Support, TensorArg, refuse
-from .composition import relocated
+from .composition import following, relocated
 from .conv_im2col import INDEX_LIMIT, Windows, chosen
 from .matmul import lower
 
@@ -104,7 +104,7 @@ class ZeroPointEngine(Engine):
         algorithm, best, _ = chosen(product, device)
         build = algorithm.build("conv_fprop", product, best, device, scratch.num_bytes)
         steps += [relocated(step, places) for step in build.steps]
-        return Build(tuple(steps), max(scratch.num_bytes, build.workspace_bytes))
+        return Build(tuple(following(steps)), max(scratch.num_bytes, build.workspace_bytes))
 
 
 ENGINES: dict[str, tuple[Engine, ...]] = {"conv_fprop": (ZeroPointEngine(),)}

@@ -591,7 +591,7 @@ class MatmulEngine(Engine):
             am, rows = jobs[0].am, jobs[0].am.m.size
             build = self.algorithm.build(problem.op, replace(am, moments=True), config, device, 0)
             combine = by_products.combine_step(problem, rows, block, WorkspaceArg(0), device)
-            steps = (*by_products.clear_steps(problem, device), *build.steps, combine)
+            steps = by_products.cleared(problem, (*build.steps, combine), device)
             return Build(steps, 2 * 4 * am.batch.size * am.n.size * -(-rows // block))
         builds = [job.algorithm.build(problem.op, job.am, job.choose(config), device, 0) for job in jobs]
         build = Build(tuple(step for b in builds for step in b.steps), max((b.workspace_bytes for b in builds), default=0))
