@@ -139,8 +139,12 @@ class WgmmaDepthwiseConsts:
 
     @property
     def barriers_at(self) -> int:
-        """Of x full and empty, of dy full and empty."""
+        """Of x, full ones and then empty ones; so those of dy."""
         return self.lines_at + 2 * self.groups * self.lines_bytes
+
+    @property
+    def target_barriers_at(self) -> int:
+        return self.barriers_at + 16 * self.source_stages
 
     @property
     def smem_bytes(self) -> int:
@@ -149,7 +153,7 @@ class WgmmaDepthwiseConsts:
     @property
     def zero_at(self) -> int:
         """A word that is zero."""
-        return self.barriers_at + 16 * (self.source_stages + self.stages)
+        return self.target_barriers_at + 16 * self.stages
 
     @property
     def threads(self) -> int:
