@@ -63,6 +63,7 @@ class MatvecConsts:
     begins_within: bool
     quads: int
     holds_x: bool
+    brings_x: bool
 
     @property
     def area_sets(self) -> int:
@@ -198,7 +199,8 @@ def _consts(p: GgufMatvecProblem, config: EngineConfig) -> MatvecConsts:
                         "f32" if config["panels"] > 1 else p.desc("y").dtype.name, p.desc("ids").dtype.name if is_indexed else "",
                         p.desc("weights").dtype.name if p.has("weights") else "", slot_areas, areas,
                         x.dtype is not F16 or f.has_sums, moves_x, blocks.align < 16, max(1, min(quads, MAX_QUADS)),
-                        quads <= MAX_QUADS and areas <= sets)
+                        quads <= MAX_QUADS and areas <= sets,
+                        quads <= MAX_QUADS and areas <= sets and dict(config.knobs).get("brings", True))
 
 
 def _area_sets(areas: int, warps: int, teams: int) -> int:
@@ -282,9 +284,11 @@ def _candidates(p: GgufMatvecProblem, device: DeviceInfo) -> Iterator[EngineConf
         if _consts(p, config(1, *shape)).row_pitch > 1024:  # 256 words, a box's most
             continue
         least = next((n for n in range(1, MAX_PANELS + 1) if _fits(p, config(n, *shape), device)), 0)
-        for panels in {least, *((2, 4) if least and (few or device.is_emulated) else ())}:
-            made = config(max(panels, 1), *shape)
-            if panels and panels >= least and (panels == least or _plan(p, made, device).num_chunks >= 2 * panels * warps):
+        if not least:
+            continue
+        for panels in {least, 1 << (least - 1).bit_length(), *((2, 4) if few or device.is_emulated else ())}:
+            made = config(panels, *shape)
+            if panels == least or panels > least and _plan(p, made, device).num_chunks >= 2 * panels * warps:
                 yield made
 
 
@@ -295,10 +299,10 @@ def _estimate(p: GgufMatvecProblem, config: EngineConfig, device: DeviceInfo) ->
     plan = _plan(p, config, device)
     c = plan.consts
     warps = c.warps * c.teams * plan.per_sm
-    work = ceil_div(p.n, TILE) * plan.panels * (p.rows if p.has("ids") else 1)  # tiles of all panels
+    work = ceil_div(p.n, TILE) * plan.num_chunks * (p.rows if p.has("ids") else 1)  # chunks of all tiles
     ctas = plan.tile_ctas * plan.panels * (p.rows if p.has("ids") else 1)
     turns = ceil_div(ceil_div(p.n, TILE), plan.tile_ctas * c.teams)
-    uneven = ceil_div(ctas, device.num_sms) * c.teams * turns * device.num_sms / work
+    uneven = ceil_div(ctas, device.num_sms) * c.teams * turns * plan.rounds * c.warps * device.num_sms / work
     under_way = warps * min(c.stages - 1, turns * plan.rounds) * c.stage_bytes
     memory_us = p.num_bytes / (device.bandwidth_gbs * 1e3) * uneven * max(1.0, 32e3 / max(under_way, 1)) ** 0.5 * (1 + 8 / c.row_pitch)
     weights = p.n * p.k * max(p.num_ids, 1) * (p.rows if p.has("ids") else 1)
