@@ -93,7 +93,7 @@ class TransformConsts(ElementEpilogue):
 
 
 @dataclass(frozen=True)
-class _Side:
+class Side:
     """A tensor as tiles: name, description, and which of its dimensions are its images or filters, and its channels."""
 
     name: str
@@ -235,10 +235,10 @@ class WinogradEngine(Engine):
                 attrs = {"transpose_b": image.is_channels_last}
         return product(operands, tuple((n, v) for n, v in attrs.items() if v), policy, device)
 
-    def _sides(self, p: ConvProblem) -> tuple[_Side, _Side, _Side]:
+    def _sides(self, p: ConvProblem) -> tuple[Side, Side, Side]:
         """What is read in tiles, what is written in tiles (of wgrad: read too), the filter."""
         names = (p.result, p.image) if p.direction == "dgrad" else (p.image, p.result)
-        first, second, filter = (_Side(n, p.desc(n), TensorArg(n)) for n in (*names, p.filter))
+        first, second, filter = (Side(n, p.desc(n), TensorArg(n)) for n in (*names, p.filter))
         return first, second, filter
 
     def build_steps(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> Build:
@@ -288,7 +288,7 @@ class WinogradEngine(Engine):
             steps.append(self._tile_step(p, target, back, out, places["target"], result, begin, count, device, is_output=True))
         return Build(tuple(steps), scratch.num_bytes)
 
-    def _tile_step(self, p: ConvProblem, side: _Side, matrix: Matrix, window: Window, place: WorkspaceArg, kind: DType, begin: int,
+    def _tile_step(self, p: ConvProblem, side: Side, matrix: Matrix, window: Window, place: WorkspaceArg, kind: DType, begin: int,
                    images: int, device: DeviceInfo, is_output: bool = False) -> Step:
         """Tiles of `images` images from `begin` on into points, or (is_output) points into tiles."""
         down, across = self._tile_counts(p)
@@ -323,7 +323,7 @@ class WinogradEngine(Engine):
         return self._step(p, matrix, columns, read, written, kinds, vector, extents, strides, pointers, order, device, extra,
                           tuple(operands), tuple(operand_rows), p.epilogue if is_output else None, bounds)
 
-    def _filter_step(self, p: ConvProblem, filter: _Side, matrix: Matrix, place: WorkspaceArg, kind: DType, is_turned: bool,
+    def _filter_step(self, p: ConvProblem, filter: Side, matrix: Matrix, place: WorkspaceArg, kind: DType, is_turned: bool,
                      device: DeviceInfo, pitch: int = 0) -> Step:
         """Filters into points [point][filter][channel], is_turned: [point][channel][filter] of taps read backwards; of wgrad the points
         into filters. pitch: of the last two the other way round, in lines of so many elements."""

@@ -6,15 +6,29 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..codegen.pointwise import Expression
-from ..codegen.spec import Target
+from ..codegen.spec import Target, TensorMapSpec
 from ..device import DeviceInfo
 from ..dtypes import F32
 from ..ops.base import Problem
 from ..ops.conv import ConvProblem
 from ..tensor import TensorDesc
-from .base import SUPPORTED, Arg, Build, Engine, EngineConfig, ScalarArg, Scratch, Step, Support, TensorArg, WorkspaceArg, refuse
+from .base import (
+    SUPPORTED,
+    Arg,
+    Build,
+    Engine,
+    EngineConfig,
+    ScalarArg,
+    Scratch,
+    Step,
+    Support,
+    TensorArg,
+    WorkspaceArg,
+    WorkspaceMapArg,
+    refuse,
+)
 from .composition import Place, shifted
-from .conv_winograd import Matrix, WinogradEngine, toom_cook
+from .conv_winograd import Matrix, Side, WinogradEngine, toom_cook
 from .digits import DigitConsts, Digits, ceil_div, power_of_two
 from .element_epilogue import ElementEpilogue, OperandConsts, operand_over
 from .reduce_tree import reduction_steps
@@ -34,14 +48,14 @@ def _spread(depth: int, is_channels_last: bool) -> int:
 
 class PointLayout:
     """Where points lie in shared memory (conv/winograd_points): a stage is [point][depth][32] (narrow) and [point][depth][64] (wide), f32,
-    `depth` what is summed over in a round. Lines are longer by 4 where a warp stores columns: neighbours lie in other banks. Planes are
-    longer by 16: so do the two points that a warp reads."""
+    `depth` what is summed over in a round. Lines are longer by 4 where a warp stores columns: neighbours lie in other banks."""
 
     __slots__ = ()
     depth: int
     wide_pad: int = 0
     paired: bool = True
     stages: int  # of the ring; 0: two that alternate
+    exchanges: int = 1
     spread: int  # parts of what a round does for later ones, between 16 products each
 
     @property
@@ -50,7 +64,7 @@ class PointLayout:
 
     @property
     def narrow_plane(self) -> int:
-        return self.depth * self.narrow_line + 64
+        return self.depth * self.narrow_line
 
     @property
     def wide_at(self) -> int:
@@ -62,21 +76,21 @@ class PointLayout:
 
     @property
     def wide_plane(self) -> int:
-        return self.depth * self.wide_line + 64
-
-    @property
-    def stage_bytes(self) -> int:
-        """A power of two that is not below what a stage takes: stages alternate by one bit."""
-        return power_of_two(_POINTS * (self.narrow_plane + self.wide_plane))
-
-    @property
-    def smem_bytes(self) -> int:
-        return self.stage_bytes + _POINTS * (self.narrow_plane + self.wide_plane)
+        return self.depth * self.wide_line
 
     @property
     def stage(self) -> int:
         """Bytes of a stage of the ring."""
-        return _POINTS * (self.narrow_plane + self.wide_plane)
+        return _POINTS * (self.narrow_plane + self.depth * 4 * (_WIDE + self.wide_pad))
+
+    @property
+    def stage_bytes(self) -> int:
+        """A power of two that is not below what a stage takes: stages alternate by one bit."""
+        return power_of_two(self.stage)
+
+    @property
+    def smem_bytes(self) -> int:
+        return self.stage_bytes + self.stage
 
     @property
     def exchange_at(self) -> int:
@@ -84,7 +98,11 @@ class PointLayout:
 
     @property
     def barriers_at(self) -> int:
-        return self.exchange_at + _POINTS * self.put_plane
+        return self.exchange_at + self.exchanges * self.exchange_bytes
+
+    @property
+    def exchange_bytes(self) -> int:
+        return _POINTS * self.put_plane
 
     # At the end: [point][16 of wide][narrow].
 
@@ -95,6 +113,13 @@ class PointLayout:
     @property
     def put_plane(self) -> int:
         return 16 * self.put_line
+
+
+def _window_packs(has_pairs: bool, first: int) -> tuple[tuple[int, ...], ...]:
+    """The 4 columns of a window that begins at `first` plus an even number, by loads."""
+    if not has_pairs:
+        return ((0,), (1,), (2,), (3,))
+    return ((0,), (1, 2), (3,)) if first % 2 else ((0, 1), (2, 3))
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,8 +150,30 @@ class FusedConsts(PointLayout, ElementEpilogue):
     compute: str = "f32"
     stages: int = 0  # of the ring of conv/winograd_fused_sm90; 0: conv/winograd_fused
     paired: bool = True
+    source_pairs: bool = False  # neighbours of a row that begin at an even column are 8 aligned bytes; no row ends between them
+    target_pairs: bool = False
     tiles: int = _NARROW
     filters: int = _WIDE
+    exchanges: int = 2
+
+    @property
+    def wide_line(self) -> int:
+        """Of the ring the points of a channel lie side by side, as a box of them comes."""
+        return 4 * _WIDE * (_POINTS if self.stages else 1)
+
+    @property
+    def wide_plane(self) -> int:
+        return 4 * _WIDE * (1 if self.stages else self.depth)
+
+    @property
+    def source_packs(self) -> tuple[tuple[int, ...], ...]:
+        """Columns of a window that a load takes together."""
+        return _window_packs(self.source_pairs, self.first[1])
+
+    @property
+    def filter_bytes(self) -> int:
+        """Of a round's box of filters' points."""
+        return 4 * _WIDE * _POINTS * self.depth
 
     @property
     def second_channel(self) -> int:
@@ -141,7 +188,7 @@ class FusedConsts(PointLayout, ElementEpilogue):
     @property
     def idle_at(self) -> int:
         """How much further on those store that have none: behind the stages."""
-        return self.stage_bytes + _POINTS * (self.narrow_plane + self.wide_plane) - self.depth * self.narrow_line
+        return self.stage_bytes + self.stage - self.depth * self.narrow_line
 
     @property
     def smem_bytes(self) -> int:
@@ -192,10 +239,21 @@ class GradientConsts(PointLayout):
     channels: int = _NARROW
     filters: int = _WIDE
     stages: int = 0
+    x_pairs: bool = False  # as of FusedConsts
+    dy_pairs: bool = False
+
+    @property
+    def x_packs(self) -> tuple[tuple[int, ...], ...]:
+        """Columns of a window of x that a load takes together."""
+        return _window_packs(self.x_pairs, self.first[1])
+
+    @property
+    def dy_packs(self) -> tuple[tuple[int, ...], ...]:
+        return ((0, 1),) if self.dy_pairs else ((0,), (1,))
 
     @property
     def smem_bytes(self) -> int:
-        return self.barriers_at + 16 * self.stages if self.stages else self.stage_bytes + _POINTS * (self.narrow_plane + self.wide_plane)
+        return self.barriers_at + 16 * self.stages if self.stages else self.stage_bytes + self.stage
 
     @property
     def channel_blocks(self) -> int:
@@ -204,6 +262,11 @@ class GradientConsts(PointLayout):
     @property
     def blocks(self) -> int:
         return ceil_div(self.num_filters, _WIDE) * self.channel_blocks
+
+
+def _has_pairs(side: Side) -> bool:
+    n, c, h, w = side.strides
+    return w == 4 and side.desc.shape[3] % 2 == 0 and side.desc.align % 8 == 0 and not any(s % 8 for s in (n, c, h))
 
 
 def check_kind(p: ConvProblem) -> Support:
@@ -302,7 +365,8 @@ class WinogradFusedEngine(WinogradEngine):
             source.desc.shape[1], target.desc.shape[1],
             (-low[0], -low[1]), source.strides[2:], target.strides[2:], source.strides[1], target.strides[1],
             source.is_channels_last, target.is_channels_last, self._pitch(p) * F32.num_bytes, self._digits(p).consts(),
-            tuple(o for o, _ in over), tuple(row[2] for _, row in over), p.epilogue, stages=stages, paired=paired)
+            tuple(o for o, _ in over), tuple(row[2] for _, row in over), p.epilogue, stages=stages, paired=paired,
+            source_pairs=_has_pairs(source), target_pairs=_has_pairs(target))
 
     def build_steps(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> Build:
         assert isinstance(problem, ConvProblem)
@@ -324,9 +388,12 @@ class WinogradFusedEngine(WinogradEngine):
                 *(Arg(f"scalar_{x}", "f32", ScalarArg(x)) for x in c.epilogue_scalars)]
         blocks = ceil_div(tiles, _NARROW) * c.filter_blocks
         if stages:
+            k, pitch = c.num_filters, c.filter_pitch
+            boxes = TensorMapSpec("f32", (k, _POINTS, c.num_channels), (pitch, c.filter_channel), (_WIDE, _POINTS, c.depth))
+            args[2] = Arg("map_filter", "tensor_map", WorkspaceMapArg(boxes, points.byte_offset))
             args.append(Arg("num_blocks", "u32", blocks))
-            fused = Step.of("conv/winograd_fused_sm90", self.op, Target.for_arch(device.arch), _RING_THREADS, args, c, min(blocks, device.num_sms),
-                            dynamic_smem=c.smem_bytes, suffix=f"{c.source}_{c.depth}")
+            fused = Step.of("conv/winograd_fused_sm90", self.op, Target.for_arch(device.arch), _RING_THREADS, args, c,
+                            min(blocks, device.num_sms), dynamic_smem=c.smem_bytes, suffix=f"{c.source}_{c.depth}")
             return Build((transform, fused), scratch.num_bytes)
         fused = Step.of("conv/winograd_fused", self.op, Target.for_arch(device.arch), _THREADS, args, c,
                         ceil_div(tiles, _NARROW) * c.filter_blocks, dynamic_smem=c.smem_bytes, suffix=f"{c.source}_{c.depth}")
@@ -404,7 +471,8 @@ class WinogradFusedGradientEngine(WinogradEngine):
             toom_cook(2, 3)[2], inner, outer, x.desc.dtype.name, dy.desc.dtype.name, target.dtype.name,
             (-p.padding[0][0], -p.padding[1][0]), x.strides[2:], dy.strides[2:], (h, w), x.strides[1], dy.strides[1], c, k, split,
             x.is_channels_last and dy.is_channels_last, x.desc.shape[1], dy.desc.shape[1], self._digits(p).consts(),
-            _spread(8, x.is_channels_last and dy.is_channels_last), stages=stages)
+            _spread(8, x.is_channels_last and dy.is_channels_last), stages=stages, x_pairs=_has_pairs(x),
+            dy_pairs=_has_pairs(dy))
 
     def _digits(self, p: ConvProblem) -> Digits:
         x, dy, _ = self._sides(p)
