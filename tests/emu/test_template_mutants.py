@@ -189,6 +189,8 @@ KERNELS = {
     "wgmma_groups": Kernel("matmul/wgmma_sm90", "grouped_gemm.wgmma_sm90",
                            ("grouped_gemm a=bf16[421,136] b=bf16[3,72,136] group_sizes=s32[3] transpose_b=True",),
                            _wgmma("coop", "boxes", 128, 64)),
+    "wgmma_gate": Kernel("matmul/wgmma_sm90", "gemm.wgmma_sm90",
+                         ("gemm a=bf16[70,136] b=bf16[144,136] transpose_b=True gate=relu",), _wgmma("pingpong", "boxes", 64, 128)),
     "wgmma_group_terms": Kernel("matmul/wgmma_sm90", "grouped_gemm_wgrad.wgmma_sm90",
                                 ("grouped_gemm_wgrad a=bf16[300,136] b=bf16[300,72] group_sizes=s32[3]",),
                                 _wgmma("coop", "boxes", 128, 64)),
@@ -325,6 +327,10 @@ KERNELS = {
                         {}, (
         ("no guard", "%p_expert[01]", "what does not exist is never chosen"), ("other comparison", "%p_group, %lane", "nor is its group"),
         ("other comparison", "%p_negative", "0 is never below"))),
+    "moe_combine": Kernel("moe/combine", "moe_unpermute.rows", ("moe_unpermute ys=bf16[18,40] inverse=s32[9,2] weights=f32[9,2]",), {}, (
+        ("no guard", "%value.*%ld_bits|%ld_word", "what is read of no row is not added"),
+        ("other comparison", "%p_kept", "no row is the one behind the last"))),
+    "moe_scatter": Kernel("moe/scatter", "moe_permute.sort", ("moe_permute x=bf16[9,40] ids=s32[9,2] experts=4 first_expert=1",)),
     "quantize_given": Kernel("quantize/map", "quantize.map", (
         "quantize x=bf16[70,72]nchw kind=s8 scale=f32[70]nchw zero_point=s8[70]nchw",), {"packs": 2}, QUANTISED),
     "dequantize": Kernel("quantize/map", "quantize.map", ("dequantize x=e4m3[99,60]nchw scale=f32[99]nchw dtype=f32",),
@@ -456,6 +462,10 @@ KERNELS = {
         "conv_fprop x=bf16[2,32,29,20]nhwc w=bf16[32,1,3,3]nhwc y=bf16[2,32,29,20]nhwc padding=1 groups=32",), {}),
     "depthwise_tma_wgrad": Kernel("conv/depthwise_tma_wgrad_sm90", "conv_wgrad.depthwise_tma_sm90", (
         "conv_wgrad x=bf16[2,32,29,20]nhwc dy=bf16[2,32,29,20]nhwc dw=bf16[32,1,3,3]nhwc padding=1 groups=32",), {}),
+    "depthwise_wgmma": Kernel("conv/depthwise_wgmma_sm90", "conv_fprop.depthwise_wgmma_sm90", (
+        "conv_fprop x=bf16[3,40,13,20]nhwc w=bf16[40,1,3,5]nhwc y=bf16[3,40,13,20]nhwc padding='((1,1),(2,2))' groups=40",), {}),
+    "depthwise_wgmma_wgrad": Kernel("conv/depthwise_wgmma_wgrad_sm90", "conv_wgrad.depthwise_wgmma_sm90", (
+        "conv_wgrad x=bf16[3,40,13,20]nhwc dy=bf16[3,40,13,20]nhwc dw=bf16[40,1,5,3]nhwc padding='((2,2),(1,1))' groups=40",), {}),
     "unfold": Kernel("conv/unfold", "unfold.walk", ("unfold x=f32[2,3,7,6]nchw kernel=(3,2) padding=1",), {}),
     "fold": Kernel("conv/unfold", "unfold.walk", ("fold x=f32[2,18,238] output_size=(17,13) kernel=(3,2) padding=1",), {}),
     "causal": Kernel("conv/causal", "causal_conv1d.walk", ("causal_conv1d x=f32[2,3,700]nchw w=f32[3,4] bias=f32[3]",), {}),
@@ -669,7 +679,8 @@ FLOOR = {
     "strip": (25, 26), "strip_gradient": (23, 26), "interleaved": (25, 26), "halo_gradient": (25, 26),
     "planes": (26, 26), "planes_gradient": (26, 26), "planes_sequence": (26, 26),
     "wgmma_coop": (26, 26), "wgmma_pingpong": (26, 26), "wgmma_halo": (26, 26), "wgmma_pair": (26, 26), "wgmma_defers": (24, 26),
-    "wgmma_streams": (25, 26), "wgmma_scales": (26, 26), "wgmma_groups": (23, 26), "wgmma_group_terms": (25, 26), "skinny_parts": (25, 26),
+    "wgmma_streams": (25, 26), "wgmma_scales": (26, 26), "wgmma_groups": (23, 26), "wgmma_group_terms": (25, 26), "wgmma_gate": (26, 26),
+    "skinny_parts": (25, 26),
     "tiled_mma_groups": (24, 26), "tiled_mma_gate": (24, 26),
     "tiled_mma": (26, 26), "tiled_mma_conv": (25, 26),
     "attention_plain": (25, 26), "attention_backward": (23, 26), "attention_backward_queries": (25, 26),
@@ -678,7 +689,7 @@ FLOOR = {
     "attention_backward_mma_dq": (23, 26), "attention_delta": (25, 26), "attention_sinks": (25, 26),
     "attention_forward_mma": (26, 26), "attention_forward": (24, 26), "attention_decode": (25, 26), "attention_decode_boxes": (25, 26),
     "attention_decode_pages": (25, 26), "attention_decode_combine": (23, 26), "rope": (25, 26), "kv_cache_append": (24, 26),
-    "moe_sort": (25, 26), "moe_route": (25, 26),
+    "moe_sort": (25, 26), "moe_route": (25, 26), "moe_combine": (26, 26), "moe_scatter": (24, 24),
     "quantize_given": (25, 26), "dequantize": (25, 26), "dequantize_fp4": (25, 26), "fake_quantize_gradient": (24, 26),
     "quantize_blocks": (26, 26), "quantize_rows": (25, 26), "quantize_mxfp4": (25, 26), "quantize_nvfp4": (25, 26),
     "delayed_scale": (24, 26), "fp8_by_integers": (24, 26),
@@ -691,6 +702,7 @@ FLOOR = {
     "layout_copy": (23, 26), "layout_tile": (22, 26), "layout_pairs": (26, 26),
     "pool_plane": (25, 26), "pool_plane_indices": (25, 26), "pool_plane_unpool": (23, 26), "multilabel": (23, 26), "layout_sum": (26, 26),
     "winograd_fused": (26, 26), "winograd_fused_wgrad": (25, 26), "depthwise_tma": (22, 26), "depthwise_tma_wgrad": (19, 26),
+    "depthwise_wgmma": (0, 26), "depthwise_wgmma_wgrad": (0, 26),
     "unfold": (25, 26), "fold": (22, 26), "causal": (26, 26),
     "scan_row": (24, 26), "scan_column": (26, 26),
     "map_packs": (25, 26), "pool_row": (23, 26), "divisive_strip": (26, 26), "divisive_packs": (25, 26),
