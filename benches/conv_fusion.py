@@ -8,9 +8,9 @@ of the result's channels beside it; "prologue", relu(x * gain + shift) on the wa
 microseconds of the convolution alone, of the fused form, of the same in launches of ours, and of PyTorch; ours are verified on poisoned
 outputs first. The untuned choices are timed, with --configs as many of each engine's for the fused form, of which the fastest counts.
 
---counters, of cases with one of these words in "layer:form": bytes that memory read and wrote (ncu's dram__bytes_read.sum and
-dram__bytes_write.sum, caches emptied before each launch) of the convolution alone, the fused form and the steps, beside what the tensors
-hold.
+--counters, of cases with one of these words in "layer:form": bytes that memory read and wrote, and that were written into L2 (ncu's
+dram__bytes_read.sum, dram__bytes_write.sum and lts__t_sectors_op_write.sum, caches emptied before each launch) of the convolution alone,
+the fused form and the steps, beside what the tensors hold. What is in L2 still when a launch ends, memory has not written.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ from oxidnn.runtime.cuda_backend import CudaBackend
 LAYERS = ((56, 64, 256, 1, 1), (56, 64, 64, 3, 1), (28, 512, 128, 1, 1), (28, 128, 128, 3, 1), (14, 256, 1024, 1, 1), (14, 256, 256, 3, 1),
           (56, 128, 128, 3, 2))
 FORMS = ("residual", "stats", "prologue", "gradient")
-METRICS = ("dram__bytes_read.sum", "dram__bytes_write.sum")
+METRICS = ("dram__bytes_read.sum", "dram__bytes_write.sum", "lts__t_sectors_op_write.sum")
 Call = Callable[[], Any]
 
 
@@ -267,7 +267,7 @@ def run_for_counters(backend: CudaBackend, case: Case) -> None:
 
 
 def counters(case: Case, options: argparse.Namespace) -> dict[str, Any]:
-    """Bytes read and written, by ncu."""
+    """Bytes read and written, and those written into L2, by ncu."""
     command = ["ncu", "--csv", "--profile-from-start", "off", "--cache-control", "all", "--clock-control", "none", "--metrics",
                ",".join(METRICS), sys.executable, __file__, "--batch", str(options.batch), "--only", f"{case.label}:{case.form}"]
     done = subprocess.run(command, capture_output=True, text=True, env=dict(os.environ), check=False)
@@ -276,7 +276,7 @@ def counters(case: Case, options: argparse.Namespace) -> dict[str, Any]:
     first = next((i for i, line in enumerate(lines) if line.startswith('"ID"')), None)
     if counts is None or first is None:
         return {"failure": (done.stdout + done.stderr)[-600:]}
-    unit = {"byte": 1, "Kbyte": 1e3, "Mbyte": 1e6, "Gbyte": 1e9}
+    unit = {"byte": 1, "Kbyte": 1e3, "Mbyte": 1e6, "Gbyte": 1e9, "sector": 32}
     by_launch: dict[int, dict[str, float]] = {}
     for row in csv.DictReader(lines[first:]):
         if row.get("Metric Name") in METRICS:
@@ -305,9 +305,10 @@ def show_counters(label: str, form: str, found: dict[str, Any], num_bytes: dict[
     if "failure" in found:
         print(f"{label:>18} {form:>8} ncu: {found['failure']}")
         return
-    moved = {name: sum(pair) / 1e6 for name, pair in found.items()}
+    moved = {name: (read + into_l2) / 1e6 for name, (read, _, into_l2) in found.items()}
     beside = (num_bytes["fused"] - num_bytes["alone"]) / 1e6
-    parts = ", ".join(f"{name} {read / 1e6:.1f} + {written / 1e6:.1f} MB" for name, (read, written) in found.items())
+    parts = ", ".join(f"{name} {read / 1e6:.1f} + {written / 1e6:.1f} ({into_l2 / 1e6:.1f} into L2) MB"
+                      for name, (read, written, into_l2) in found.items())
     print(f"{label:>18} {form:>8} {parts}; tensors {num_bytes['alone'] / 1e6:.1f} and {num_bytes['fused'] / 1e6:.1f} MB; "
           f"fused less alone and what it adds: {moved['fused'] - moved['alone'] - beside:+.1f} MB", flush=True)
 
