@@ -463,9 +463,9 @@ KERNELS = {
     "depthwise_tma_wgrad": Kernel("conv/depthwise_tma_wgrad_sm90", "conv_wgrad.depthwise_tma_sm90", (
         "conv_wgrad x=bf16[2,32,29,20]nhwc dy=bf16[2,32,29,20]nhwc dw=bf16[32,1,3,3]nhwc padding=1 groups=32",), {}),
     "depthwise_wgmma": Kernel("conv/depthwise_wgmma_sm90", "conv_fprop.depthwise_wgmma_sm90", (
-        "conv_fprop x=bf16[3,40,13,20]nhwc w=bf16[40,1,3,5]nhwc y=bf16[3,40,13,20]nhwc padding='((1,1),(2,2))' groups=40",), {}),
+        "conv_fprop x=bf16[3,24,7,12]nhwc w=bf16[24,1,3,5]nhwc y=bf16[3,24,7,12]nhwc padding='((1,1),(2,2))' groups=24",), {}),
     "depthwise_wgmma_wgrad": Kernel("conv/depthwise_wgmma_wgrad_sm90", "conv_wgrad.depthwise_wgmma_sm90", (
-        "conv_wgrad x=bf16[3,40,13,20]nhwc dy=bf16[3,40,13,20]nhwc dw=bf16[40,1,5,3]nhwc padding='((2,2),(1,1))' groups=40",), {}),
+        "conv_wgrad x=bf16[3,40,9,12]nhwc dy=bf16[3,40,9,12]nhwc dw=bf16[40,1,5,3]nhwc padding='((2,2),(1,1))' groups=40",), {}),
     "unfold": Kernel("conv/unfold", "unfold.walk", ("unfold x=f32[2,3,7,6]nchw kernel=(3,2) padding=1",), {}),
     "fold": Kernel("conv/unfold", "unfold.walk", ("fold x=f32[2,18,238] output_size=(17,13) kernel=(3,2) padding=1",), {}),
     "causal": Kernel("conv/causal", "causal_conv1d.walk", ("causal_conv1d x=f32[2,3,700]nchw w=f32[3,4] bias=f32[3]",), {}),
@@ -702,7 +702,7 @@ FLOOR = {
     "layout_copy": (23, 26), "layout_tile": (22, 26), "layout_pairs": (26, 26),
     "pool_plane": (25, 26), "pool_plane_indices": (25, 26), "pool_plane_unpool": (23, 26), "multilabel": (23, 26), "layout_sum": (26, 26),
     "winograd_fused": (26, 26), "winograd_fused_wgrad": (25, 26), "depthwise_tma": (22, 26), "depthwise_tma_wgrad": (19, 26),
-    "depthwise_wgmma": (0, 26), "depthwise_wgmma_wgrad": (0, 26),
+    "depthwise_wgmma": (20, 26), "depthwise_wgmma_wgrad": (21, 26),
     "unfold": (25, 26), "fold": (22, 26), "causal": (26, 26),
     "scan_row": (24, 26), "scan_column": (26, 26),
     "map_packs": (25, 26), "pool_row": (23, 26), "divisive_strip": (26, 26), "divisive_packs": (25, 26),
