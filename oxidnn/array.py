@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -30,8 +30,8 @@ class _Memory:
     def __init__(self, allocation: Allocation) -> None:
         self.allocation = allocation
 
-    def __del__(self) -> None:
-        if not sys.is_finalizing():
+    def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:  # by then the module may have lost its names
+        if not is_finalizing():
             with contextlib.suppress(Exception):  # nobody can be told: the context may be gone
                 self.allocation.free()
 

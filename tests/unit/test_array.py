@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import ml_dtypes
@@ -147,3 +149,10 @@ def test_memory_the_host_may_write_counts_as_written() -> None:
 
 def test_ml_dtypes_come_back() -> None:
     assert from_numpy(BACKEND, np.ones(3), dtype("e5m2"), "nchw", 0).numpy().dtype == ml_dtypes.float8_e5m2
+
+
+def test_arrays_that_outlive_their_module() -> None:
+    """At the interpreter's end names of modules are gone before arrays that others hold are."""
+    code = "import builtins, oxidnn; builtins.kept = oxidnn.DnnHandle('emu:sm_80').zeros((3,))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
