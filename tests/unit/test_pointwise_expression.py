@@ -211,3 +211,16 @@ def test_casts_round_to_what_the_type_holds() -> None:
     np.testing.assert_array_equal(parse("cast(x, u8)").evaluate({"x": x})[0], [1, 255, 0, 2, 4, 0, 255, 255])
     np.testing.assert_array_equal(parse("cast(x, bf16)").evaluate({"x": x})[0], [1, 300, -130, 2.5, 3.5, np.nan, 999424, np.inf])
     np.testing.assert_array_equal(parse("cast(x, f16)").evaluate({"x": x})[0][-2:], [np.inf, np.inf])
+
+
+def test_hoisted_are_quotients_and_roots_of_still_operands_alone() -> None:
+    text = parse("acc * (1 / step) / sqrt(step + 2) + acc / step + bias * step")
+    rest, parts = text.hoisted(("step", "bias"))
+    assert sorted(str(part) for _, part in parts) == ["1 / step", "sqrt(step + 2)"]
+    arrays = {"acc": np.array(3.0), "step": np.array(0.7), "bias": np.array(-1.0)}
+    found = {name: part.evaluate(arrays)[0] for name, part in parts}
+    assert set(found) <= set(rest.args) and rest.evaluate(arrays | found) == text.evaluate(arrays)
+    whole = parse("sqrt(step)")
+    rest, parts = whole.hoisted(("step",))
+    assert rest.evaluate({name: part.evaluate(arrays)[0] for name, part in parts}) == whole.evaluate(arrays)
+    assert parse("acc / step").hoisted(())[1] == () and parse("relu(acc) / acc").hoisted(("step",))[1] == ()
