@@ -141,8 +141,9 @@ class GlobalMemory:
         self._longest = 0
         self._freed: list[Allocation] = []
         self.bytes_allocated = 0
-        # What the last launch, and those that it need not have waited for, have touched: whether they wrote it. None: nobody has looked
-        self.touched: dict[Allocation, bool] | None = None
+        # What the last launch, and those that it need not have waited for, have touched, and what of it they wrote, from the first byte to
+        # behind the last. None: nobody has looked
+        self.touched: dict[Allocation, tuple[tuple[int, int], tuple[int, int]]] | None = None
 
     def alloc(self, num_bytes: int, name: str = "buffer", initialised: bool = False, writable: bool = True) -> int:
         """Address (256-byte aligned) of `num_bytes` fresh bytes between red zones; counts as unwritten unless

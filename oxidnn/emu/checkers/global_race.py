@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 AGENT_BITS = 11
 NEVER = np.iinfo(np.int64).max
+Span = tuple[int, int]  # bytes of an allocation, from the first touched to behind the last
+NOWHERE: Span = (NEVER, 0)
 NOTED_LANES = 1 << 22  # reads noted per allocation before they are looked at
 TIME = (1 << LANE_SHIFT) - 1
 SHARED_ROWS = 1 << 19  # granules per allocation whose several readers are kept apart
@@ -98,14 +100,19 @@ class Table:
         return position, who[entry], stamp[entry]
 
 
+def _join(a: Span, b: Span) -> Span:
+    return min(a[0], b[0]), max(a[1], b[1])
+
+
 class GlobalRace:
     def __init__(self, launch: Launch) -> None:
         self.granule = granule_of([op.info["access"].width for op in launch.program.ops if "access" in op.info])
         self.tables: dict[int, Table] = {}
-        # allocations that launches still under way touch: whether they write them; None: unknown
-        self.before: dict[Allocation, bool] | None = launch.memory.touched if launch.follows else {}
-        self.touched: dict[Allocation, bool] = dict(self.before or {})
-        self.own: dict[Allocation, bool] = {}  # what this launch has touched
+        # what launches still under way touch, and what of it they write; None: unknown
+        self.before: dict[Allocation, tuple[Span, Span]] | None = launch.memory.touched if launch.follows else {}
+        self.touched: dict[Allocation, tuple[Span, Span]] = dict(self.before or {})
+        self.own: dict[Allocation, tuple[Span, Span]] = {}  # what this launch touches
+        self.follows = launch.follows
         self.lets_start_early = False  # the launch behind may start before those before this one have ended
         launch.memory.touched = self.touched if self.before is not None else None
         self.version = 0
@@ -146,7 +153,7 @@ class GlobalRace:
         assert race is not None
         if not allocation.writable:
             return
-        self._after_the_launch_before(S, allocation, S.slot if idx is None else S.slot.take(idx), access.kind, idx)
+        self._after_the_launch_before(S, allocation, S.slot if idx is None else S.slot.take(idx), access.kind, idx, index, access.width)
         table = self.tables.get(id(allocation))
         if table is None:
             table = self.tables[id(allocation)] = Table(allocation)
@@ -168,14 +175,22 @@ class GlobalRace:
         self._lanes(S, table, index, access.width, Side(
             race, access.kind, kind, cluster + race.first_cluster, agent, row, now, S.pc, 1, idx, False, by))
 
-    def _after_the_launch_before(self, S: State, allocation: Allocation, slots: Array, kind: str, idx: Array | None) -> None:
+    def _after_the_launch_before(self, S: State, allocation: Allocation, slots: Array, kind: str, idx: Array | None, index: Array,
+                                 width: int) -> None:
         """A launch that may overlap the one before it touches what that writes, and writes what that touches, only once the thread has
         waited."""
-        for touched in (self.touched, self.own):
-            touched[allocation] = kind != "read" or touched.get(allocation, False)
-        if S.waited is None or self.before is not None and not (
-                self.before.get(allocation, False) if kind == "read" else allocation in self.before):
+        # Where a launch that nothing overlaps reaches is not looked at: everywhere.
+        span = (int(index.min()) * width, (int(index.max()) + 1) * width) if self.follows and index.size else (0, NEVER)
+        for reach in (self.touched, self.own):
+            touched, written = reach.get(allocation, (NOWHERE, NOWHERE))
+            reach[allocation] = _join(touched, span), written if kind == "read" else _join(written, span)
+        if S.waited is None:
             return
+        if self.before is not None:
+            touched, written = self.before.get(allocation, (NOWHERE, NOWHERE))
+            begin, end = written if kind == "read" else touched
+            if span[0] >= end or span[1] <= begin:
+                return
         early = np.flatnonzero(~S.waited.take(slots))
         if len(early):
             raise Fault("race", f"a {kind} of global memory before griddepcontrol.wait, while the launch before may still write",
@@ -210,7 +225,8 @@ class GlobalRace:
         race = issue.S.race
         assert race is not None
         position = np.array([issue.position])
-        self._after_the_launch_before(issue.S, allocation, np.array([issue.slot]), kind, position)
+        reach = np.array([starts.min(), starts.max() + count - 1]) if len(starts) else starts
+        self._after_the_launch_before(issue.S, allocation, np.array([issue.slot]), kind, position, reach, 1)
         size = self.granule
         if count % size or np.count_nonzero(starts % size):
             cells = np.unique((starts[:, None] + np.arange(count)) // size)
