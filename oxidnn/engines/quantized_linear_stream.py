@@ -38,7 +38,7 @@ class QuantizedStreamConsts:
     splits: that deal out k, whose sums a second launch adds; boxes: of a stage, along k; lane_bytes: of a row that a lane reads at once;
     flush_blocks: blocks of 8 numbers of a lane of which a group's sums are made; group_size: 0 where scales do not change along k;
     scale_group, zero_group: bytes from a group's to the next; scales, zeros: of a row and a stage; zero: PTX type of zero points, ""
-    without; ahead: pairs of boxes whose lines start on their way before the launch before has ended."""
+    without."""
 
     kind: str
     dtype: str
@@ -62,7 +62,6 @@ class QuantizedStreamConsts:
     table: tuple[float, ...]
     epilogue: tiling.EpilogueConsts
     epilogue_threads: int
-    ahead: int
     native_fp8: bool = True
 
     @property
@@ -218,8 +217,7 @@ def _plan(p: QuantizedLinearProblem, config: EngineConfig, device: DeviceInfo) -
         p.grid_strides("scale")[1] * p.desc("scale").dtype.num_bytes, p.grid_strides("zero_point")[1] if has_zero else 0,
         factors_of(p, "scale", groups) if grouped else NO_FACTORS, factors_of(p, "zero_point", groups) if has_zero else NO_FACTORS,
         p.desc("zero_point").dtype.name if has_zero else "", p.desc("scale").dtype.name,
-        tuple(map(float, NF4)) if p.kind == "nf4" else (), epilogue, threads,
-        dict(config.knobs).get("ahead", 0))
+        tuple(map(float, NF4)) if p.kind == "nf4" else (), epilogue, threads)
     tiles = ceil_div(p.n, TILE)
     places = max(1, per_sm * device.num_sms // splits)
     return _Plan(consts, am, d, tiles, ceil_div(p.k, consts.step_k * splits), min(tiles, places), per_sm)
@@ -275,7 +273,7 @@ class QuantizedLinearStream(Engine):
         suffix = f"{c.kind}_{c.dtype}_{c.columns}{'_grouped' if c.grouped else ''}{'_zero' if c.zero else ''}"
         step = Step.of("quantized_linear/stream_sm90", p.op, PtxTarget.for_arch(device.arch, (8, 0)), 32 * c.warps * c.teams,
                        _arguments(p, plan), c, plan.ctas * c.splits, dynamic_smem=plan.smem_bytes, min_ctas_per_sm=plan.per_sm,
-                       follows=bool(dict(config.knobs).get("follows", True)), suffix=suffix)
+                       follows=True, suffix=suffix)
         if c.splits == 1:
             return with_columns_ordered(p, step, device)
         grid = plan.grid
@@ -317,12 +315,10 @@ def _arguments(p: QuantizedLinearProblem, plan: _Plan) -> list:
     t.add("pieces", "u32", plan.padded_k // 8)
     t.divisor("pieces", plan.padded_k // 8)
     t.add("x_pitch", "u32", plan.x_pitch)
-    if c.grouped or c.zero or c.ahead:
-        t.add("w_size", "u32", p.n)
-    if c.ahead:
-        t.add("ptr_w", "u64", TensorArg("w"))
-        t.add("w_row_bytes", "s64", stride)
-        t.add("w_bytes", "u32", w.shape[1])
+    t.add("ptr_w", "u64", TensorArg("w"))
+    t.add("w_row_bytes", "s64", stride)
+    t.add("w_bytes", "u32", w.shape[1])
+    t.add("w_size", "u32", p.n)
     if c.grouped:
         t.add("groups", "u32", p.groups)
         multiplier, shift = magic(p.group_size)

@@ -28,10 +28,9 @@ MAX_REGISTERS = {1: 255, 2: 175, 4: 108}  # of a thread, by warpgroups: 255, 168
 @dataclass(frozen=True, slots=True)
 class QuantizedWgmmaConsts:
     """Consts of quantized_linear/wgmma_sm90. dtype: of x; bits: of a code; columns: rows of x; row_groups, k_groups: warpgroups that share
-    the rows of W, that deal out stages; splits: CTAs of a cluster that deal out k; shares: that have neighbouring rows, and bring x
-    together; spans: of 64 k in a turn of the loop, stage_spans of them in a stage; scaling: "sums" of `unit` spans, "numbers", each of
-    them, or "none"; parts: of a span that have a scale of their own; zero: PTX type of zero points, "" without; streams: codes leave L2
-    first."""
+    the rows of W, that deal out stages; splits: CTAs of a cluster that deal out k; spans: of 64 k in a turn of the loop, stage_spans of
+    them in a stage; scaling: "sums" of `unit` spans, "numbers", each of them, or "none"; parts: of a span that have a scale of their own;
+    zero: PTX type of zero points, "" without; streams: codes leave L2 first."""
 
     kind: str
     dtype: str
@@ -40,7 +39,6 @@ class QuantizedWgmmaConsts:
     row_groups: int
     k_groups: int
     splits: int
-    shares: int
     spans: int
     stage_spans: int
     stages: int
@@ -178,7 +176,7 @@ def _plan(p: QuantizedLinearProblem, config: EngineConfig) -> _Plan:
     am = turned(p)
     d = tiling.merged_digits(am)
     columns, row_groups, k_groups, spans = (config[name] for name in ("columns", "row_groups", "k_groups", "spans"))
-    splits, shares = config["splits"], config["shares"]
+    splits = config["splits"]
     is_merged = config["filler"] == "own"
     rows, warpgroups = 64 * row_groups, row_groups * k_groups
     threads = min(128 * warpgroups, rows * columns)
@@ -187,10 +185,10 @@ def _plan(p: QuantizedLinearProblem, config: EngineConfig) -> _Plan:
         epilogue = replace(epilogue, pitch=epilogue.tile_inner)  # no gaps: all words of a slab are added
     scaling = config["scaling"] if p.groups > 1 else "none"
     unit = min(spans // 2, p.group_size // SPAN_K) if scaling == "sums" else 1
-    row_tiles, column_tiles = -(-p.n // (rows * shares)) * shares, -(-p.rows // columns)
+    row_tiles, column_tiles = -(-p.n // rows), -(-p.rows // columns)
     consts = QuantizedWgmmaConsts(
         p.kind, p.desc("x").dtype.name, 4 if p.kind in NIBBLES else 8, columns, row_groups, k_groups, splits,
-        shares, spans, 1 if is_merged else spans, config["stages"], scaling,
+        spans, 1 if is_merged else spans, config["stages"], scaling,
         unit, 2 if p.groups > 1 and p.group_size % SPAN_K else 1, p.groups > 1,
         p.desc("zero_point").dtype.name if p.has("zero_point") else "",
         p.desc("scale").dtype.name, tuple(map(float, NF4)) if p.kind == "nf4" else (), column_tiles == 1, epilogue, threads)
@@ -253,7 +251,7 @@ class QuantizedLinearWgmma(Engine):
         suffix = f"{c.kind}_{c.dtype}_{c.rows}x{c.columns}_{c.scaling}{'_zero' if c.zero else ''}"
         follows = bool(dict(config.knobs).get("overlaps", not device.is_emulated and _overlaps(p, plan, device)))
         step = Step.of("quantized_linear/wgmma_sm90", p.op, PtxTarget.for_arch(device.arch, (8, 0)), _threads(c),
-                       _arguments(p, plan), c, plan.ctas, dynamic_smem=c.smem_bytes(p.groups), cluster=c.splits * c.shares, follows=follows,
+                       _arguments(p, plan), c, plan.ctas, dynamic_smem=c.smem_bytes(p.groups), cluster=c.splits, follows=follows,
                        suffix=suffix)
         return with_columns_ordered(p, step, device)
 
@@ -283,7 +281,7 @@ def _estimate_us(p: QuantizedLinearProblem, plan: _Plan, device: DeviceInfo) -> 
     in_flight = resident * (c.stages - 0.5) * c.rows * c.row_bytes
     memory_us = (weights + x_bytes + p.rows * p.n * 2) / (device.bandwidth_gbs * 0.95e3)
     memory_us *= max(1.0, min(weights, 48e3 * device.num_sms) / in_flight) ** 0.5
-    brought = plan.column_tiles * weights + plan.row_tiles * x_bytes / c.shares
+    brought = plan.column_tiles * weights + plan.row_tiles * x_bytes
     l2_us = brought / (device.num_sms * 60e3)
     # Clocks of a tile: the products of its warpgroups in turn; instructions of a warp, of which an SM's quarter issues one a clock.
     steps = p.k / 16 / c.splits
@@ -309,7 +307,7 @@ def _arguments(p: QuantizedLinearProblem, plan: _Plan) -> list[Arg]:
     w_stride = w.strides[0] if p.n > 1 else -(-w.shape[1] // 16) * 16
     x_stride = (d.b.row_strides[0] if p.rows > 1 else p.k) * 2
     map_w = TensorMapSpec("u8", (w.shape[1], p.n), (w_stride,), (c.row_bytes, c.rows), swizzle=c.row_bytes)
-    map_x = TensorMapSpec(x.dtype.name, (p.k, p.rows), (x_stride,), (SPAN_K, c.columns // c.shares), swizzle=128)
+    map_x = TensorMapSpec(x.dtype.name, (p.k, p.rows), (x_stride,), (SPAN_K, c.columns), swizzle=128)
     t.add("map_w", "tensor_map", TensorMapArg("w", map_w))
     t.add("map_x", "tensor_map", TensorMapArg("x", map_x))
     t.add("row_tiles", "u32", plan.row_tiles)
@@ -337,16 +335,14 @@ def _candidates(p: QuantizedLinearProblem, device: DeviceInfo) -> Iterator[Engin
             if (row_groups == 2 and p.n <= 64) or (k_groups > 1 and columns > 128) or (k_groups == 4 and columns > 64):
                 continue
             for spans in (4, 2) if p.kind in NIBBLES else (2,):
-                fillers = ("warp", "own") if row_groups == 2 and spans == 2 else ("warp",)
-                for scaling, filler, (splits, shares) in product(_scalings(p, columns, spans), fillers, ((1, 1), (2, 1), (4, 1), (1, 2))):
+                fillers = ("warp", "own") if row_groups == 2 and spans == 2 and columns > 64 else ("warp",)
+                for scaling, filler, splits in product(_scalings(p, columns, spans), fillers, (1, 2)):
                     k_tiles = -(-p.k // (SPAN_K * spans * splits))
                     tiles = -(-p.n // (64 * row_groups)) * -(-p.rows // columns)
-                    if k_groups * splits > 1 and (k_groups > k_tiles or (splits > 1 and tiles * splits > 2 * device.num_sms)):
+                    if k_groups * splits > 1 and (k_groups > k_tiles or (splits > 1 and tiles > device.num_sms)):
                         continue
-                    if shares > 1 and (columns < 32 or filler == "own" or tiles < device.num_sms):
-                        continue
-                    knobs = {"columns": columns, "row_groups": row_groups, "k_groups": k_groups, "splits": splits, "shares": shares,
-                             "spans": spans, "scaling": scaling, "filler": filler}
+                    knobs = {"columns": columns, "row_groups": row_groups, "k_groups": k_groups, "splits": splits, "spans": spans,
+                             "scaling": scaling, "filler": filler}
                     for stages in _depths(p, device, k_tiles, **knobs):
                         yield EngineConfig.of(**knobs, stages=stages)
 
