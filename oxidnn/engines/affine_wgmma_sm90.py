@@ -835,14 +835,15 @@ class WgmmaSm90Matmul:
         # An im2col map brings a pixel in 3.5 clocks at best.
         pixels = sum(rows for x, rows in zip(plan.members[0].boxes, (min(c.tile_m, first.m.size), c.tile_n), strict=True)
                      if isinstance(x, Boxes) and x.map.corners is not None)
-        # A row whose k ends within the box takes 7.
+        # A row whose k ends within the box takes 7; half a line as much as a pixel (64 channels of 8 bits, 56x56: 24 to 26 us of 256x64).
+        half = pixels and first.a.dtype.num_bytes * plan.members[0].d.k[-1] == SPAN_BYTES // 2
         cut_rows = sum(rows for x, rows in zip(plan.members[0].boxes, (min(c.tile_m, first.m.size), c.tile_n), strict=True)
                        if isinstance(x, Boxes) and x.major == "k" and x.map.dims[0] * first.a.dtype.num_bytes < SPAN_BYTES)
         columns = c.tile_n - sum(b for at, b in c.absent if at >= c.tile_m * SPAN_BYTES) // SPAN_BYTES  # that are brought
         # So does one that lies beyond the last column, of which the last tile of a row has some: with a tile an SM all wait for that.
         beyond = grid.n_tiles * c.tile_n - tiling.columns_of(first) if grid.n_tiles > 1 and c.b.major == "k" else 0
         beyond_clocks = 5.1 * beyond / (1 if num_ctas <= device.num_sms else grid.n_tiles)
-        load_clocks = max((rows_bytes + columns * SPAN_BYTES) / rate + beyond_clocks, 3.5 * pixels, 7.0 * cut_rows)
+        load_clocks = max((rows_bytes + columns * SPAN_BYTES) / rate + beyond_clocks, 3.5 * pixels, (3.5 if half else 7.0) * cut_rows)
         # So, nearly, do the rows of a tap's last box where channels end within it (80 of them, 3 taps: 36.4 us; products take 17), and as
         # pixels those of which half a line is left (96 of them, 28x28, N=128: 45 to 46 us in tiles of 192 and 256 rows).
         end = plan.members[0].d.k[-1] * first.a.dtype.num_bytes
