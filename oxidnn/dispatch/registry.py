@@ -11,16 +11,17 @@ from ..engines.by_products import completed
 from ..errors import InvalidArgument, Unsupported
 
 # Engine modules; each has ENGINES: dict op name -> tuple of engines, most specialised first.
-ENGINE_MODULES = ("conv_depthwise_wgmma", "conv_depthwise_tma", "conv_depthwise_mma", "conv_depthwise", "conv_strip", "conv_interleaved", "conv_winograd_fused",
-                  "conv_winograd", "conv_fft", "conv_block_diagonal", "matmul", "conv_apart", "conv_zero_point", "conv_im2col",
+ENGINE_MODULES = ("conv_depthwise_wgmma", "conv_depthwise_tma", "conv_depthwise_mma", "conv_depthwise", "conv_strip", "conv_interleaved",
+                  "conv_winograd_fused", "conv_winograd", "conv_fft", "conv_block_diagonal", "matmul", "conv_apart", "conv_zero_point",
+                  "conv_im2col",
                   "conv_deformable", "causal_conv", "pointwise_map", "prelu_map", "reduce_tree", "reduce_gradient", "pool_window",
                   "resize_band", "layout_tile", "layout_copy", "layout_shuffle", "layout_sum", "unfold_walk", "scan_block", "loss_row",
                   "loss_map", "row_loss", "ctc_lattice", "linear_loss", "norm_row", "channel_stats", "channel_resident", "foreach",
                   "lrn_channels", "row_map", "sinkhorn_matrix", "spectral_norm", "nibbles", "quantized_linear_stream",
-                  "quantized_linear_gemv", "quantized_linear_skinny", "quantized_linear_wgmma", "quantized_linear_apart", "quantize_map",
+                  "quantized_linear_skinny", "quantized_linear_wgmma", "quantized_linear_apart", "quantize_map",
                   "quantize_groups", "quantize_scales", "rope", "kv_cache", "attention_states", "attention_decode",
-                  "attention_backward_wgmma",
-                  "attention_backward_mma", "attention_wgmma_sm90", "attention_fp8_sm90", "attention_mma_sm80", "attention_plain",
+                  "attention_backward_wgmma", "attention_backward_mma", "attention_wgmma_sm90", "attention_fp8_sm90", "attention_mma_sm80",
+                  "attention_plain",
                   "multi_head_attention", "moe_rows", "moe_stream_sm90", "moe_experts", "moe_route", "gguf_dequantize", "gguf_matvec")
 
 ENGINES: dict[str, tuple[Engine, ...]] = {}

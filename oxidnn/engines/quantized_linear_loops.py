@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import lru_cache
 
 from ..codegen import pointwise as expr
@@ -20,40 +19,6 @@ from .matmul import collapse
 from .quantized_linear_apart import gather_step
 
 GROUP_UNIT = 32  # k's that one scale covers, and a multiple of it
-
-
-@dataclass(frozen=True, slots=True)
-class FactorConsts:
-    """Factors of a row and a round: `count` of `size` bytes, per_load side by side at a time."""
-
-    count: int
-    size: int
-    per_load: int
-
-    @property
-    def loads(self) -> int:
-        return self.count // self.per_load
-
-    @property
-    def load_registers(self) -> int:
-        return max(1, self.per_load * self.size // 4)
-
-    @property
-    def registers(self) -> int:
-        return self.loads * self.load_registers
-
-    @property
-    def ptx(self) -> str:
-        num_bytes = self.per_load * self.size
-        return {1: "u8", 2: "u16", 4: "b32", 8: "v2.b32", 16: "v4.b32"}[num_bytes]
-
-    def place(self, factor: int) -> tuple[int, int]:
-        """(register, byte in there) of a factor."""
-        byte = factor % self.per_load * self.size
-        return factor // self.per_load * self.load_registers + byte // 4, byte % 4
-
-
-NO_FACTORS = FactorConsts(1, 1, 1)
 
 
 def x_desc(p: QuantizedLinearProblem) -> TensorDesc:
@@ -120,28 +85,6 @@ def add_factors(t: tiling.Arguments, p: QuantizedLinearProblem, grouped: bool, z
             t.add(f"ptr_{prefix}", "u64", TensorArg(name))
             for end, stride in zip(("row", "group"), p.grid_strides(name), strict=True):
                 t.add(f"{prefix}_{end}", "s64", stride * p.desc(name).dtype.num_bytes)
-
-
-def factors_of(p: QuantizedLinearProblem, name: str, count: int) -> FactorConsts:
-    """How `count` factors of a row are loaded, of which every load begins at a multiple of its bytes and ends within the row."""
-    desc = p.desc(name)
-    size = desc.dtype.num_bytes
-    row, group = p.grid_strides(name)
-    per_load = 1
-    while group == 1 and per_load * 2 * size <= 16:
-        wider = per_load * 2
-        if count % wider or p.groups % wider or (p.n > 1 and row % wider) or desc.align % (wider * size):
-            break
-        per_load = wider
-    return FactorConsts(count, size, per_load)
-
-
-def lane_bytes_of(p: QuantizedLinearProblem) -> int:
-    """16, or less where a quad would load numbers of several groups together."""
-    bits = 4 if p.kind in NIBBLES else 8
-    if p.groups == 1:
-        return 16
-    return next(n for n in (16, 8, 4) if p.group_size % (4 * n * 8 // bits) == 0)
 
 
 def with_columns_ordered(p: QuantizedLinearProblem, step: Step, device: DeviceInfo) -> Build:

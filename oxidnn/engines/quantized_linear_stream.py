@@ -21,7 +21,7 @@ from . import affine_tiling as tiling
 from .affine import AffineMatmul
 from .base import Build, Engine, EngineConfig, Step, Support, TensorArg, TensorMapArg, refuse
 from .digits import ceil_div
-from .quantized_linear_loops import NO_FACTORS, FactorConsts, check_vectors, factors_of, lane_bytes_of, lower, with_columns_ordered
+from .quantized_linear_loops import check_vectors, lower, with_columns_ordered
 
 MAX_ROWS = 16
 TILE = 16  # rows of W
@@ -30,6 +30,40 @@ TABLE_COPIES = 32  # of the pairs of nf4 numbers: a bank for each lane
 # Warps of a team, teams, CTAs of an SM.
 _SHAPES = ((4, 4, 1), (4, 2, 2), (8, 2, 1), (8, 1, 2), (16, 1, 1), (2, 8, 1), (4, 2, 1), (8, 1, 1), (4, 1, 2), (4, 1, 4))
 _RINGS = ((1, 3), (1, 4), (1, 6), (2, 2), (2, 3), (2, 4), (4, 2), (4, 3))  # boxes, stages
+
+
+@dataclass(frozen=True, slots=True)
+class FactorConsts:
+    """Factors of a row and a round: `count` of `size` bytes, per_load side by side at a time."""
+
+    count: int
+    size: int
+    per_load: int
+
+    @property
+    def loads(self) -> int:
+        return self.count // self.per_load
+
+    @property
+    def load_registers(self) -> int:
+        return max(1, self.per_load * self.size // 4)
+
+    @property
+    def registers(self) -> int:
+        return self.loads * self.load_registers
+
+    @property
+    def ptx(self) -> str:
+        num_bytes = self.per_load * self.size
+        return {1: "u8", 2: "u16", 4: "b32", 8: "v2.b32", 16: "v4.b32"}[num_bytes]
+
+    def place(self, factor: int) -> tuple[int, int]:
+        """(register, byte in there) of a factor."""
+        byte = factor % self.per_load * self.size
+        return factor // self.per_load * self.load_registers + byte // 4, byte % 4
+
+
+NO_FACTORS = FactorConsts(1, 1, 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,15 +246,37 @@ def _plan(p: QuantizedLinearProblem, config: EngineConfig, device: DeviceInfo) -
     chunk_k = boxes * BOX_BYTES * 8 // bits
     groups = max(1, chunk_k // p.group_size) if grouped else 1
     consts = QuantizedStreamConsts(
-        p.kind, p.desc("x").dtype.name, bits, columns, p.rows, warps, teams, splits, boxes, config["stages"], lane_bytes_of(p),
+        p.kind, p.desc("x").dtype.name, bits, columns, p.rows, warps, teams, splits, boxes, config["stages"], _lane_bytes(p),
         min(chunk_k, p.group_size) // 32, p.group_size if grouped else 0,
         p.grid_strides("scale")[1] * p.desc("scale").dtype.num_bytes, p.grid_strides("zero_point")[1] if has_zero else 0,
-        factors_of(p, "scale", groups) if grouped else NO_FACTORS, factors_of(p, "zero_point", groups) if has_zero else NO_FACTORS,
+        _factors(p, "scale", groups) if grouped else NO_FACTORS, _factors(p, "zero_point", groups) if has_zero else NO_FACTORS,
         p.desc("zero_point").dtype.name if has_zero else "", p.desc("scale").dtype.name,
         tuple(map(float, NF4)) if p.kind == "nf4" else (), epilogue, threads)
     tiles = ceil_div(p.n, TILE)
     places = max(1, per_sm * device.num_sms // splits)
     return _Plan(consts, am, d, tiles, ceil_div(p.k, consts.step_k * splits), min(tiles, places), per_sm)
+
+
+def _factors(p: QuantizedLinearProblem, name: str, count: int) -> FactorConsts:
+    """How `count` factors of a row are loaded, of which every load begins at a multiple of its bytes and ends within the row."""
+    desc = p.desc(name)
+    size = desc.dtype.num_bytes
+    row, group = p.grid_strides(name)
+    per_load = 1
+    while group == 1 and per_load * 2 * size <= 16:
+        wider = per_load * 2
+        if count % wider or p.groups % wider or (p.n > 1 and row % wider) or desc.align % (wider * size):
+            break
+        per_load = wider
+    return FactorConsts(count, size, per_load)
+
+
+def _lane_bytes(p: QuantizedLinearProblem) -> int:
+    """16, or less where a quad would load numbers of several groups together."""
+    bits = 4 if p.kind in NIBBLES else 8
+    if p.groups == 1:
+        return 16
+    return next(n for n in (16, 8, 4) if p.group_size % (4 * n * 8 // bits) == 0)
 
 
 class QuantizedLinearStream(Engine):

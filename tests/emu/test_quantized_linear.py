@@ -12,7 +12,6 @@ from oxidnn import DnnHandle
 from oxidnn.codegen.render import render
 from oxidnn.device import known_device
 from oxidnn.engines.base import EngineConfig
-from oxidnn.engines.quantized_linear_gemv import GEMV
 from oxidnn.engines.quantized_linear_skinny import SKINNY
 from oxidnn.engines.quantized_linear_stream import STREAM
 from oxidnn.engines.quantized_linear_wgmma import WGMMA
@@ -88,37 +87,6 @@ def test_teams_take_tiles_in_turn(kind: str) -> None:
         run_problem(backend, problem, STREAM, chosen)
 
 
-def steps(rows: int, warps: int, depth: int, row_warps: int = 1) -> EngineConfig:
-    return EngineConfig.of(rows=rows, row_warps=row_warps, warps=warps, depth=depth, streams=rows > 16)
-
-
-@pytest.mark.parametrize(("line", "chosen"), [
-    ("x=f16[1,1312] w=u8[40,656] scale=f16[40,41] kind=s4 group_size=32", steps(16, 4, 2)),
-    ("x=bf16[3,896] w=u8[40,448] scale=bf16[40,14] zero_point=u8[40,14] kind=u4 group_size=64", steps(32, 4, 3)),
-    ("x=f16[8,1888] w=u8[24,944] scale=f32[24,15] zero_point=s8[24,15] kind=u4 group_size=128", steps(16, 8, 2)),
-    ("x=bf16[5,416] w=u8[24,208] scale=f32[24] kind=s4 bias=f32[24] epilogue=bias_relu", steps(16, 4, 1)),
-    ("x=f16[2,640] w=u8[24,320] scale=f16[24,3] kind=s4 group_size=256", steps(32, 4, 2)),
-    ("x=bf16[7,512] w=u8[24,256] scale=f32[24,8] kind=nf4", steps(32, 4, 1)),
-    ("x=f16[5,288] w=u8[40,144] scale=f32[40,5] kind=nf4", steps(16, 4, 2)),
-    ("x=f16[1,2048] w=u8[24,1024] scale=f16[24,32] kind=nf4", steps(16, 16, 1)),   # more threads than pairs of numbers
-    ("x=f16[4,368] w=s8[40,368] scale=f32[40,6] zero_point=s8[40,6] kind=s8 group_size=64", steps(16, 4, 2)),
-    ("x=bf16[4,368] w=s8[40,368] scale=f32[40] zero_point=s8[40] kind=s8", steps(32, 4, 2)),
-    ("x=f16[4,352] w=e4m3[40,352] scale=f32[40,11] kind=e4m3 group_size=32", steps(32, 4, 2)),
-    ("x=bf16[8,208] w=e4m3[24,208] scale=f16[24] kind=e4m3", steps(16, 4, 1)),
-    ("x=f16[13,1312] w=u8[72,656] scale=f16[72,41] kind=s4 group_size=32", steps(64, 4, 2, 2)),
-    ("x=bf16[30,896] w=u8[140,448] scale=bf16[140,14] zero_point=u8[140,14] kind=u4 group_size=64", steps(128, 4, 3, 4)),
-    ("x=bf16[16,368] w=s8[40,368] scale=f32[40] zero_point=s8[40] kind=s8", steps(64, 4, 1)),
-    ("x=f16[1,1024] w=u8[24,512] scale=f16[24,8](1,24) permutation=s32[1024] kind=u4", steps(16, 4, 2)),
-], ids=lambda v: v.name if isinstance(v, EngineConfig) else v.split()[1] + v.split("kind=")[1].split()[0])
-def test_fewer_rows(line: str, chosen: EngineConfig) -> None:
-    problem = parse_case(f"quantized_linear {line}")
-    for arch in ("sm_80", "sm_90a"):
-        backend = EmulatedBackend(arch, checkers="all", schedule=("random", 3))
-        support = GEMV.check_support(problem, backend.info)
-        assert support, support.reason
-        run_problem(backend, problem, GEMV, chosen, seed=len(line))
-
-
 def tile(columns: int, row_groups: int, k_groups: int, spans: int, scaling: str, stages: int, filler: str = "warp",
          splits: int = 1) -> EngineConfig:
     return EngineConfig.of(columns=columns, row_groups=row_groups, k_groups=k_groups, splits=splits, spans=spans, scaling=scaling,
@@ -165,7 +133,7 @@ def test_tiles_assemble_without_spills(line: str) -> None:
     info = known_device("sm_90a")
     problem = parse_case(f"quantized_linear {line}")
     seen = set()
-    for engine in (GEMV, SKINNY, WGMMA):
+    for engine in (STREAM, SKINNY, WGMMA):
         for chosen in engine.configs(problem, info) if engine.check_support(problem, info) else ():
             key = tuple(value for name, value in chosen.knobs if name not in ("stages", "splits", "depth"))
             if key in seen:
