@@ -39,6 +39,11 @@ class NibbleConsts:
 
     stochastic: ClassVar[bool] = False
 
+    @property
+    def halves(self) -> bool:
+        """FP4 of two numbers of 16 bits at a time."""
+        return self.kind.name == "e2m1" and self.wide in ("f16", "bf16") and self.moves_wide
+
 
 def _count(problem: NibbleProblem) -> int:
     return _MOST if problem.op == "pack4" else min(_MOST, 16 // problem.desc(problem.wide).dtype.num_bytes)

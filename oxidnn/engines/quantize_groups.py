@@ -24,6 +24,7 @@ from .quantize_map import LIMIT, MIN_CAPABILITY, QuantizeMap, map_step, target_o
 from .quantize_space import NF4, Space, halved, known_shifts, moves_packs, near_operands, nf4_cells
 
 _MOST_LANES = 1024
+_SECTOR_BYTES = 32
 _SWEEP_BYTES = 16384  # that a CTA reads at a time
 
 
@@ -223,11 +224,10 @@ def _supports(problem: QuantizeProblem) -> Support:
 
 
 def _configs(problem: QuantizeProblem, device: DeviceInfo) -> tuple[EngineConfig, ...]:
-    """Packs of eight numbers, or of sixteen that lie together. Codes of four bits are written sixteen a thread, so that neighbours fill
-    sectors together; others of packs that neighbours take in turns."""
+    """Packs of eight numbers, or of sixteen that lie together, where the eights of a group's threads would not fill a sector."""
     groups, wider = _grouped(problem, 8), _grouped(problem, 16)
     found, wide = _arrangements(groups, device), _arrangements(wider, device) if wider.vec == 16 else ()
-    return (*wide, *found) if problem.kind.is_packed and wider.wide_bytes == 2 else (*found, *wide)
+    return (*wide, *found) if wide and found[0]["lanes"] * groups.vec * problem.kind.bits // 8 < _SECTOR_BYTES else (*found, *wide)
 
 
 def _arrangements(groups: Groups, device: DeviceInfo) -> tuple[EngineConfig, ...]:
@@ -346,7 +346,9 @@ class QuantizeReduced(Engine):
                 expression = f"where(isinf(amax), amax - amax, where((s := amax / {kind.largest!r}) == 0, 1, s))"
                 _pointwise(problem, expression, {"amax": amax}, {"scale": F32}, found, scratch, device, steps)
         given = _given(problem)
-        steps.append(map_step(given, QuantizeMap()._walk(given, config["vec"]), device, config["packs"], is_backward=sweeps is not None))
+        is_swept = sweeps is not None
+        steps.append(map_step(given, QuantizeMap()._walk(given, config["vec"]), device, config["packs"], is_backward=is_swept,
+                              follows=is_swept and device.at_least(9, 0)))
         return Build(tuple(steps), scratch.num_bytes)
 
 
@@ -374,7 +376,9 @@ def _sweep(problem: QuantizeProblem, view: TensorDesc, scratch: Scratch, device:
         operands["y"] = TensorDesc.packed(problem.kind.storage, (-(-few.shape[0] // 2),))
     attrs = (("kind", problem.kind.name), ("scaling", "tensor"))
     build, _ = cheapest("dynamic_quantize", tuple(operands.items()), attrs, problem.policy, device, (QuantizeGroups(),))
-    steps += moved(build, scratch.take(build.workspace_bytes), x=largest, y=scratch.take(operands["y"].num_bytes), scale=TensorArg("scale"))
+    places = {"x": largest, "y": scratch.take(operands["y"].num_bytes), "scale": TensorArg("scale")}
+    steps += [replace(step, spec=replace(step.spec, follows=device.at_least(9, 0)))
+              for step in moved(build, scratch.take(build.workspace_bytes), **places)]
 
 
 def _find_global(problem: QuantizeProblem, scratch: Scratch, device: DeviceInfo, steps: list[Step]) -> None:

@@ -144,8 +144,8 @@ class QuantizeMap(Engine):
         if not _takes_packs(problem, best):
             return (EngineConfig.of(vec=best.vec, packs=1),)
         found = [EngineConfig.of(vec=best.vec, packs=packs) for packs in ((1, 2, 4) if best.vec == 8 else (1, 2, 4, 8))]
-        fills = best.digits.size * best.vec >= 2 * THREADS * 64 * device.num_sms  # as many threads as there is room for, of 16 numbers each
-        wanted = 16 // best.vec if fills else 1
+        fills = best.digits.size >= 2 * THREADS * 8 * device.num_sms  # as many threads as there is room for, with two packs each
+        wanted = 2 if fills else 1
         found = sorted(found, key=lambda config: (config["packs"] != wanted, config["packs"]))
         if problem.op != "quantize" or self._walk(problem, 16).vec < 16:
             return tuple(found)
@@ -178,7 +178,8 @@ def _takes_packs(problem: QuantizeProblem, walk: Walk) -> bool:
     return not (problem.has("scale") and walk.steps["scale"] or problem.has("zero_point") and walk.steps["zero_point"])
 
 
-def map_step(problem: QuantizeProblem, walk: Walk, device: DeviceInfo, packs: int = 1, is_backward: bool = False) -> Step:
+def map_step(problem: QuantizeProblem, walk: Walk, device: DeviceInfo, packs: int = 1, is_backward: bool = False,
+             follows: bool = False) -> Step:
     rows = halved(walk.digits).collapsed("d")
     zero = problem.desc("zero_point").dtype.name if problem.has("zero_point") else ""
     scale = ""
@@ -208,7 +209,7 @@ def map_step(problem: QuantizeProblem, walk: Walk, device: DeviceInfo, packs: in
     if problem.stochastic and not consts.shares_words:
         args.append(Arg("step_index", "s64", walk.steps["index"] // 2))
     return Step.of("quantize/map", problem.op, target_of(device), THREADS, args, consts, ceil_div(rows.size, THREADS * packs),
-                   suffix=f"{problem.kind.name}_{consts.wide}")
+                   follows=follows, suffix=f"{problem.kind.name}_{consts.wide}")
 
 
 ENGINES: dict[str, tuple[Engine, ...]] = {op: (QuantizeMap(),) for op in ("quantize", "dequantize", "fake_quantize",

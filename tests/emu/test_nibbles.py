@@ -79,3 +79,10 @@ def test_refusals(h: oxidnn.DnnHandle) -> None:
     ):
         with pytest.raises(InvalidArgument, match=word):
             call()
+
+
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
+def test_every_number_of_16_bits_becomes_the_fp4_that_it_becomes_of_32(h: oxidnn.DnnHandle, dtype: Any) -> None:
+    """Two at a time, in their own arithmetic."""
+    x = np.arange(65536, dtype=np.uint32).astype(np.uint16).view(dtype)
+    np.testing.assert_array_equal(h.pack4(x, "e2m1"), h.pack4(x.astype(np.float32), "e2m1"))
