@@ -1280,8 +1280,9 @@ class DnnHandle(ListOps):
 
     def gguf_matvec(self, blocks: Any, x: Any, format: str, *, ids: Any = None, weights: Any = None, out_dtype: Any = None, out: Any = None,
                     stream: Any = None) -> Any:
-        """y (rows, N) = x W^T of W (N, K), GGUF blocks as uint8 (N, bytes of a row), and x (rows, K), up to 8 rows, or (K,), of float32,
-        float16 or bfloat16, added in float32; of type out_dtype (default: x's).
+        """y (rows, N) = x W^T of W (N, K), GGUF blocks as uint8 (N, bytes of a row), and x (rows, K) or (K,) of float32, float16 or
+        bfloat16, added in float32; of type out_dtype (default: x's). Codes are multiplied exactly with up to 8 rows; with more W may be
+        rounded to x's type first.
 
         ids (rows,) or (rows, J), int32 or int64: experts of blocks (E, N, bytes of a row). y[r] is the sum over j, in order, of
         weights[r, j] (1 if none are given) * x[r] W[ids[r, j]]^T; x may be (rows, J, K), one for each. J up to 16, any number

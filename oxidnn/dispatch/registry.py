@@ -22,7 +22,8 @@ ENGINE_MODULES = ("conv_depthwise_wgmma", "conv_depthwise_tma", "conv_depthwise_
                   "quantize_groups", "quantize_scales", "rope", "kv_cache", "attention_states", "attention_decode",
                   "attention_backward_wgmma", "attention_backward_mma", "attention_wgmma_sm90", "attention_fp8_sm90", "attention_mma_sm80",
                   "attention_plain",
-                  "multi_head_attention", "moe_rows", "moe_stream_sm90", "moe_experts", "moe_route", "gguf_dequantize", "gguf_matvec")
+                  "multi_head_attention", "moe_rows", "moe_stream_sm90", "moe_experts", "moe_route", "gguf_dequantize", "gguf_matvec",
+                  "gguf_apart")
 
 ENGINES: dict[str, tuple[Engine, ...]] = {}
 for _module in ENGINE_MODULES:

@@ -1,11 +1,12 @@
 """Products of GGUF matrices with a few rows of x on mma.sync: codes as exact f16, scales applied to f32 sums; blocks stream through shared
 memory once. Where the part of x does not fit there, or rows of W are few, CTAs share k in panels whose sums a second launch adds in order.
+More rows of x than fragments have columns for are multiplied in launches one after another.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import product
 from math import gcd, log2
@@ -15,7 +16,8 @@ from ..device import DeviceInfo
 from ..dtypes import F16, F32
 from ..ops.base import Problem
 from ..ops.gguf import GgufMatvecProblem
-from .base import SUPPORTED, Arg, Build, Engine, EngineConfig, Scratch, Step, Support, TensorArg, TensorMapArg, refuse
+from .base import SUPPORTED, Arg, Build, Engine, EngineConfig, Scratch, Step, Support, TensorArg, TensorMapArg, WorkspaceArg, refuse
+from .composition import moved, piece
 from .digits import ceil_div
 from .gguf_formats import FORMAT_CONSTS, FormatConsts, half_pair, phase_of
 
@@ -268,6 +270,21 @@ def _fits(p: GgufMatvecProblem, config: EngineConfig, device: DeviceInfo) -> boo
 
 
 @lru_cache(maxsize=256)
+def _launches(p: GgufMatvecProblem) -> tuple[tuple[GgufMatvecProblem, int, int], ...]:
+    """The rows of x that a launch takes as problems of their own, and where their x and y begin, in bytes."""
+    most = 8 if p.desc("x").dtype is F32 else 16
+    if p.has("ids") or p.rows <= most:
+        return ((p, 0, 0),)
+    size = ceil_div(p.rows, ceil_div(p.rows, most))
+    found = []
+    for first in range(0, p.rows, size):
+        (x, x_at), (y, y_at) = (piece(p.desc(name), 0, first, min(size, p.rows - first)) for name in ("x", "y"))
+        operands = tuple(replace(o, desc={"x": x, "y": y}.get(o.name, o.desc)) for o in p.operands)
+        found.append((replace(p, operands=operands), x_at, y_at))
+    return tuple(found)
+
+
+@lru_cache(maxsize=256)
 def _configs(p: GgufMatvecProblem, device: DeviceInfo) -> tuple[EngineConfig, ...]:
     return tuple(sorted(_candidates(p, device), key=lambda c: _estimate(p, c, device)))
 
@@ -299,7 +316,7 @@ def _estimate(p: GgufMatvecProblem, config: EngineConfig, device: DeviceInfo) ->
     plan = _plan(p, config, device)
     c = plan.consts
     warps = c.warps * c.teams * plan.per_sm
-    work = ceil_div(p.n, TILE) * plan.num_chunks * (p.rows if p.has("ids") else 1)  # chunks of all tiles
+    work = ceil_div(p.n, TILE) * max(plan.num_chunks, 1) * (p.rows if p.has("ids") else 1)  # chunks of all tiles
     ctas = plan.tile_ctas * plan.panels * (p.rows if p.has("ids") else 1)
     turns = ceil_div(ceil_div(p.n, TILE), plan.tile_ctas * c.teams)
     uneven = ceil_div(ctas, device.num_sms) * c.teams * turns * plan.rounds * c.warps * device.num_sms / work
@@ -330,24 +347,32 @@ class GgufMatvec(Engine):
             return refuse(f"rows of {blocks.shape[-1]} bytes (less than {_LIMIT // 2})")
         if problem.is_empty:
             return SUPPORTED
-        if not _configs(problem, device):
+        if not _configs(_launches(problem)[0][0], device):
             return refuse(f"x of {problem.k} columns does not fit in shared memory in {MAX_PANELS} parts")
         ctas = problem.rows * MAX_PANELS * ceil_div(problem.n, TILE)
         return refuse(f"{ctas} tiles of rows and panels (at most {_LIMIT - 1})") if ctas >= _LIMIT else SUPPORTED
 
     def configs(self, problem: Problem, device: DeviceInfo) -> tuple[EngineConfig, ...]:
         assert isinstance(problem, GgufMatvecProblem)
-        return (EngineConfig(),) if problem.is_empty else _configs(problem, device)
+        return (EngineConfig(),) if problem.is_empty else _configs(_launches(problem)[0][0], device)
 
     def estimate(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> float:
         assert isinstance(problem, GgufMatvecProblem)
-        return 0.0 if problem.is_empty else _estimate(problem, config, device)
+        return 0.0 if problem.is_empty else sum(_estimate(part, config, device) for part, _, _ in _launches(problem))
 
     def build_steps(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> Build:
         p = problem
         assert isinstance(p, GgufMatvecProblem)
         if p.is_empty:
             return Build(())
+        steps: list[Step] = []
+        builds = [(self._launch(part, config, device), x_at, y_at) for part, x_at, y_at in _launches(p)]
+        for build, x_at, y_at in builds:
+            steps += moved(build, WorkspaceArg(), blocks=TensorArg("blocks"), x=TensorArg("x", x_at), y=TensorArg("y", y_at),
+                           **{name: TensorArg(name) for name in ("ids", "weights")})
+        return Build(tuple(steps), max(build.workspace_bytes for build, _, _ in builds))
+
+    def _launch(self, p: GgufMatvecProblem, config: EngineConfig, device: DeviceInfo) -> Build:
         plan, scratch = _plan(p, config, device), Scratch()
         c, y = plan.consts, p.desc("y")
         follows = bool(dict(config.knobs).get("overlaps", device.at_least(9)))

@@ -1,4 +1,4 @@
-"""Matrices in the block formats of GGUF files: dequantise, and multiply with a few rows.
+"""Matrices in the block formats of GGUF files: dequantise, and multiply with rows, best a few.
 
     gguf_dequantize blocks=u8[64,144] format=Q4_K dtype=f16                 y (f16, [64,256])
     gguf_matvec blocks=u8[512,2304] x=f16[1,4096] format=Q4_K               y (f16, [1,512])
@@ -7,12 +7,13 @@
 blocks: bytes as they lie in the file, (..., bytes of a row), the last dimension contiguous; a row is a whole number of blocks. Numbers are
 scale * code, or scale * code - minimum, in f32, rounded once to the result's type.
 
-gguf_matvec: y[r] = W x[r] of W (n, k) for up to 8 rows of x, f32, f16 or bf16, or of one row without its dimension. With ids, W is
+gguf_matvec: y[r] = W x[r] of W (n, k) for rows of x, f32, f16 or bf16, or for one row without its dimension. With ids, W is
 (experts, n, k), and y[r] is the sum over j, in order, of weights[r, j] * W[ids[r, j]] x[r] (weights: 1 if none are given) or, of x
-(rows, j, k), of x[r, j]; an id beyond the experts adds nothing. ids (rows,) or (rows, j), j up to 16. Codes are multiplied exactly: rows
-of x are taken as f16 with a power of two of their own (of f32 in three parts of 11 bits), products are added in f32 on tensor cores and
-scaled in f32; the sum of a group keeps 20 bits of what its largest x makes. Minima, and what the codes of Q6_K, IQ4_NL and IQ4_XS have
-as bias, are multiplied with sums of x of 22 bits: an error of 2^-22 of the largest number of the block, times the sum of |x|. What is
+(rows, j, k), of x[r, j]; an id beyond the experts adds nothing. ids (rows,) or (rows, j), j up to 16. Of more than 8 rows, without ids,
+W may be rounded to x's type first; numbers beyond that type are infinite then. Else codes are multiplied exactly: rows of x are taken as
+f16 with a power of two of their own (of f32 in three parts of 11 bits), products are added in f32 on tensor cores and scaled in f32; the
+sum of a group keeps 20 bits of what its largest x makes. Minima, and what the codes of Q3_K and Q6_K have as bias, are multiplied with
+sums of x of 22 bits: an error of 2^-22 of the largest number of the block, times the sum of |x|. What is
 below 2^-38 of the largest number of a row of x may be lost. The product is finite in y, too, while the
 sizes of the numbers of a row of W add up to less than 2^126, of Q8_K 2^112 (other formats do not come near); beyond y may be infinite or
 NaN, and MXFP4's scales of e = 255 count as infinite. Of f16 x each block of MXFP4 may add an error of 2^-135. NaN and infinities make
@@ -47,7 +48,7 @@ FORMATS: dict[str, tuple[int, int]] = {  # elements and bytes of a block
     "NVFP4": (64, 36),
 }
 WIDE = (F32, F16, BF16)
-MAX_ROWS = 8
+EXACT_ROWS = 8
 MAX_IDS = 16
 IQ4_VALUES = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 E2M1_DOUBLED = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
@@ -175,8 +176,8 @@ def make_matvec(tensors: Mapping[str, TensorDesc], attrs: Mapping[str, Any], pol
         if "weights" in tensors:
             raise expected(op, "weights", "given", "none without ids", context)
         rows = x.shape[:-1]
-        if x.rank not in (1, 2) or prod(rows) > MAX_ROWS:
-            raise expected(op, "shape of x", list(x.shape), f"(k,), or (rows, k) with at most {MAX_ROWS} rows", context)
+        if x.rank not in (1, 2):
+            raise expected(op, "shape of x", list(x.shape), "(k,) or (rows, k)", context)
         check_shape(op, "x", x, (*rows, k), tensors)
     given = check_type(op, "out_dtype", attrs["out_dtype"]) if "out_dtype" in attrs else tensors["y"].dtype if "y" in tensors else x.dtype
     if given not in WIDE:

@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 
 import oxidnn
+from oxidnn.device import known_device
+from oxidnn.dispatch.registry import ENGINES
 from oxidnn.engines.gguf_matvec import GgufMatvec
 from oxidnn.errors import InvalidArgument
 from oxidnn.ops.case import parse_case
@@ -171,7 +173,7 @@ def test_experts_are_added_in_order_and_missing_ones_add_nothing(h: oxidnn.DnnHa
 
 @pytest.mark.parametrize(("changed", "words"), [
     ({"format": "Q9_K"}, "format"), ({"blocks": np.zeros((4, 19), np.uint8)}, "multiple of 18"),
-    ({"x": np.zeros((9, 32), np.float32)}, "8 rows"),
+    ({"x": np.zeros((1, 2, 32), np.float32)}, "shape of x"),
     ({"x": np.zeros((1, 64), np.float32)}, "x"), ({"blocks": np.zeros((4, 18), np.int8)}, "blocks"), ({"x": np.zeros((1, 32))}, "x"),
     ({"weights": np.ones((1, 1), np.float32)}, "weights"), ({"ids": np.zeros((1, 2), np.int32)}, "rank of blocks"),
     ({"blocks": np.zeros((4, 36), np.uint8)[:, ::2]}, "stride"), ({"blocks": np.zeros((4, 18), np.uint8)[::-1]}, "below 0"),
@@ -182,3 +184,28 @@ def test_refusals(h: oxidnn.DnnHandle, changed: dict[str, Any], words: str) -> N
     given: dict[str, Any] = {"blocks": np.zeros((4, 18), np.uint8), "x": np.zeros((1, 32), np.float32), "format": "Q4_0"} | changed
     with pytest.raises(InvalidArgument, match=words):
         h.gguf_matvec(**given)
+
+
+@pytest.mark.parametrize(("kind", "launches"), [("f16", 3), ("f32", 5)])
+def test_more_rows_than_a_launch_takes(kind: str, launches: int) -> None:
+    """In launches one after another, of which the last takes fewer; or by a GEMM of the dequantised matrix."""
+    backend = EmulatedBackend("sm_90a", checkers="all")
+    problem = parse_case(f"gguf_matvec blocks=u8[21,352]nchw x={kind}[35,512]nchw format=Q5_0 out_dtype=f32")
+    for engine in ENGINES["gguf_matvec"]:
+        assert engine.check_support(problem, backend.info)
+        config = engine.configs(problem, backend.info)[0]
+        run_problem(backend, problem, engine, config)
+        templates = [s.spec.template for s in engine.build_steps(problem, config, backend.info).steps]
+        assert templates.count("gguf/matvec") == (launches if engine.id == "gguf.matvec_mma" else 0)
+    few = parse_case(f"gguf_matvec blocks=u8[21,352]nchw x={kind}[8,512]nchw format=Q5_0")
+    assert [e.id for e in ENGINES["gguf_matvec"] if e.check_support(few, backend.info)] == ["gguf.matvec_mma"]
+
+
+def test_many_rows_are_dequantised_first() -> None:
+    info = known_device("sm_90a")
+    ids = []
+    for rows in (16, 32, 1024):
+        problem = parse_case(f"gguf_matvec blocks=u8[16384,9216]nchw x=f16[{rows},16384]nchw format=Q4_0")
+        engines = [e for e in ENGINES["gguf_matvec"] if e.check_support(problem, info)]
+        ids.append(min(engines, key=lambda e: e.estimate(problem, e.configs(problem, info)[0], info)).id)  # noqa: B023
+    assert ids == ["gguf.matvec_mma", "gguf.matvec_mma", "gguf.apart"]

@@ -8,7 +8,7 @@ import numpy as np
 
 from ...dtypes import F32
 from ...ops.base import Problem
-from ...ops.gguf import E2M1_DOUBLED, FORMATS, IQ4_VALUES, GgufMatvecProblem, GgufProblem, grid
+from ...ops.gguf import E2M1_DOUBLED, EXACT_ROWS, FORMATS, IQ4_VALUES, GgufMatvecProblem, GgufProblem, grid
 from . import Expected, Reference
 
 Parts = tuple[np.ndarray, np.ndarray, np.ndarray | float]  # scales, codes, minima: each (blocks, elements), or (blocks, 1), or a number
@@ -218,6 +218,9 @@ def matvec(problem: Problem, inputs: Mapping[str, np.ndarray], scalars: Mapping[
             # minima, and what codes are above their numbers, are multiplied with sums of x
             most = (np.abs(minima) + np.abs(products)).max(-1, initial=0.0)
             slack[r] += abs(factor) * (_SUMS * most * np.abs(x).sum() + lost * sizes.sum(-1))
+            if p.rows > EXACT_ROWS and not p.num_ids:  # W may be rounded to x's type
+                kind = p.desc("x").dtype
+                slack[r] += kind.epsilon * (np.abs(products - minima) @ np.abs(x)) + kind.smallest * np.abs(x).sum()
     result = Expected(want.reshape(y.shape), magnitude.reshape(y.shape), p.k * max(p.num_ids, 1) + 4, F32, slack=slack.reshape(y.shape))
     return {"y": result}
 

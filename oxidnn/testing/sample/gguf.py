@@ -78,7 +78,7 @@ def draw_matvec(rng: np.random.Generator, size: str) -> Problem:
     name = _format(rng)
     elements, num_bytes = FORMATS[name]
     n, count = int(rng.integers(1, 40)), int(rng.integers(1, 12 if elements < 256 else 4)) * (3 if size != "tiny" else 1)
-    rows = int(rng.integers(1, 9))
+    rows = int(rng.integers(1, 9)) if rng.random() < 0.8 else int(rng.integers(9, 40))
     if rng.random() < 0.3:  # rows of pieces of 16 bytes
         count = next((c for c in range(1, 9) if c * num_bytes % 16 == 0 and (elements < 256 or c <= 4)), count)
     if rng.random() < 0.06:
@@ -121,5 +121,7 @@ CASES: dict[str, tuple[str, ...]] = {
                     "gguf_matvec blocks=u8[3,18,110]nchw x=f16[2,2,256]nchw ids=s64[2,2]nchw format=IQ3_S out_dtype=f32",
                     "gguf_matvec blocks=u8[0,18]nchw x=f16[1,32]nchw format=Q4_0",
                     "gguf_matvec blocks=u8[4,0]nchw x=f16[2,0]nchw format=Q8_0",
-                    "gguf_matvec blocks=u8[4,34]nchw x=f16[0,32]nchw format=Q8_0"),
+                    "gguf_matvec blocks=u8[4,34]nchw x=f16[0,32]nchw format=Q8_0",
+                    "gguf_matvec blocks=u8[24,144]nchw x=bf16[19,256]nchw format=Q4_K",
+                    "gguf_matvec blocks=u8[17,90]nchw x=f32[17,160]nchw format=Q4_0 out_dtype=bf16"),
 }
