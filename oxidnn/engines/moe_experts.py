@@ -145,8 +145,9 @@ class MoeQuantized(Moe):
 
     def estimate(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> float:
         assert isinstance(problem, MoeProblem)
-        numbers = 3 * problem.used * problem.hidden * problem.inter
-        return super().estimate(problem, config, device) + 5.0 + numbers * 3 / (device.bandwidth_gbs * 700)
+        numbers, p = 3 * problem.used * problem.hidden * problem.inter, problem
+        code = 0.5 if p.desc("w_down").dtype.name == "u8" else 1.0
+        return super().estimate(problem, config, device) + 5.0 + numbers * (code + p.kind.num_bytes) / (device.bandwidth_gbs * 800)
 
     def matrices(self, p: MoeProblem) -> tuple[TensorDesc, TensorDesc]:
         return tuple(_matrix(p, *shape) for shape in ((2 * p.inter, p.hidden), (p.hidden, p.inter)))  # type: ignore[return-value]

@@ -155,6 +155,20 @@ def _expected_hits(p: MoeProblem) -> float:
     return p.experts * (1 - (1 - min(1.0, p.topk / p.experts)) ** p.tokens)
 
 
+def _coded_us(items: float, c: StreamConsts, device: DeviceInfo, k_tiles: float) -> float:
+    """Of products with codes, whose numbers a warp a quarter of an SM makes: of one CTA alone it waits for itself most of the time, up to
+    three share an SM. Rounds of items of k_tiles stages over all CTAs (H200)."""
+    def clocks(ctas: float) -> float:
+        """Of a stage of each of the CTAs of an SM."""
+        alone = (830.0 if c.two else 480.0) + 2.5 * c.tile_n
+        return alone * max(1.0, ctas * (0.74 if ctas <= 2 else 0.7))
+
+    share = _per_sm(c, device)
+    rounds, rest = divmod(items, device.num_sms * share)
+    total = rounds * clocks(share) + (clocks(rest / device.num_sms) if rest else 0.0)
+    return total * k_tiles / 1.6e3
+
+
 def _steps(desc: TensorDesc) -> tuple[int, ...]:
     """Bytes from one to the next, innermost first, of all dimensions but the last; those that mean nothing as maps want them."""
     steps = (s * desc.dtype.num_bytes for s in desc.strides[-2::-1])
@@ -230,7 +244,13 @@ class MoeStream(Engine):
         weights = 3 * _expected_hits(p) * p.hidden * p.inter * _consts(p, "up", 1).row_bytes / TILE_K
         columns = 1 + 0.004 * max(0, p.tokens - 16)
         memory_us = weights / (device.bandwidth_gbs * 1.03e3) * columns * (1.02 + 0.02 * (config["up"] < 10))
-        knobs = dict(config.knobs)
+        knobs, hits = dict(config.knobs), _expected_hits(p)
+        if p.has("scale_down"):
+            is_apart, splits = "apart" in knobs, knobs.get("splits", 1)
+            up, down = _consts(p, "up", knobs["up"]), _consts(p, "apart" if is_apart else "down", knobs["down"])
+            items, k_tiles = (hits * down.tiles, down.k_tiles) if is_apart else (down.tiles * splits, hits * down.k_tiles / splits)
+            made_us = _coded_us(hits * up.tiles, up, device, up.k_tiles) + _coded_us(items, down, device, k_tiles)
+            return 12.0 + max(memory_us, made_us) + (2.0 if knobs.get("counted") else 0.0)
         if "apart" in knobs:
             return 15.0 + 1.01 * memory_us + min(0.08 * memory_us, 10.0) + (3.5 if knobs["counted"] else 0.01 * memory_us)
         # A static deal of what comes at uneven speeds: the last CTA is late. Larger clusters than pairs do not all find room at once.
@@ -348,11 +368,10 @@ class MoeStreamSorted(Engine):
         memory_us = (hits + 0.4 * (tiles - hits)) * weights / (device.bandwidth_gbs * 1.06e3)
         memory_us *= 1.0 if config["up"] >= 7 else 1.015 if columns < 64 else 1.1
         l2_us = tiles * weights * (1 + columns / 128) / (device.num_sms * 75e3)
-        clocks = 240.0 + 4.5 * columns
-        if size < 2:  # numbers are made: instructions of one warp a quarter of an SM, which wait for each other unless CTAs share it
-            c = _sorted_consts(p, "up", columns, config["up"])
-            clocks = max(400.0, (700.0 + 4.5 * columns) / _per_sm(c, device))
-        multiply_us = tiles * stages / device.num_sms * clocks / 1.6e3
+        multiply_us = tiles * stages / device.num_sms * (240.0 + 4.5 * columns) / 1.6e3
+        if size < 2:
+            both = (_sorted_consts(p, of, columns, config[of]) for of in ("up", "down"))
+            multiply_us = sum(_coded_us(tiles * c.tiles, c, device, c.k_tiles) for c in both)
         moved_us = (p.tokens + 3 * p.rows) * p.hidden * 2 / (device.bandwidth_gbs * 800)
         most_us = max(memory_us, l2_us, multiply_us)
         return 24.0 + most_us + min(0.12 * most_us, 18.0) + moved_us
