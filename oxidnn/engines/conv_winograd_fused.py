@@ -34,7 +34,6 @@ from .element_epilogue import ElementEpilogue, OperandConsts, operand_over
 from .reduce_tree import reduction_steps
 
 _THREADS = 256
-_RING_THREADS = 384  # 4 warps that transform, 8 that multiply
 _POINTS = 16
 _WIDE, _NARROW = 64, 32  # results of a CTA at a point
 _DEPTHS = (8, 4)  # of a round
@@ -53,7 +52,6 @@ class PointLayout:
     __slots__ = ()
     depth: int
     wide_pad: int = 0
-    paired: bool = True
     stages: int  # of the ring; 0: two that alternate
     exchanges: int = 1
     spread: int  # parts of what a round does for later ones, between 16 products each
@@ -149,7 +147,6 @@ class FusedConsts(PointLayout, ElementEpilogue):
     epilogue: Expression | None = None
     compute: str = "f32"
     stages: int = 0  # of the ring of conv/winograd_fused_sm90; 0: conv/winograd_fused
-    paired: bool = True
     source_pairs: bool = False  # neighbours of a row that begin at an even column are 8 aligned bytes; no row ends between them
     target_pairs: bool = False
     tiles: int = _NARROW
@@ -354,25 +351,25 @@ class WinogradFusedEngine(WinogradEngine):
                 strides[name] = (row[0], 2 * row[2], 2 * row[3])
         return Digits(("n", "down", "across"), (p.desc(p.image).shape[0], down, across), strides)
 
-    def _consts(self, p: ConvProblem, depth: int, stages: int = 0, paired: bool = True) -> FusedConsts:
+    def _consts(self, p: ConvProblem, depth: int, stages: int = 0, spread: int | None = None) -> FusedConsts:
         source, target, _ = self._sides(p)
         back, _, window = toom_cook(2, 3)
         low = tuple(2 - pair[0] if p.direction == "dgrad" else pair[0] for pair in p.padding)
         names = p.epilogue.args if p.epilogue is not None else ()
         over = [operand_over(p, p.epilogue, name, target.desc.shape, 1) for name in names if name != "acc"]
         return FusedConsts(
-            window, back, source.desc.dtype.name, target.desc.dtype.name, depth, _spread(depth, source.is_channels_last),
-            source.desc.shape[1], target.desc.shape[1],
+            window, back, source.desc.dtype.name, target.desc.dtype.name, depth,
+            _spread(depth, source.is_channels_last) if spread is None else spread, source.desc.shape[1], target.desc.shape[1],
             (-low[0], -low[1]), source.strides[2:], target.strides[2:], source.strides[1], target.strides[1],
             source.is_channels_last, target.is_channels_last, self._pitch(p) * F32.num_bytes, self._digits(p).consts(),
-            tuple(o for o, _ in over), tuple(row[2] for _, row in over), p.epilogue, stages=stages, paired=paired,
+            tuple(o for o, _ in over), tuple(row[2] for _, row in over), p.epilogue, stages=stages,
             source_pairs=_has_pairs(source), target_pairs=_has_pairs(target))
 
     def build_steps(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> Build:
         assert isinstance(problem, ConvProblem)
         knobs = dict(config.knobs)
         stages = knobs.get("stages", 0)
-        p, c, digits = problem, self._consts(problem, config["depth"], stages, knobs.get("paired", True)), self._digits(problem)
+        p, c, digits = problem, self._consts(problem, config["depth"], stages, knobs.get("spread")), self._digits(problem)
         source, target, filter = self._sides(p)
         scratch = Scratch()
         points = scratch.take(self._chunk_bytes(p, 1))
@@ -392,7 +389,7 @@ class WinogradFusedEngine(WinogradEngine):
             boxes = TensorMapSpec("f32", (k, _POINTS, c.num_channels), (pitch, c.filter_channel), (_WIDE, _POINTS, c.depth))
             args[2] = Arg("map_filter", "tensor_map", WorkspaceMapArg(boxes, points.byte_offset))
             args.append(Arg("num_blocks", "u32", blocks))
-            fused = Step.of("conv/winograd_fused_sm90", self.op, Target.for_arch(device.arch), _RING_THREADS, args, c,
+            fused = Step.of("conv/winograd_fused_sm90", self.op, Target.for_arch(device.arch), _THREADS, args, c,
                             min(blocks, device.num_sms), dynamic_smem=c.smem_bytes, suffix=f"{c.source}_{c.depth}")
             return Build((transform, fused), scratch.num_bytes)
         fused = Step.of("conv/winograd_fused", self.op, Target.for_arch(device.arch), _THREADS, args, c,
@@ -459,7 +456,7 @@ class WinogradFusedGradientEngine(WinogradEngine):
         k, c = p.desc(p.filter).shape[:2]
         return TensorDesc(F32, (splits, k, c, 3, 3), (9 * k * c, c, 1, 3 * k * c, k * c))
 
-    def _consts(self, p: ConvProblem, splits: int, stages: int = 0) -> GradientConsts:
+    def _consts(self, p: ConvProblem, splits: int, stages: int = 0, spread: int | None = None) -> GradientConsts:
         x, dy, dw = self._sides(p)
         outer, inner, _ = toom_cook(3, 2)
         target = self._partials(p, splits) if splits > 1 else TensorDesc(dw.desc.dtype, (1, *dw.desc.shape), (0, *dw.desc.strides))
@@ -471,7 +468,7 @@ class WinogradFusedGradientEngine(WinogradEngine):
             toom_cook(2, 3)[2], inner, outer, x.desc.dtype.name, dy.desc.dtype.name, target.dtype.name,
             (-p.padding[0][0], -p.padding[1][0]), x.strides[2:], dy.strides[2:], (h, w), x.strides[1], dy.strides[1], c, k, split,
             x.is_channels_last and dy.is_channels_last, x.desc.shape[1], dy.desc.shape[1], self._digits(p).consts(),
-            _spread(8, x.is_channels_last and dy.is_channels_last), stages=stages, x_pairs=_has_pairs(x),
+            _spread(8, x.is_channels_last and dy.is_channels_last) if spread is None else spread, stages=stages, x_pairs=_has_pairs(x),
             dy_pairs=_has_pairs(dy))
 
     def _digits(self, p: ConvProblem) -> Digits:
@@ -483,7 +480,7 @@ class WinogradFusedGradientEngine(WinogradEngine):
         assert isinstance(problem, ConvProblem)
         p, splits, digits = problem, config["splits"], self._digits(problem)
         stages = dict(config.knobs).get("stages", 0)
-        c = self._consts(p, splits, stages)
+        c = self._consts(p, splits, stages, dict(config.knobs).get("spread"))
         x, dy, dw = self._sides(p)
         scratch, tiles = Scratch(), self._tiles(p)
         flipped = -2 * (c.target_strides[0] + c.target_strides[1]) if p.flip else 0
@@ -493,8 +490,8 @@ class WinogradFusedGradientEngine(WinogradEngine):
                 Arg("num_tiles", "u32", tiles), Arg("tiles_per_part", "u32", 8 * ceil_div(ceil_div(tiles, 8), splits)),
                 *(Arg(f"{n}_{side}", "u32", s.desc.shape[axis]) for n, s in (("x", x), ("dy", dy))
                   for side, axis in (("rows", 2), ("columns", 3))), *digits.args(c.digits.wide)]
-        template, threads = ("conv/winograd_fused_wgrad_sm90", _RING_THREADS) if stages else ("conv/winograd_fused_wgrad", _THREADS)
-        steps = [Step.of(template, self.op, Target.for_arch(device.arch), threads, args, c, splits * c.blocks, dynamic_smem=c.smem_bytes,
+        template = "conv/winograd_fused_wgrad_sm90" if stages else "conv/winograd_fused_wgrad"
+        steps = [Step.of(template, self.op, Target.for_arch(device.arch), _THREADS, args, c, splits * c.blocks, dynamic_smem=c.smem_bytes,
                          suffix=c.x)]
         if splits > 1:
             partial = (self._partials(p, splits), WorkspaceArg())
