@@ -28,7 +28,8 @@ TILE = 16  # rows of W
 BOX_BYTES = 128  # of a row that a box has
 TABLE_COPIES = 32  # of the pairs of nf4 numbers: a bank for each lane
 # Warps of a team, teams, CTAs of an SM.
-_SHAPES = ((4, 4, 1), (4, 2, 2), (8, 2, 1), (8, 1, 2), (16, 1, 1), (2, 8, 1), (1, 16, 1), (2, 4, 2), (4, 2, 1), (8, 1, 1), (4, 1, 2), (4, 1, 4))
+_SHAPES = ((4, 4, 1), (4, 2, 2), (8, 2, 1), (8, 1, 2), (16, 1, 1), (2, 8, 1), (1, 16, 1), (2, 4, 2), (4, 2, 1), (8, 1, 1), (4, 1, 2),
+           (4, 1, 4))
 _RINGS = ((1, 2), (1, 3), (1, 4), (1, 6), (2, 2), (2, 3), (2, 4), (4, 2), (4, 3))  # boxes, stages
 
 

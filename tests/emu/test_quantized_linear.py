@@ -83,7 +83,7 @@ def test_teams_take_tiles_in_turn(kind: str) -> None:
     problem = parse_case(f"quantized_linear x=f16[2,512] w={w} kind={kind}")
     backend = EmulatedBackend("sm_90a", checkers="all", schedule=("random", 2))
     backend.info = replace(backend.info, num_sms=2)
-    for chosen in (team(1, 2, 1, 4), team(2, 1, 1, 3)):
+    for chosen in (team(1, 2, 1, 4), team(2, 1, 1, 3), team(1, 16, 1, 2)):
         run_problem(backend, problem, STREAM, chosen)
 
 
