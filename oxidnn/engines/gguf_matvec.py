@@ -29,7 +29,7 @@ _COMBINE_THREADS = 128
 # of a lane, a weight
 _INSTRUCTIONS = {"Q4_0": 2.1, "Q4_1": 2.0, "Q8_0": 2.6, "Q2_K": 2.3, "Q4_K": 1.8, "Q5_K": 2.6, "Q6_K": 3.2, "Q8_K": 2.5, "MXFP4": 2.6}
 _SHAPES = ((4, 1, 2), (4, 2, 1), (8, 1, 1), (4, 4, 1), (8, 1, 2), (4, 2, 2), (8, 2, 1),
-           (4, 1, 1))  # warps of a team, teams, CTAs of an SM
+           (4, 1, 1), (2, 8, 1), (1, 16, 1))  # warps of a team, teams, CTAs of an SM
 _RINGS = ((1, 2), (2, 2), (4, 2), (1, 4), (2, 3))  # chunks of 256 elements, stages
 
 
