@@ -395,7 +395,7 @@ class TmaDepthwiseEngine(Engine):
         bytes_us = problem.num_bytes / (device.bandwidth_gbs * speed)
         # 49 taps of small maps gain where warps free stages one by one (27.5 to 23.7, 37.4 to 34.5 us); elsewhere 1 to 3 % either way.
         apart_us = 0.0 if not c.frees else -2.5 if d.columns.taps >= 7 and strip <= 14 else 0.5
-        return max(compute_us, bytes_us) + 0.115 * min(compute_us, bytes_us) + 7.6 + (5.2 if c.sums_taps else 0) + apart_us
+        return max(compute_us, bytes_us) + 0.115 * min(compute_us, bytes_us) + 7.6 + (3.2 if c.sums_taps else 0) + apart_us
 
     @staticmethod
     def _rounds(items: int, chunks: int, resident: int) -> tuple[int, int]:
