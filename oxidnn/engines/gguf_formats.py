@@ -18,7 +18,8 @@ class FormatConsts:
     scale_factor: where the f16 scale lies, and what it is multiplied with. has_factor: steps have factors, two f16, which, if `folds`, make
     f16 numbers of codes exactly. group: steps that share factor and minimum. lifts: products take codes as they are, and what
     their bias adds is taken off as minima are. values: of the codes of four bits; is_paired: products look the two of a byte up
-    together, in shared memory; shuffled: of eight words those whose codes byte permutations look up instead."""
+    together, in shared memory; shuffled: of eight words those whose codes are made by
+    arithmetic or byte permutations instead."""
 
     name: str
     bias: int
@@ -59,7 +60,7 @@ class FormatConsts:
     @property
     def is_plain(self) -> bool:
         """Codes are taken as they are: as subnormal f16."""
-        return (self.bias == 0 or self.lifts) and not self.is_paired
+        return self.bias == 0 or self.lifts
 
     @property
     def has_sums(self) -> bool:
@@ -77,8 +78,17 @@ class FormatConsts:
         return self.values == E2M1_DOUBLED
 
     def is_shuffled(self, block: int, step: int) -> bool:
-        """The step, of a block of a run, takes its codes from a word that byte permutations look up."""
+        """The step, of a block of a run, takes its codes from a word of those."""
         return (block * self.steps + step) // 2 % 8 in self.shuffled
+
+    def is_looked_up(self, block: int, step: int) -> bool:
+        """The step takes its codes from a word whose bytes are looked up in shared memory."""
+        return self.is_paired and not self.is_shuffled(block, step)
+
+    @property
+    def plain_words(self) -> int:
+        """Of eight words those, as bits, whose codes are made step by step though others come by pairs."""
+        return sum(1 << w for w in self.shuffled) if self.is_signed else 0
 
     @property
     def pair_table(self) -> list[str]:
