@@ -96,6 +96,12 @@ def torch_of(problem: Problem) -> Torch:
         return lambda t: numbers_of(t["x"], problem.kind).to(to)  # type: ignore[attr-defined]
     if problem.op == "quantize":
         return lambda t: codes_of(_grouped(t["x"].float(), t["scale"]) / _last(t["scale"]), kind).flatten(1)
+    if problem.op == "fake_quantize":
+        def there_and_back(t: Tensors) -> torch.Tensor:
+            scale = t["scale"][:, None]
+            return (numbers_of(codes_of(t["x"].float() / scale, kind), kind) * scale).to(t["x"].dtype)
+
+        return there_and_back
     if problem.op == "dequantize":
         dtype = moving.TORCH_TYPES[problem.desc("y").dtype.name]
 
@@ -215,6 +221,7 @@ def lines(rows: int, columns: int, x: str = "bf16") -> list[tuple[str, str]]:
              (f"mxfp8 {size}", f"dequantize x=e4m3{shape} kind=e4m3 scale=u8{per(32)} scaling=mxfp8 dtype={x}"),
              (f"mxfp4 {size}", f"dequantize x=u8{half} kind=e2m1 scale=u8{per(32)} scaling=mxfp4 dtype={x}"),
              (f"nvfp4 {size}", f"dequantize x=u8{half} kind=e2m1 scale=e4m3{per(16)} global_scale=f32[]nchw scaling=nvfp4 dtype={x}"),
+             (f"e4m3 token {size}", f"fake_quantize x={x}{shape} kind=e4m3 scale=f32[{rows}]nchw"),
              (f"e2m1 {size}", f"pack4 x={x}{shape} kind=e2m1"), (f"e2m1 {size}", f"unpack4 x=u8{half} kind=e2m1 dtype={x}"),
              (f"s4 {size}", f"unpack4 x=u8{half} kind=s4 dtype={x}")]
     return found
@@ -236,7 +243,7 @@ def cases(options: argparse.Namespace) -> list[Case]:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--ops", default="", help="of cast, quantize, dynamic_quantize, dequantize, pack4, unpack4")
+    parser.add_argument("--ops", default="", help="of cast, quantize, dynamic_quantize, dequantize, fake_quantize, pack4, unpack4")
     parser.add_argument("--further", action="store_true", help="other sizes too")
     add_options(parser)
     run(cases, parser.parse_args())
