@@ -145,7 +145,7 @@ def packed(desc: TensorDesc, rows: int, columns: int) -> TensorDesc:
     return TensorDesc(desc.dtype, (rows, columns), (ceil_div(max(columns, 1), unit) * unit, 1))
 
 
-def launch(template: str, op: str, threads: int, args: list[Arg], consts: Any, grid: int, device: DeviceInfo, suffix: str) -> Step:
+def launch(template: str, op: str, threads: int, args: list[Arg], consts: Any, grid: int | tuple[int, int, int], device: DeviceInfo, suffix: str) -> Step:
     """A short launch, which gets ready while the one before ends where the device can do so."""
     target = Target.for_arch(device.arch)
     return Step.of(f"moe/{template}", op, target, threads, args, consts, grid, follows=target.capability >= (9, 0), suffix=suffix)
@@ -264,10 +264,12 @@ def dequantize_step(p: MoeProblem, name: str, counts: Place, result: Held, devic
     w, scale = p.desc(f"w_{name}"), p.desc(f"scale_{name}")
     _, rows, columns = result.desc.shape
     kind = "s4" if w.dtype.name == "u8" else w.dtype.name
+    steps = [*strides("w", ("expert", "row", "column"), w), *strides("scale", ("expert", "row", "column"), scale),
+             *strides("result", ("expert", "row"), TensorDesc(p.kind, result.desc.shape[:2], result.desc.strides[:2]))]
+    # One instruction each where they have 32 bits.
+    steps = [replace(s, type="u32") if isinstance(s.value, int) and 0 <= s.value < 2**32 else s for s in steps]
     args = [Arg("ptr_counts", "u64", counts), Arg("ptr_w", "u64", TensorArg(f"w_{name}")),
-            Arg("ptr_scale", "u64", TensorArg(f"scale_{name}")), Arg("ptr_result", "u64", result.place),
-            *strides("w", ("expert", "row", "column"), w), *strides("scale", ("expert", "row", "column"), scale),
-            *strides("result", ("expert", "row"), TensorDesc(p.kind, result.desc.shape[:2], result.desc.strides[:2]))]
+            Arg("ptr_scale", "u64", TensorArg(f"scale_{name}")), Arg("ptr_result", "u64", result.place), *steps]
     # Pieces of 16 bytes of numbers or more, whose codes are whole words, where they are side by side and have one scale.
     vec = 8 if kind == "s4" else 16 // p.kind.num_bytes
     size = vec // 2 if kind == "s4" else vec
@@ -275,8 +277,8 @@ def dequantize_step(p: MoeProblem, name: str, counts: Place, result: Held, devic
     is_dense &= kind != "e4m3" or device.at_least(8, 9)  # which widens pairs
     if not is_dense or columns % vec or (p.block[1] % vec and p.block[1] < columns):
         vec = 2 if kind == "s4" and p.block[1] % 2 == 0 else 1
-    consts = DequantizeConsts(kind, scale.dtype.name, p.kind.name, p.kind.num_bytes, rows, columns, p.block, vec, 8 if vec > 2 else 4)
-    return launch("dequantize", p.op, DEQUANTIZE_THREADS, args, consts, p.experts * consts.ctas, device, f"{kind}_{consts.dtype}")
+    consts = DequantizeConsts(kind, scale.dtype.name, p.kind.name, p.kind.num_bytes, rows, columns, p.block, vec, 4)
+    return launch("dequantize", p.op, DEQUANTIZE_THREADS, args, consts, (consts.ctas, p.experts, 1), device, f"{kind}_{consts.dtype}")
 
 
 def held(p: Problem, name: str) -> Held:
