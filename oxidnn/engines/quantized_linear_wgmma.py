@@ -188,7 +188,7 @@ def _plan(p: QuantizedLinearProblem, config: EngineConfig) -> _Plan:
     row_tiles, column_tiles = -(-p.n // rows), -(-p.rows // columns)
     consts = QuantizedWgmmaConsts(
         p.kind, p.desc("x").dtype.name, 4 if p.kind in NIBBLES else 8, columns, row_groups, k_groups, splits,
-        spans, 1 if is_merged else spans, config["stages"], scaling,
+        spans, spans // 2 if is_merged else spans, config["stages"], scaling,
         unit, 2 if p.groups > 1 and p.group_size % SPAN_K else 1, p.groups > 1,
         p.desc("zero_point").dtype.name if p.has("zero_point") else "",
         p.desc("scale").dtype.name, tuple(map(float, NF4)) if p.kind == "nf4" else (), column_tiles == 1, epilogue, threads)
@@ -258,7 +258,7 @@ class QuantizedLinearWgmma(Engine):
 
 def _per_sm(p: QuantizedLinearProblem, c: QuantizedWgmmaConsts, device: DeviceInfo) -> int:
     return max(1, min(device.smem_per_sm // (c.smem_bytes(p.groups) + 1024), 2048 // _threads(c),
-                      65536 // (_threads(c) * (_registers_needed(c) + 8))))
+                      65536 // (128 * -(-_threads(c) // 128) * _registers_needed(c))))  # four warps at a time get registers
 
 
 def _overlaps(p: QuantizedLinearProblem, plan: _Plan, device: DeviceInfo) -> bool:
@@ -335,7 +335,7 @@ def _candidates(p: QuantizedLinearProblem, device: DeviceInfo) -> Iterator[Engin
             if (row_groups == 2 and p.n <= 64) or (k_groups > 1 and columns > 128) or (k_groups == 4 and columns > 64):
                 continue
             for spans in (4, 2) if p.kind in NIBBLES else (2,):
-                fillers = ("warp", "own") if row_groups == 2 and spans == 2 and columns > 64 else ("warp",)
+                fillers = ("warp", "own") if k_groups == 1 and (columns <= 64 or (row_groups == 2 and spans == 2)) else ("warp",)
                 for scaling, filler, splits in product(_scalings(p, columns, spans), fillers, (1, 2)):
                     k_tiles = -(-p.k // (SPAN_K * spans * splits))
                     tiles = -(-p.n // (64 * row_groups)) * -(-p.rows // columns)
@@ -366,7 +366,8 @@ def _depths(p: QuantizedLinearProblem, device: DeviceInfo, k_tiles: int, **knobs
     if device.is_emulated:
         return (least,) if fits(least, 1) else ()
     deepest = max(least, min(MAX_STAGES, k_tiles * (2 if knobs["filler"] == "own" else 1)))
-    return tuple(sorted({next((s for s in range(deepest, least - 1, -1) if fits(s, per_sm)), 0) for per_sm in (1, 2)} - {0}))
+    return tuple(sorted({next((s for s in range(deepest, least - 1, -1) if fits(s, per_sm)), 0) 
+                         for per_sm in ((1, 2, 3, 4) if knobs["filler"] == "own" else (1, 2))} - {0}))
 
 
 ENGINES: dict[str, tuple[Engine, ...]] = {"quantized_linear": (WGMMA,)}
