@@ -145,7 +145,8 @@ def packed(desc: TensorDesc, rows: int, columns: int) -> TensorDesc:
     return TensorDesc(desc.dtype, (rows, columns), (ceil_div(max(columns, 1), unit) * unit, 1))
 
 
-def launch(template: str, op: str, threads: int, args: list[Arg], consts: Any, grid: int | tuple[int, int, int], device: DeviceInfo, suffix: str) -> Step:
+def launch(template: str, op: str, threads: int, args: list[Arg], consts: Any, grid: int | tuple[int, int, int], device: DeviceInfo,
+           suffix: str) -> Step:
     """A short launch, which gets ready while the one before ends where the device can do so."""
     target = Target.for_arch(device.arch)
     return Step.of(f"moe/{template}", op, target, threads, args, consts, grid, follows=target.capability >= (9, 0), suffix=suffix)
