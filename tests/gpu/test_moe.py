@@ -10,6 +10,10 @@ from typing import Any
 import pytest
 
 import oxidnn
+from oxidnn.dispatch.registry import ENGINES
+from oxidnn.ops.case import parse_case
+
+from .configs import check_configs
 
 pytestmark = pytest.mark.gpu
 EXPERTS, TOPK, HIDDEN, INTER = 16, 4, 512, 384
@@ -46,6 +50,24 @@ def test_layer_of_routed_tokens(torch: Any, h: oxidnn.DnnHandle, tokens: int, ki
     error = 2e-5 if kind == "float32" else 2**-5 if kind == "bfloat16" else 2**-8
     torch.testing.assert_close(y.double(), want, rtol=error, atol=error * float(want.abs().mean()))
     assert torch.equal(y, h.moe(x, ids, weights, w_gate_up, w_down)), "always the same bits"
+
+
+_HELD = {
+    "moe": f"w_gate_up=bf16[{EXPERTS},{2 * INTER},{HIDDEN}] w_down=bf16[{EXPERTS},{HIDDEN},{INTER}]",
+    "s4": f"w_gate_up=u8[{EXPERTS},{2 * INTER},{HIDDEN // 2}] scale_gate_up=f32[{EXPERTS},{2 * INTER},{HIDDEN // 128}] "
+          f"w_down=u8[{EXPERTS},{HIDDEN},{INTER // 2}] scale_down=f32[{EXPERTS},{HIDDEN},{INTER // 128}] block=(1,128)",
+    "e4m3": f"w_gate_up=e4m3[{EXPERTS},{2 * INTER},{HIDDEN}] scale_gate_up=f32[{EXPERTS},{2 * INTER // 128},{HIDDEN // 128}] "
+            f"w_down=e4m3[{EXPERTS},{HIDDEN},{INTER}] scale_down=f32[{EXPERTS},{HIDDEN // 128},{INTER // 128}] block=(128,128)"}
+
+
+@pytest.mark.parametrize("kind", _HELD)
+@pytest.mark.parametrize("tokens", [1, 16, 300])
+def test_every_config(cuda: Any, tokens: int, kind: str) -> None:
+    op = "moe" if kind == "moe" else "moe_quantized"
+    problem = parse_case(f"{op} x=bf16[{tokens},{HIDDEN}] ids=s32[{tokens},{TOPK}] weights=f32[{tokens},{TOPK}] {_HELD[kind]}")
+    for engine in ENGINES[op]:
+        if engine.check_support(problem, cuda.info):
+            check_configs(cuda, problem, engine)
 
 
 def test_gradients_of_training_sizes(torch: Any, h: oxidnn.DnnHandle) -> None:
