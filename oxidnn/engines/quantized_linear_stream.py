@@ -402,7 +402,8 @@ def _sorted_configs(p: QuantizedLinearProblem, device: DeviceInfo) -> tuple[Engi
 
 def _candidates(p: QuantizedLinearProblem, device: DeviceInfo) -> Iterator[EngineConfig]:
     bits = 4 if p.kind in NIBBLES else 8
-    for (warps, teams, ctas), (boxes, stages), splits in product(_SHAPES, _RINGS, (1, 2, 3, 4)):
+    rings = ((1, 3), (2, 2)) if device.is_emulated else _RINGS
+    for (warps, teams, ctas), (boxes, stages), splits in product(_SHAPES, rings, (1, 2, 3, 4)):
         chunk_k = boxes * BOX_BYTES * 8 // bits
         if p.groups > 1 and chunk_k % p.group_size and p.group_size % chunk_k:
             continue

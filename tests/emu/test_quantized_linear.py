@@ -11,7 +11,7 @@ import pytest
 from oxidnn import DnnHandle
 from oxidnn.codegen.render import render
 from oxidnn.device import known_device
-from oxidnn.engines.base import EngineConfig
+from oxidnn.engines.base import Engine, EngineConfig
 from oxidnn.engines.quantized_linear_skinny import SKINNY
 from oxidnn.engines.quantized_linear_stream import STREAM
 from oxidnn.engines.quantized_linear_wgmma import WGMMA
@@ -121,6 +121,19 @@ def test_wgmma(line: str, chosen: EngineConfig, schedule: object) -> None:
     assert support, support.reason
     overlaps = EngineConfig((*chosen.knobs, ("overlaps", len(line) % 2 == 0)))
     run_problem(backend, problem, WGMMA, overlaps, seed=len(line))
+
+
+@pytest.mark.parametrize(("line", "engine"), [
+    ("x=f16[3,2336] w=u8[40,1168] scale=f16[40,19] zero_point=u8[40,19] kind=u4 group_size=128", STREAM),
+    ("x=bf16[9,2336] w=s8[72,2336] scale=f16[72] kind=s8", STREAM),
+    ("x=f16[5,576] w=u8[72,288] scale=f16[72,9] kind=nf4", WGMMA), ("x=f16[100,256] w=u8[72,128] scale=f16[72,4] kind=s4", WGMMA),
+], ids=lambda v: v.split()[1] if isinstance(v, str) else v.id)
+def test_every_config(line: str, engine: Engine) -> None:
+    problem, backend = parse_case(f"quantized_linear {line}"), EmulatedBackend("sm_90a", checkers="all")
+    chosen = engine.configs(problem, backend.info)
+    assert len(chosen) > 4
+    for config in chosen:
+        run_problem(backend, problem, engine, config)
 
 
 @pytest.mark.parametrize("line", [
