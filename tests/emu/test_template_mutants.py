@@ -13,7 +13,7 @@ import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import cached_property, lru_cache, partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -26,6 +26,7 @@ from oxidnn.codegen.spec import KernelSpec
 from oxidnn.dispatch.registry import ENGINES
 from oxidnn.engines.base import Build, Engine, EngineConfig
 from oxidnn.engines.matmul import MatmulEngine, lower
+from oxidnn.errors import PtxError
 from oxidnn.ops.case import parse_case
 from oxidnn.ptx.parser import parse
 from oxidnn.runtime.emu_backend import EmulatedBackend, EmulatedKernel
@@ -48,17 +49,22 @@ class Fixed(MatmulEngine):
         return self.algorithm.build(problem.op, am, config, device, 0)
 
 
-class MutantBackend(EmulatedBackend):
-    """Runs `texts[template]` in place of the rendered kernel."""
+@lru_cache(maxsize=16)
+def decoded(text: str) -> emu.Program:
+    return emu.load(parse(text))
 
-    def __init__(self, texts: dict[str, str], schedule: Any, arch: str = "sm_90a") -> None:
+
+class MutantBackend(EmulatedBackend):
+    """Runs `programs[template]` in place of the rendered kernel."""
+
+    def __init__(self, programs: dict[str, emu.Program], schedule: Any, arch: str = "sm_90a") -> None:
         super().__init__(arch, checkers="all", schedule=schedule)
         self.info = replace(self.info, num_sms=1)  # CTAs walk several tiles
-        self.texts = texts
+        self.programs = programs
         self.ran: dict[str, set[int]] = {}
 
     def load(self, text: Any, spec: KernelSpec) -> EmulatedKernel:
-        program = emu.load(parse(self.texts.get(spec.template) or str(text)))
+        program = self.programs.get(spec.template) or decoded(str(text))
 
         def launch(*args: Any, **options: Any) -> Any:
             counters = program.launch(*args, **options, step_limit=STEP_LIMIT)
@@ -101,9 +107,9 @@ class Problem:
         """The rendered kernel; "" if the problem does not run it."""
         return next((render(s) for s in self.specs if s.template == template), "")
 
-    def run(self, template: str, text: str, schedule: Any) -> set[int]:
-        """The lines executed of `text`, which stands for `template`. Raises what the emulator or the comparison does."""
-        backend = MutantBackend({template: text}, schedule, self.arch)
+    def run(self, template: str, program: emu.Program, schedule: Any) -> set[int]:
+        """The lines executed of `program`, which stands for `template`. Raises what the emulator or the comparison does."""
+        backend = MutantBackend({template: program}, schedule, self.arch)
         with np.errstate(all="ignore"):
             got = execute(backend, self.problem, self.by, self.config, self.inputs, self.scalars)
             compare(self.problem, got, self.want)
@@ -137,11 +143,15 @@ class Kernel:
 
     def run(self) -> set[int]:
         """The kernel as it is: the lines executed. Raises what the emulator or the comparison does."""
-        return set.union(*(p.run(self.template, self.text, schedule) for p in self.problems for schedule in SCHEDULES))
+        return set.union(*(p.run(self.template, decoded(self.text), schedule) for p in self.problems for schedule in SCHEDULES))
 
-    def fate(self, text: str) -> str:
+    def fate(self, mutant: Mutant) -> str:
         """"survived", or the name of what found it."""
-        return mutation.fate(partial(p.run, self.template, text, schedule) for schedule in SCHEDULES for p in self.problems)
+        try:
+            program = mutant.program(self.text)
+        except PtxError as found:
+            return type(found).__name__
+        return mutation.fate(partial(p.run, self.template, program, schedule) for schedule in SCHEDULES for p in self.problems)
 
 
 def _wgmma(schedule: str, loader: str, tile_m: int, tile_n: int, **more: Any) -> dict[str, Any]:
@@ -328,7 +338,7 @@ KERNELS = {
         ("no guard", "%p_expert[01]", "what does not exist is never chosen"), ("other comparison", "%p_group, %lane", "nor is its group"),
         ("other comparison", "%p_negative", "0 is never below"))),
     "moe_combine": Kernel("moe/combine", "moe_unpermute.rows", ("moe_unpermute ys=bf16[18,40] inverse=s32[9,2] weights=f32[9,2]",), {}, (
-        ("no guard", "%value.*%ld_bits|%ld_word", "what is read of no row is not added"),
+        ("no guard", "%word", "all of these assignments have rows"),
         ("other comparison", "%p_kept", "no row is the one behind the last"))),
     "moe_scatter": Kernel("moe/scatter", "moe_permute.sort", ("moe_permute x=bf16[9,40] ids=s32[9,2] experts=4 first_expert=1",)),
     "quantize_given": Kernel("quantize/map", "quantize.map", (
@@ -608,15 +618,25 @@ EQUIVALENT: tuple[tuple[str, str, str], ...] = (
 class Mutant:
     edit: str
     line: int  # counted from 1
-    text: str
     was: str
     now: str
+
+    def program(self, text: str) -> emu.Program:
+        """The kernel of that text, broken; decoded as a whole only where the edit is of more than one instruction."""
+        if re.fullmatch(r"[@a-z][^;]*;", self.was):
+            try:
+                return decoded(text).edited(self.line, self.now)
+            except PtxError:  # the whole knows whether it is one
+                pass
+        lines = text.split("\n")
+        lines[self.line - 1] = self.now
+        return emu.load(parse("\n".join(lines)))
 
 
 def unused(text: str) -> set[int]:
     """Lines whose one instruction computes what nobody reads: overwritten in the same straight run of instructions, or read there only by
     instructions that are unused themselves."""
-    ops = emu.load(parse(text)).ops
+    ops = decoded(text).ops
     dead: set[int] = set()
     for pc in range(len(ops) - 1, -1, -1):
         op = ops[pc]
@@ -653,7 +673,7 @@ def mutants(kernel: Kernel, executed: set[int]) -> Iterator[Mutant]:
             now, count = re.subn(pattern, replacement, was, count=1)
             if count and now != was and not any(
                     re.fullmatch(e, edit) and re.search(p, f"{label} {place} {was}") for e, p, _ in EQUIVALENT + kernel.equivalent):
-                yield Mutant(edit, index + 1, "\n".join([*lines[:index], now, *lines[index + 1:]]), was, now)
+                yield Mutant(edit, index + 1, was, now)
 
 
 def sample(found: list[Mutant], count: int) -> list[Mutant]:
@@ -689,7 +709,7 @@ FLOOR = {
     "attention_backward_mma_dq": (23, 26), "attention_delta": (25, 26), "attention_sinks": (25, 26),
     "attention_forward_mma": (26, 26), "attention_forward": (24, 26), "attention_decode": (25, 26), "attention_decode_boxes": (25, 26),
     "attention_decode_pages": (25, 26), "attention_decode_combine": (23, 26), "rope": (25, 26), "kv_cache_append": (24, 26),
-    "moe_sort": (25, 26), "moe_route": (25, 26), "moe_combine": (26, 26), "moe_scatter": (24, 24),
+    "moe_sort": (25, 26), "moe_route": (25, 26), "moe_combine": (25, 25), "moe_scatter": (24, 24),
     "quantize_given": (25, 26), "dequantize": (25, 26), "dequantize_fp4": (25, 26), "fake_quantize_gradient": (24, 26),
     "quantize_blocks": (26, 26), "quantize_rows": (25, 26), "quantize_mxfp4": (25, 26), "quantize_nvfp4": (25, 26),
     "delayed_scale": (24, 26), "fp8_by_integers": (24, 26),
@@ -718,7 +738,7 @@ BY_HAND = 165  # a floor, too: of test_mutants, test_hopper_pipelines and test_h
 def test_mutants(name: str, record_property: Callable[[str, object], None]) -> None:
     kernel = KERNELS[name]
     chosen = sample(list(mutants(kernel, kernel.run())), PER_KERNEL)  # as it is, it raises no alarm
-    fates = [kernel.fate(m.text) for m in chosen]
+    fates = [kernel.fate(m) for m in chosen]
     survivors = [f"{m.edit}: {m.was} -> {m.now}" for m, fate in zip(chosen, fates, strict=True) if fate == "survived"]
     record_property("found", f"{len(chosen) - len(survivors)} of {len(chosen)}")
     print(f"{name}: {dict(Counter(fates))}", *survivors, sep="\n    ")
@@ -747,7 +767,7 @@ def main() -> None:
         chosen = found if options.all else sample(found, PER_KERNEL)
         fates = []
         for m in chosen:
-            fates.append(kernel.fate(m.text))
+            fates.append(kernel.fate(m))
             if fates[-1] == "survived":
                 print(f"    {m.line}: {m.edit}: {m.was[:100]} -> {m.now[:100]}")
         print(f"{name}: {len(chosen)} of {len(found)} mutants, {dict(Counter(fates))}, {time.perf_counter() - start:.1f} s", flush=True)
