@@ -16,7 +16,6 @@ from .digits import DigitConsts, Digits, ceil_div
 from .quantize_space import NF4, Space, halved, known_shifts, moves_packs, near_operands, nf4_cells
 
 THREADS = 256
-APART = THREADS
 _STORE_BYTES = 16  # of a thread's neighbours, which those of its neighbours follow: parts of sectors are written at half the pace
 LIMIT = 2**31
 MIN_CAPABILITY = (8, 0)
@@ -27,8 +26,7 @@ class QuantizeMapConsts:
     """op: of the problem. vec: numbers a pack. vector: they lie together, aligned, and are all there; else they are guarded and their
     steps are parameters. packs: a thread's. wide: the type of numbers. scale, zero_type: the types of scales ("e8m0": codes of powers of
     two) and zero points, "" without; *_each: one an element. bounds: names of the indices compared with an extent; run: that of the
-    pack's. shares_words: a pack begins at a multiple of four of the order of elements. is_backward: the first CTA takes the last packs.
-    apart: places between a thread's packs: a CTA's width, or a warp's."""
+    pack's. shares_words: a pack begins at a multiple of four of the order of elements. is_backward: the first CTA takes the last packs."""
 
     op: str
     kind: Kind
@@ -50,7 +48,6 @@ class QuantizeMapConsts:
     near: tuple[str, ...]
     packs: int = 1
     is_backward: bool = False
-    apart: int = THREADS
 
     nf4_numbers: ClassVar[tuple[float, ...]] = NF4
 
@@ -196,7 +193,7 @@ def map_step(problem: QuantizeProblem, walk: Walk, device: DeviceInfo, packs: in
                                bool(scale and walk.steps["scale"]), zero, bool(zero and walk.steps["zero_point"]),
                                problem.has("global_scale"), problem.saturate, problem.stochastic, shares,
                                tuple(n for n, _ in walk.bounds), walk.run,
-                               tuple(known_shifts(rows).items()), near_operands(rows), packs, is_backward, APART)
+                               tuple(known_shifts(rows).items()), near_operands(rows), packs, is_backward)
     values: dict[str, ArgValue] = {n: TensorArg(n) if problem.has(n) else 0 for n in strides}
     args = [Arg(f"ptr_{n}", "u64", value) for n, value in values.items()]
     if consts.has_global:
