@@ -56,7 +56,7 @@ BARRIER_BYTES = 8
 MAX_PARAM_BYTES = 4096
 MAX_EARLY = 16  # elements of the epilogue's operands that a thread holds while a tile is multiplied
 LOADING_REGISTERS = 40  # beside accumulators, for operands of an epilogue that are loaded ahead
-MOMENT_CLOCKS = 1500  # of a panel
+MOMENT_CLOCKS = 250  # of a panel
 MOMENT_REGISTERS = 40  # beside accumulators, for moments of a panel
 PROMOTING_REGISTERS = 40  # beside accumulators and the sums of a k tile
 FP8 = ("e4m3", "e5m2")
@@ -791,7 +791,8 @@ class WgmmaSm90Matmul:
 
     def moments_block(self, am: AffineMatmul, config: EngineConfig, device: DeviceInfo) -> int:
         """Rows of D whose moments are written beside it, if asked to: those of a panel; 0 where none are."""
-        is_whole = config["split_k"] == 1 and config["loader"] == "boxes" and not (defers_of(config) or streams_of(config))
+        is_whole = config["split_k"] == 1 and not (defers_of(config) or streams_of(config))
+        is_whole &= config["loader"] == "boxes" or not any(e % BLOCK for e in am.m.extents[1:])  # blocks of positions that are all D's
         warpgroups = warpgroups_of(config["schedule"], config["tile_m"])
         accumulators = config["tile_m"] * config["tile_n"] // (128 * (1 if config["schedule"] == "pingpong" else warpgroups))
         has_room = MAX_REGISTERS[warpgroups] - accumulators >= MOMENT_REGISTERS

@@ -598,7 +598,7 @@ class MatmulEngine(Engine):
         return by_products.with_by_products(problem, build, device)
 
 
-COMBINE_US = 5.0  # of the launch that combines moments of tiles, beside what tiles take longer
+COMBINE_US = 3.0  # of the launch that combines moments of tiles, beside what tiles take longer
 ALGORITHMS: tuple[Algorithm, ...] = (WGMMA_SM90, MMA_SM80, SIMT, DIRECT)
 _OF_GEMM: tuple[Algorithm, ...] = (SKINNY_MMA, SKINNY_WGMMA, WGMMA_SM90_TURNED)  # for few rows of a
 _OF_WGRAD: tuple[Algorithm, ...] = (HALO_GRADIENT_SM90,)
