@@ -46,7 +46,7 @@ LINES = (
     'conv_fprop x=bf16[2,8,7,6]nhwc w=bf16[16,8,3,3]nhwc y=f32[2,16,7,6]nhwc padding=1 epilogue="acc + 100, acc" return_stats=True',
     'conv_fprop x=f16[2,64,9,9]nhwc w=f16[72,64,1,1]nhwc residual=f16[2,72,9,9]nhwc return_stats=True',
     'conv_fprop x=f16[2,16,8,8] w=f16[24,16,3,3] padding=1 return_stats=True',
-    'conv_fprop x=bf16[3,64,16,8]nhwc w=bf16[72,64,3,3]nhwc padding=1 return_stats=True',  # patches of 8 x 8, a tile with one block too many
+    'conv_fprop x=bf16[3,64,16,8]nhwc w=bf16[72,64,3,3]nhwc padding=1 return_stats=True',  # patches, a tile with one block too many
     'conv_fprop x=f32[2,6,9,7] w=f32[10,3,3,3] padding=1 groups=2 offset=f32[10] epilogue="acc * 0.1 + offset[c]" return_stats=True',
     'conv_fprop x=f32[3,8,5,7]nhwc w=f32[20,8,3,3]nhwc padding=1 return_stats=True math=tf32',
     'conv_transpose x=f16[2,16,7,6]nhwc w=f16[16,24,3,3]nhwc padding=1 return_stats=True',
