@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from math import prod
 
 from ..codegen.fastdiv import magic
 from ..codegen.spec import Target
@@ -162,17 +163,15 @@ class LinesEngine(WgmmaWalkEngine):
                     for ctas in (1, 2):
                         if shape.registers > 16384 // (32 * ceil_div(ctas * (4 * g + 2), 4)) // 8 * 8:
                             continue
+                        room = _SMEM_BYTES if ctas == 1 else (228 << 10) // ctas - 1024
                         for outs in (2, 3):
-                            room = _SMEM_BYTES if ctas == 1 else (228 << 10) // ctas - 1024
                             fits = [s for s in range(3, _MAX_STAGES + 1) if _consts(p, d, g, images, blocks, s, outs).smem_bytes <= room]
                             for stages in sorted({max(fits), min(max(fits), 6)}) if fits else ():
-                                for parts in (1, 2):
-                                    strip = ceil_div(d.rows.target, parts)
-                                    if parts == 1 or strip >= 2 * d.rows.taps:
-                                        yield EngineConfig.of(groups=g, images=images, blocks=blocks, strip=strip, stages=stages, outs=outs, ctas=ctas)
+                                for strip in dict.fromkeys((d.rows.target, ceil_div(d.rows.target, 2))):
+                                    yield EngineConfig.of(groups=g, images=images, blocks=blocks, strip=strip, stages=stages, outs=outs,
+                                                          ctas=ctas)
 
     def _parts(self, d: Depthwise, config: EngineConfig, device: DeviceInfo) -> tuple[int, int]:
-        from math import prod
         items, chunks = prod(self._items(d, config)), ceil_div(d.channels // 8, config["groups"])
         rounds = ceil_div(items, max(1, min(items, device.num_sms * config["ctas"] // chunks)))
         return ceil_div(items, rounds), rounds
@@ -189,8 +188,8 @@ class LinesEngine(WgmmaWalkEngine):
         parts, _ = self._parts(d, config, device)
         chunks = ceil_div(d.channels // 8, groups)
         multiplier, shift = magic(chunks)
-        args = [Arg("map_source", "tensor_map", TensorMapArg(d.names[0], _map(d.source, c, (8 * groups, c.width, 1, c.images)))),
-                Arg("map_target", "tensor_map", TensorMapArg(d.names[1], _map(d.target, c, (8 * groups, 8 * c.blocks, 1, c.images)))),
+        args = [Arg("map_source", "tensor_map", TensorMapArg(d.names[0], _map(d.source, (8 * groups, c.width, 1, c.images), c.pitch))),
+                Arg("map_target", "tensor_map", TensorMapArg(d.names[1], _map(d.target, (8 * groups, 8 * c.blocks, 1, c.images), c.pitch))),
                 Arg("ptr_filter", "u64", TensorArg(d.names[2]))]
         args += [Arg(name, kind, value) for name, kind, value in (
             ("num_items", "u32", digits.size), ("parts", "u32", parts), ("chunks", "u32", chunks), ("chunks_multiplier", "u32", multiplier),

@@ -379,8 +379,8 @@ class WgmmaDepthwiseEngine(_WgmmaEngine):
         scratch = Scratch()
         partial = scratch.take(parts * d.channels * taps * 4)
         multiplier, shift = magic(chunks)
-        args = [Arg("map_x", "tensor_map", TensorMapArg(d.names[0], _map(d.source, c, (8 * groups, c.width, ROWS, c.images)))),
-                Arg("map_dy", "tensor_map", TensorMapArg(d.names[1], _map(d.target, c, (8 * groups, 8 * c.blocks, ROWS, c.images)))),
+        args = [Arg("map_x", "tensor_map", TensorMapArg(d.names[0], _map(d.source, (8 * groups, c.width, ROWS, c.images), c.pitch))),
+                Arg("map_dy", "tensor_map", TensorMapArg(d.names[1], _map(d.target, (8 * groups, 8 * c.blocks, ROWS, c.images), c.pitch))),
                 Arg("ptr_partial", "u64", partial)]
         args += [Arg(name, "u32", value) for name, value in (
             ("num_items", digits.size), ("parts", parts), ("chunks", chunks), ("chunks_multiplier", multiplier), ("chunks_shift", shift),
@@ -443,8 +443,8 @@ class WgmmaWalkEngine(_WgmmaEngine):
         parts, _ = self._parts(d, config, device)
         chunks = ceil_div(d.channels // 8, groups)
         multiplier, shift = magic(chunks)
-        args = [Arg("map_source", "tensor_map", TensorMapArg(d.names[0], _map(d.source, c, (8 * groups, c.width, 1, c.images)))),
-                Arg("map_target", "tensor_map", TensorMapArg(d.names[1], _map(d.target, c, (8 * groups, 8 * c.blocks, 1, c.images)))),
+        args = [Arg("map_source", "tensor_map", TensorMapArg(d.names[0], _map(d.source, (8 * groups, c.width, 1, c.images), c.pitch))),
+                Arg("map_target", "tensor_map", TensorMapArg(d.names[1], _map(d.target, (8 * groups, 8 * c.blocks, 1, c.images), c.pitch))),
                 Arg("ptr_filter", "u64", TensorArg(d.names[2]))]
         args += [Arg(name, kind, value) for name, kind, value in (
             ("num_items", "u32", digits.size), ("parts", "u32", parts), ("chunks", "u32", chunks), ("chunks_multiplier", "u32", multiplier),
@@ -462,11 +462,11 @@ def _walk(p: ConvProblem, d: Depthwise, groups: int, images: int, blocks: int, s
                            (channel, row, column), p.flip != (d.kind == "dgrad"))
 
 
-def _map(x: TensorDesc, c: WgmmaDepthwiseConsts | WgmmaWalkConsts, box: tuple[int, ...]) -> TensorMapSpec:
+def _map(x: TensorDesc, box: tuple[int, ...], pitch: int) -> TensorMapSpec:
     """By (channel, column, row, image)."""
     images, channels, rows, columns = x.shape
     n, _, row, column = (s * x.dtype.num_bytes if extent > 1 else 16 for s, extent in zip(x.strides, x.shape, strict=True))
-    return TensorMapSpec(x.dtype.name, (channels, columns, rows, images), (column, row, n), box, swizzle=c.pitch)
+    return TensorMapSpec(x.dtype.name, (channels, columns, rows, images), (column, row, n), box, swizzle=pitch)
 
 
 _SUMS = ("conv_wgrad", "conv_transpose_wgrad")
