@@ -238,7 +238,8 @@ class QuantizedLinearSkinny(Engine):
 
 
 def _estimate_us(p: QuantizedLinearProblem, plan: _Plan, ctas: int, device: DeviceInfo) -> float:
-    """The slowest of memory, L2 and instructions, once launched; more where few bytes are in flight or a cluster adds."""
+    """The slowest of memory, L2 and instructions, once launched; more where few bytes are in flight, rings are deep (their copies come
+    before anything is multiplied) or a cluster adds. Fitted to timings on an H200."""
     c = plan.consts
     per_sm = max(1, min(device.smem_per_sm // (c.smem_bytes(p.groups) + 1024), 2048 // (32 * c.warps),
                         65536 // (32 * c.warps * (_registers_needed(c) + 8))))
@@ -248,14 +249,15 @@ def _estimate_us(p: QuantizedLinearProblem, plan: _Plan, ctas: int, device: Devi
     memory_us = weights / (device.bandwidth_gbs * 1e3) * max(1.0, 40e3 * device.num_sms / in_flight) ** 0.7
     l2_us = (weights + p.n * p.k * 2 * c.columns / c.rows) / (device.num_sms * 38e3)
     # Instructions of a block of 32 k, by warp; four are issued a clock.
-    numbers = {"s4": 13, "u4": 13, "nf4": 24, "s8": 12 if c.dtype == "f16" else 28, "e4m3": 12 if c.dtype == "f16" else 28}[c.kind]
+    numbers = {"s4": 13, "u4": 13, "nf4": 36, "s8": 12 if c.dtype == "f16" else 28, "e4m3": 12 if c.dtype == "f16" else 28}[c.kind]
     block = 2 * c.tiles_r * numbers + c.tiles_c * (6 + 4 * c.exchanges) + 2 * c.tiles_r * c.tiles_c * 2 + 3 * c.weight_copies / c.blocks + 6
     block += (4 * c.tiles_r * c.tiles_c + 10) / c.flush_blocks if c.grouped else 0.0
     # The SM with most CTAs.
     per_warp = plan.rounds * c.blocks * block
     busiest = -(-ctas // device.num_sms)
     issue_us = busiest * c.warps * per_warp / 4 / 0.7 / 1700
-    return 4.0 + max(memory_us, l2_us, issue_us) + 0.15 * min(memory_us, issue_us) + 1.0 * (c.splits.bit_length() - 1) + 0.03 * c.warps
+    busy_us = (max(memory_us, l2_us, issue_us) + 0.3 * min(memory_us, issue_us)) * (1 + 0.05 * (c.stages - 2)) * c.splits**0.4
+    return 6.5 + busy_us + 0.03 * c.warps
 
 
 def _arguments(p: QuantizedLinearProblem, plan: _Plan) -> list:

@@ -339,21 +339,26 @@ class QuantizedLinearStream(Engine):
 
 
 def _estimate_us(p: QuantizedLinearProblem, plan: _Plan, device: DeviceInfo) -> float:
-    """The codes at the memory's speed and what an SM issues, of which the longer shows most; SMs without work, few bytes under way."""
+    """The codes at the memory's speed, slower where few bytes are under way, and what the busiest SM issues and reads from shared memory,
+    of which the longer shows almost alone; x, the first copies, a second launch. Fitted to timings on an H200 (four matrices; one, eight
+    and sixteen rows; s4, nf4, s8, e4m3)."""
     c = plan.consts
-    warps = c.warps * c.teams * plan.per_sm
     busiest = ceil_div(plan.ctas * c.splits, device.num_sms)  # CTAs of an SM
-    uneven = busiest * c.teams * plan.turns * device.num_sms / (plan.tiles * c.splits)
-    under_way = warps * min(c.stages - 1, plan.turns * plan.rounds) * c.stage_bytes
-    num_bytes = p.desc("w").num_bytes + p.desc("scale").num_bytes
-    memory_us = num_bytes / (device.bandwidth_gbs * 1e3) * uneven**0.5 * max(1.0, 64e3 / under_way) ** 0.5
-    # Instructions of a block of 8 numbers of a lane and both rows, by warp.
-    numbers: float = {"s4": 20, "u4": 20, "nf4": 26, "s8": 20 if c.dtype == "f16" else 52, "e4m3": 24 if c.dtype == "f16" else 56}[c.kind]
-    block = numbers + c.tiles_c * 3 + 2 + (4 * c.tiles_c + 8) / c.flush_blocks * c.grouped
-    instructions = plan.turns * (plan.rounds * (c.chunk_k / 32 * block + 60) + 150)
-    issue_us = busiest * c.teams * c.warps * instructions / 4 / 0.7 / 1700
-    x_us = c.areas * plan.padded_k / 60e3
-    return 4.5 + (memory_us**3 + issue_us**3) ** (1 / 3) + x_us + 2.0 * (c.splits > 1)
+    warps = c.warps * c.teams * min(plan.per_sm, busiest)
+    memory_us = (p.desc("w").num_bytes + p.desc("scale").num_bytes) / (device.bandwidth_gbs * 1e3)
+    memory_us *= max(1.0, 38e3 / (warps * (c.stages - 1) * c.stage_bytes)) ** 0.38
+    # Instructions of a warp for a block of 32 k, and times that it reads shared memory.
+    numbers: float = {"s4": 20, "u4": 20, "nf4": 26, "s8": 20, "e4m3": 14}[c.kind]
+    numbers += {"s8": 32, "e4m3": 24}.get(c.kind, 6) if c.dtype == "bf16" else 0
+    block = numbers + 3 * c.tiles_c + 1 + (4 * c.tiles_c + 6) / c.flush_blocks * c.grouped
+    reads = (8 if c.kind == "nf4" else 0) + c.bits / 2 + c.tiles_c * (1 if c.areas == 1 else 4)
+    blocks = plan.turns * plan.rounds * c.chunk_k / 32  # of a warp
+    instructions = blocks * block + plan.turns * (plan.rounds * (40 + 15 * c.boxes) + 150)
+    all_warps = busiest * c.teams * c.warps
+    issue_us = max(0.19 * all_warps, 2.3 * busiest / min(busiest, plan.per_sm)) * instructions / 1700
+    busy_us = (memory_us**4 + (issue_us + 0.76 * all_warps * blocks * reads / 1700) ** 4) ** 0.25
+    x_us = busiest * c.areas * plan.padded_k / 28e3
+    return 5.6 + busy_us + x_us + 0.01 * warps * (c.stages - 1) * c.boxes + 1.3 * (c.splits > 1)
 
 
 def _arguments(p: QuantizedLinearProblem, plan: _Plan) -> list:

@@ -272,32 +272,28 @@ def _overlaps(p: QuantizedLinearProblem, plan: _Plan, device: DeviceInfo) -> boo
 
 
 def _estimate_us(p: QuantizedLinearProblem, plan: _Plan, device: DeviceInfo) -> float:
-    """Rounds of CTAs over the SMs at the slowest of their products, their numbers and what they bring; memory; a start."""
+    """Up to 64 columns the making of numbers (a warpgroup by itself issues an instruction in three clocks) and memory, of which the longer
+    shows most; of more columns the tensor cores. A start, ends, factors. Fitted to timings on an H200 (four matrices, four kinds)."""
     c, ctas = plan.consts, plan.ctas
     per_sm = _per_sm(p, c, device)
-    resident = min(ctas, per_sm * device.num_sms)
+    busiest, rounds = -(-ctas // device.num_sms), -(-ctas // (per_sm * device.num_sms))
     weights = p.desc("w").num_bytes + p.desc("scale").num_bytes
-    x_bytes = p.rows * p.k * 2
-    in_flight = resident * (c.stages - 0.5) * c.rows * c.row_bytes
-    memory_us = (weights + x_bytes + p.rows * p.n * 2) / (device.bandwidth_gbs * 0.95e3)
-    memory_us *= max(1.0, min(weights, 48e3 * device.num_sms) / in_flight) ** 0.5
-    brought = plan.column_tiles * weights + plan.row_tiles * x_bytes
-    l2_us = brought / (device.num_sms * 60e3)
-    # Clocks of a tile: the products of its warpgroups in turn; instructions of a warp, of which an SM's quarter issues one a clock.
-    steps = p.k / 16 / c.splits
-    numbers: float = {"s4": 20, "u4": 20, "nf4": 28, "s8": 24, "e4m3": 22}[c.kind] + (8 if c.dtype == "bf16" else 0)
-    numbers += {"sums": c.columns / 2 / (4 * c.unit) + 6 / c.unit, "numbers": 4 + 10 * c.parts / 4, "none": 0}[c.scaling]
-    clocks_of = max(18, c.columns / 2)  # a product of 16 k
-    chain = (clocks_of * 4 + 60 + numbers * 4 * 1.3) / 4 / c.k_groups  # of a warpgroup by itself
-    clocks = steps * max(clocks_of * c.row_groups, numbers * c.row_groups, chain)
-    busiest = -(-ctas // device.num_sms)
-    compute_us = max(busiest * steps * max(clocks_of, numbers) * c.row_groups, -(-ctas // (per_sm * device.num_sms)) * clocks) / 1650
-    if c.scaling == "numbers":
-        compute_us *= 1.4 if c.kind == "nf4" else 1.2
-    end_us = 1.0 + c.rows * c.columns / 16e3
-    rounds = -(-ctas // (per_sm * device.num_sms))
-    end_us = rounds * end_us + 0.5 * (c.k_groups > 1) + 0.7 * (c.splits > 1)
-    return 4.0 + max(compute_us, memory_us, l2_us) + 0.1 * min(compute_us, memory_us) + end_us
+    in_flight = min(ctas, per_sm * device.num_sms) * (c.stages - 0.5) * c.rows * c.row_bytes / device.num_sms
+    memory_us = weights / (device.bandwidth_gbs * 1.7e3) * max(1.0, 32e3 / in_flight) ** 0.2
+    memory_us += (plan.row_tiles * p.rows * p.k * 2 + (plan.column_tiles - 1) * weights) / device.num_sms / 120e3
+    steps = p.k / 16 / c.splits / c.k_groups  # of a warpgroup
+    tile = c.rows * c.columns / 1e3
+    end_us = 2.0 * (c.splits > 1) + 0.6e-3 * p.groups * c.rows * c.grouped
+    if c.columns > 64:
+        stall = 1.0 if c.scaling != "numbers" else 1.4 if c.kind == "nf4" else 1.2
+        compute_us = busiest * c.warpgroups * steps * c.columns / 2 * stall * (1.0 if c.row_groups > 1 and c.columns > 128 else 1.1) / 1550
+        return 4.0 + max(compute_us, memory_us) + rounds * (1.0 + tile / 16) + end_us
+    # Instructions of a warp for 16 k
+    numbers: float = {"s4": 15, "u4": 15, "nf4": 19, "s8": 20, "e4m3": 16}[c.kind] + (8 if c.dtype == "bf16" else 0)
+    numbers += {"sums": (c.columns / 8 + 4) / c.unit, "numbers": 4 + 10 * c.parts / 4, "none": 0}[c.scaling]
+    compute_us = steps * max(busiest * c.warpgroups * (2.1 * numbers + 0.1 * c.columns), rounds * (2.7 * numbers + 7)) / 1700
+    busy_us = (compute_us**1.7 + memory_us**1.7) ** (1 / 1.7)
+    return 4.5 + busy_us + 2.0 * (rounds - 1) + 0.17 * tile + end_us
 
 
 def _arguments(p: QuantizedLinearProblem, plan: _Plan) -> list[Arg]:
@@ -335,7 +331,7 @@ def _candidates(p: QuantizedLinearProblem, device: DeviceInfo) -> Iterator[Engin
             if (row_groups == 2 and p.n <= 64) or (k_groups > 1 and columns > 128) or (k_groups == 4 and columns > 64):
                 continue
             for spans in (4, 2) if p.kind in NIBBLES else (2,):
-                fillers = ("warp", "own") if k_groups == 1 and (columns <= 64 or (row_groups == 2 and spans == 2)) else ("warp",)
+                fillers = ("warp", "own") if row_groups == 2 and spans == 2 and columns > 64 else ("warp",)
                 for scaling, filler, splits in product(_scalings(p, columns, spans), fillers, (1, 2)):
                     k_tiles = -(-p.k // (SPAN_K * spans * splits))
                     tiles = -(-p.n // (64 * row_groups)) * -(-p.rows // columns)
