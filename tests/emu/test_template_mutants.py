@@ -172,10 +172,11 @@ QUANTISED = (("no product", "%excess|%quotient", "but for quotients next to the 
              ("branch inverted|other comparison", "%p_far", "of these scales both ways are right"),
              ("no choice|other comparison", "%p_(finite|nothing|nan|none|least|fp8_nan|known|older)", "all are finite, and some are not 0"),
              ("guard inverted", "%p_first ld.global.f32 %scale", "nor is the scale kept"),
-             ("no choice|other comparison", r"%p_(live|leads|outside)\b.*(%num|%p_live)", "groups fill the CTAs"),
-             ("no guard", r"%p_(leads|first) st", "all threads of a scale hold it"),
+             ("no choice|other comparison", "%p_live, %group|%p_outside, %first|0, %p_live", "groups fill the CTAs"),
+             ("no guard|guard inverted", r"%p_leads st|%p_first st", "all threads of a scale hold it"),
              ("other comparison", "%p_fp8_small", "the least normal number is the same either way"),
              ("no guard|other comparison", r"%p_live\d", "a pack beyond the last is that one, and written alike"),
+             ("no clamp", "%linear, %last", "what lies behind the codes is read, not used"),
              ("no guard|other comparison|one further", "%p_inside0|%index, %index", "a thread of one number is gone where that is outside"),
              ("no clamp", "%place", "0 lies within the range"), ("no clamp", "%group", "what threads without a group hold is not written"))
 KERNELS = {
@@ -359,8 +360,8 @@ KERNELS = {
         "dynamic_quantize x=bf16[128,96]nchw kind=e2m1 scaling=nvfp4 global_scale=f32[]nchw",), {}, QUANTISED),
     "delayed_scale": Kernel("quantize/delayed", "quantize.delayed", (
         "delayed_scale history=f32[40,9]nchw amax=f32[9]nchw scale=f32[9]nchw",), {}, QUANTISED),
-    "fp8_by_integers": Kernel("quantize/map", "quantize.map", ("quantize x=f32[50,48]nchw kind=e4m3 scale=f32[50,48]nchw",), {}, QUANTISED,
-                              "sm_80"),
+    "fp8_by_integers": Kernel("quantize/map", "quantize.map", (
+        "quantize x=f32[200,96]nchw kind=e4m3 scale=f32[200,96]nchw",), {}, QUANTISED, "sm_80"),
     "tiled_simt": Kernel("matmul/tiled_simt", "gemm.simt",
                          ("gemm a=f32[117,50] b=f32[50,21]", "gemm a=f32[37,10] b=f32[10,21]",
                           "gemm a=f32[96,10] b=f32[10,21]"), {"split_k": 1},
@@ -710,9 +711,9 @@ FLOOR = {
     "attention_forward_mma": (26, 26), "attention_forward": (24, 26), "attention_decode": (25, 26), "attention_decode_boxes": (25, 26),
     "attention_decode_pages": (25, 26), "attention_decode_combine": (23, 26), "rope": (25, 26), "kv_cache_append": (24, 26),
     "moe_sort": (25, 26), "moe_route": (25, 26), "moe_combine": (25, 25), "moe_scatter": (24, 24),
-    "quantize_given": (25, 26), "dequantize": (25, 26), "dequantize_fp4": (25, 26), "fake_quantize_gradient": (24, 26),
-    "quantize_blocks": (26, 26), "quantize_rows": (25, 26), "quantize_mxfp4": (25, 26), "quantize_nvfp4": (25, 26),
-    "delayed_scale": (24, 26), "fp8_by_integers": (24, 26),
+    "quantize_given": (26, 26), "dequantize": (26, 26), "dequantize_fp4": (26, 26), "fake_quantize_gradient": (24, 26),
+    "quantize_blocks": (26, 26), "quantize_rows": (26, 26), "quantize_mxfp4": (26, 26), "quantize_nvfp4": (25, 26),
+    "delayed_scale": (24, 26), "fp8_by_integers": (26, 26),
     "tiled_simt": (25, 26), "split_k_reduce": (25, 26), "direct": (26, 26), "tree": (24, 26), "tree_column": (25, 26),
     "tree_variance": (26, 26),
     "softmax_masked": (25, 26), "sparsemax": (26, 26), "row_map": (25, 26), "norm_eight_bits": (26, 26), "sinkhorn": (26, 26),
