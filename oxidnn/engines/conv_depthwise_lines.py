@@ -202,9 +202,10 @@ class LinesEngine(WgmmaWalkEngine):
 
 
 def _consts(p: ConvProblem, d: Depthwise, groups: int, images: int, blocks: int, stages: int, outs: int) -> LinesConsts:
-    channel, _, row, column = (s * d.filter.dtype.num_bytes for s in d.filter.strides)
+    size, (channel, _, *steps) = d.filter.dtype.num_bytes, d.filter.strides
+    row, column = (0, *(s * size for s in steps))[-2:]
     return LinesConsts(d.source.dtype.name, d.target.dtype.name, d.rows, d.columns, groups, images, blocks, stages, outs,
-                       (channel, row, column), p.flip != (d.kind == "dgrad"))
+                       (channel * size, row, column), p.flip != (d.kind == "dgrad"))
 
 
 _WALKS = ("conv_fprop", "conv_dgrad", "conv_transpose", "conv_transpose_dgrad")

@@ -16,7 +16,7 @@ Zeros off the diagonal meet the other channels of a group: an infinity or a NaN 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import prod
 
@@ -28,7 +28,7 @@ from ..ops.base import Problem
 from ..ops.conv import ConvProblem
 from ..tensor import TensorDesc, packed_strides
 from .base import SUPPORTED, Arg, Build, Engine, EngineConfig, Scratch, Step, Support, TensorArg, TensorMapArg, refuse
-from .conv_depthwise import Axis, Depthwise, lower_any
+from .conv_depthwise import POINT, Axis, Depthwise, lower_any
 from .conv_depthwise_mma import as_products
 from .digits import DigitConsts, Digits, ceil_div
 from .reduce_tree import reduction_steps
@@ -266,8 +266,10 @@ def _lower(p: ConvProblem) -> Depthwise | str:
     d = d if isinstance(d, str) else as_products(d)
     if isinstance(d, str):
         return d
-    if d.source.rank != 4:
-        return f"{d.source.rank - 2} dimensions (2 are supported)"
+    if d.source.rank == 5:
+        return "3 dimensions (1 and 2 are supported)"
+    if p.spatial == 1:  # tiles lie along the one dimension, and a row is all there is
+        d = replace(d, rows=POINT, columns=d.rows)
     if {d.rows.stride, d.columns.stride, d.rows.dilation, d.columns.dilation} != {1}:
         return f"stride {(d.rows.stride, d.columns.stride)}, dilation {(d.rows.dilation, d.columns.dilation)} (1 is supported)"
     if p.epilogue is not None:
@@ -457,16 +459,19 @@ class WgmmaWalkEngine(_WgmmaEngine):
 
 
 def _walk(p: ConvProblem, d: Depthwise, groups: int, images: int, blocks: int, stages: int, outs: int) -> WgmmaWalkConsts:
-    channel, _, row, column = (s * d.filter.dtype.num_bytes for s in d.filter.strides)
+    size, (channel, _, *steps) = d.filter.dtype.num_bytes, d.filter.strides
+    row, column = (0, *(s * size for s in steps))[-2:]
     return WgmmaWalkConsts(d.source.dtype.name, d.target.dtype.name, d.rows, d.columns, groups, images, blocks, stages, outs,
-                           (channel, row, column), p.flip != (d.kind == "dgrad"))
+                           (channel * size, row, column), p.flip != (d.kind == "dgrad"))
 
 
 def _map(x: TensorDesc, box: tuple[int, ...], pitch: int) -> TensorMapSpec:
     """By (channel, column, row, image)."""
-    images, channels, rows, columns = x.shape
-    n, _, row, column = (s * x.dtype.num_bytes if extent > 1 else 16 for s, extent in zip(x.strides, x.shape, strict=True))
-    return TensorMapSpec(x.dtype.name, (channels, columns, rows, images), (column, row, n), box, swizzle=pitch)
+    images, channels, *spatial = x.shape
+    n, _, *steps = (s * x.dtype.num_bytes if extent > 1 else 16 for s, extent in zip(x.strides, x.shape, strict=True))
+    if x.rank == 3:
+        spatial, steps = [1, *spatial], [16, *steps]
+    return TensorMapSpec(x.dtype.name, (channels, *spatial[::-1], images), (*steps[::-1], n), box, swizzle=pitch)
 
 
 _SUMS = ("conv_wgrad", "conv_transpose_wgrad")

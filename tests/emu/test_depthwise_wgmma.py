@@ -31,6 +31,8 @@ LINES = (
     "conv_fprop x=bf16[1,32,5,9]nhwc w=bf16[32,1,3,2] y=f16[1,32,20,9]nhwc padding='((9,8),(0,1))' groups=32",
     "conv_dgrad dy=f16[2,16,9,6]nhwc w=f16[16,1,4,5] x_shape=(2,16,11,9) padding='((0,1),(0,1))' groups=16 flip=True",
     "conv_fprop x=bf16[1,8,3,40]nhwc w=bf16[8,1,1,8] groups=8",
+    "conv_dgrad dy=f16[3,24,70]nhwc w=f16[24,1,4] x_shape=(3,24,70) padding='((3,0),)' groups=24",
+    "conv_wgrad x=bf16[3,72,70]nhwc dy=bf16[3,72,70]nhwc w_shape=(72,1,5) padding=2 groups=72",
     "conv_transpose x=bf16[2,32,6,7]nhwc w=bf16[32,1,3,3] padding=1 groups=32",
 )
 
