@@ -588,12 +588,12 @@ class State:
             if chosen is not None and len(chosen) == 0:
                 return None
             self.group = chosen
-            op.core(self, chosen)
+            self.program.code[pc](self, chosen)
             if self.undef and chosen is None:
                 for slot in op.writes:
                     self.undef.pop(slot, None)
             return pc + 1, chosen
-        return op.core(self, idx)
+        return self.program.code[pc](self, idx)
 
     def _exit(self, pc: int, idx: Array | None) -> None:
         gone = self.slot if idx is None else self.slot.take(idx)

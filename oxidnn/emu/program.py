@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import struct
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -17,6 +18,7 @@ from oxidnn.emu.trace import Counters
 from oxidnn.errors import PtxError
 from oxidnn.ptx import nodes
 from oxidnn.ptx.isa import lookup
+from oxidnn.ptx.parser import instruction
 
 BUILDERS: dict[str, Callable[[Decoder, nodes.Instruction], Core]] = {
     **alu.BUILDERS, **moves.BUILDERS, **convert.BUILDERS, **ldst.BUILDERS, **shuffle.BUILDERS, **mma.BUILDERS,
@@ -60,18 +62,21 @@ class Program:
         self._dynamic: list[nodes.VarDecl] = []
         self._bound_variables: dict[int, tuple[Any, dict[str, int]]] = {}
         self._patterns: dict[tuple[Any, ...], Array] = {}
-        d = self.decoder = Decoder()
+        self.decoder = Decoder()
         self._declare(module, entry)
         self._decode(entry)
-        self.slots: list[Slot] = d.slots
+        self._survey()
+
+    def _survey(self) -> None:
+        """What a launch asks of all instructions together."""
+        self.slots: list[Slot] = list(self.decoder.slots)  # kernels edited from this one add to the decoder's
         self.names = frozenset(f"{op.ins.opcode} {m}" for op in self.ops for m in ("", *op.ins.modifiers))
         self.is_async = not self.names.isdisjoint(
             ("wgmma ", "mbarrier ", "mapa ", "cp bulk", "st async", "red async", "barrier cluster"))
         self.has_copies = any(op.ins.opcode == "cp" and "bulk" not in op.ins.modifiers for op in self.ops)
         self.has_bulk_groups = "cp bulk_group" in self.names
         self.has_products = "wgmma " in self.names
-        self._watch_products()
-        self.code: list[Core] = [op.core for op in self.ops]
+        self.code: list[Core] = self._watched_products() if self.has_products else [op.core for op in self.ops]
         self.end_of_block = [0] * (len(self.ops) + 1)
         end = len(self.ops)
         self.end_of_block[end] = end
@@ -144,14 +149,19 @@ class Program:
         # what nvJitLink assembles. Only a kernel without static arrays gets the alignment of the window's first free kilobyte.
         self.dynamic_offset = align_up(self.static_shared, 16)
         self._place_dynamic(top, entry.body)
+        self._scopes = [scope for _, scope in flat]
+        self._labels = labels
         for pc, (ins, scope) in enumerate(flat):
-            self.ops.append(self._build(pc, ins, scope, labels))
+            self.ops.append(self._build(pc, ins, scope))
         for op in self.ops:
-            # A jump to ret is a ret: the rest of the batch then closes ranks at once (the usual tail guard).
-            if op.kind == "branch":
-                target = self.ops[op.target] if op.target < len(self.ops) else None
-                if target is None or (target.kind == "exit" and target.guard is None):
-                    op.kind = "exit"
+            self._shorten(op)
+
+    def _shorten(self, op: Op) -> None:
+        """A jump to ret is a ret: the rest of the batch then closes ranks at once (the usual tail guard)."""
+        if op.kind == "branch":
+            target = self.ops[op.target] if op.target < len(self.ops) else None
+            if target is None or (target.kind == "exit" and target.guard is None):
+                op.kind = "exit"
 
     def _place_dynamic(self, scope: Scope, body: Any) -> None:
         for decl in self._dynamic:
@@ -160,7 +170,7 @@ class Program:
         for name, variable in self._dynamic_placed.items():
             scope.names[name] = variable
 
-    def _build(self, pc: int, ins: nodes.Instruction, scope: Scope, labels: dict[int, int]) -> Op:
+    def _build(self, pc: int, ins: nodes.Instruction, scope: Scope) -> Op:
         lookup(ins)  # refuses what is no PTX; the builders refuse what is not emulated
         d = self.decoder
         d.scope = scope
@@ -174,7 +184,7 @@ class Program:
             label = scope.lookup(target.name) if isinstance(target, nodes.Sym) else None
             if not isinstance(label, nodes.Label):
                 d.refuse(f"no label {getattr(target, 'name', target)}")
-            op.kind, op.target = "branch", labels[id(label)]
+            op.kind, op.target = "branch", self._labels[id(label)]
         elif name in ("exit", "ret"):
             op.kind = "exit"
         elif name in ("trap", "brkpt"):
@@ -192,15 +202,37 @@ class Program:
             op.core = guarded(op)
         return op
 
-    def _watch_products(self) -> None:
+    def _watched_products(self) -> list[Core]:
         """Instructions that write registers of wgmma say so: a wgmma.fence must follow."""
         used: set[int] = set()
         for op in self.ops:
             used.update(op.info.get("accumulators", ()), op.info.get("a registers", ()))
+        cores = []
         for op in self.ops:
             slots = tuple(used.intersection(op.writes))
-            if slots and op.kind != "warpgroup":
-                op.core = _touching(op.core, slots)
+            cores.append(_touching(op.core, slots) if slots and op.kind != "warpgroup" else op.core)
+        return cores
+
+    def edited(self, line: int, text: str) -> Program:
+        """The kernel with `text`, one instruction or nothing, in place of the one instruction of a line; all others are shared.
+
+        Errors: PtxError where it takes more than decoding that instruction (or where `load` would raise one).
+        """
+        pcs = [pc for pc, op in enumerate(self.ops) if op.ins.line == line]
+        if len(pcs) != 1:
+            raise PtxError(f"line {line} holds {len(pcs)} instructions")
+        (pc,) = pcs
+        program = copy.copy(self)
+        if text:
+            op = self._build(pc, instruction(text, line), self._scopes[pc])
+            self._shorten(op)
+        else:
+            op = Op(nodes.Instruction("", (), (), None, line, ""), pc, core=lambda S, idx: None)
+        if "exit" in (op.kind, self.ops[pc].kind) and op.kind != self.ops[pc].kind:
+            raise PtxError(f"line {line}: jumps to it may become exits, or were")
+        program.ops = [*self.ops[:pc], op, *self.ops[pc + 1 :]]
+        program._survey()
+        return program
 
     def where(self, line: int) -> str:
         """'line 12', and where that line comes from if a source map is set."""

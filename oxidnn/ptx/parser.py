@@ -111,6 +111,15 @@ def parse(text: str) -> Module:
     return _Parser(text).module()
 
 
+def instruction(text: str, line: int) -> Instruction:
+    """The one instruction that `text` spells, as if it stood on `line`. PtxError if it is not one."""
+    parser = _Parser(text)
+    match = _STATEMENT.fullmatch(parser.text.strip())
+    if match is None or not match["instruction"]:
+        parser.fail(1, "not one instruction")
+    return parser.instruction(match, line)
+
+
 class _Parser:
     def __init__(self, text: str) -> None:
         self.source = text

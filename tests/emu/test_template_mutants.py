@@ -464,11 +464,14 @@ KERNELS = {
         ("no choice", "%p_row", "a CTA has one row"), ("other comparison", "%base, %length", "a turn more has no entries"),
         ("no guard|guard inverted", "st.shared", "all lanes hold what the warp found"))),
     "winograd_fused": Kernel("conv/winograd_fused", "conv_fprop.winograd_fused_f2x3", (
-        "conv_fprop x=f32[2,9,5,9]nchw w=f32[61,9,3,3]nchw y=f32[2,61,5,9]nchw padding=1",), {"depth": 4}),
+        "conv_fprop x=f32[2,9,5,9]nchw w=f32[61,9,3,3]nchw y=f32[2,61,5,9]nchw padding=1",), {"depth": 4}, arch="sm_80"),
     "winograd_fused_wgrad": Kernel("conv/winograd_fused_wgrad", "conv_wgrad.winograd_fused_f2x3", (
-        "conv_wgrad x=f32[2,30,5,7]nchw dy=f32[2,50,5,7]nchw dw=f32[50,30,3,3]nchw padding=1",), {"splits": 1}, (
+        "conv_wgrad x=f32[2,30,5,7]nchw dy=f32[2,61,5,7]nchw dw=f32[61,30,3,3]nchw padding=1",), {"splits": 1}, (
         ("no clamp", "%last_tile", "the tiles are not split"),
+        ("no choice", "%live_x, %mask", "what lies behind the last channel goes into no result"),
         ("other comparison", "%filters_left, 0", "no thread begins one filter beyond the last"))),
+    "winograd_ring": Kernel("conv/winograd_fused_sm90", "conv_fprop.winograd_fused_f2x3", (
+        "conv_fprop x=f32[2,25,5,9]nchw w=f32[61,25,3,3]nchw y=f32[2,61,5,9]nchw padding=1",), {"depth": 8}),
     "depthwise_tma": Kernel("conv/depthwise_tma_sm90", "conv_fprop.depthwise_tma_sm90", (
         "conv_fprop x=bf16[2,32,29,20]nhwc w=bf16[32,1,3,3]nhwc y=bf16[2,32,29,20]nhwc padding=1 groups=32",), {}),
     "depthwise_tma_wgrad": Kernel("conv/depthwise_tma_wgrad_sm90", "conv_wgrad.depthwise_tma_sm90", (
@@ -722,7 +725,8 @@ FLOOR = {
     "pack4": (24, 26), "pack4_integers": (20, 20), "unpack4": (24, 26), "divisive": (25, 26), "adaptive_sums": (26, 26),
     "layout_copy": (23, 26), "layout_tile": (22, 26), "layout_pairs": (26, 26),
     "pool_plane": (25, 26), "pool_plane_indices": (25, 26), "pool_plane_unpool": (23, 26), "multilabel": (23, 26), "layout_sum": (26, 26),
-    "winograd_fused": (26, 26), "winograd_fused_wgrad": (25, 26), "depthwise_tma": (22, 26), "depthwise_tma_wgrad": (19, 26),
+    "winograd_fused": (26, 26), "winograd_fused_wgrad": (25, 26),
+    "winograd_ring": (24, 26), "depthwise_tma": (22, 26), "depthwise_tma_wgrad": (19, 26),
     "depthwise_wgmma": (20, 26), "depthwise_wgmma_wgrad": (21, 26),
     "unfold": (25, 26), "fold": (22, 26), "causal": (26, 26),
     "scan_row": (24, 26), "scan_column": (26, 26),
