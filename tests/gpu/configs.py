@@ -14,12 +14,13 @@ from oxidnn.testing.reference import REFERENCES
 from oxidnn.testing.stage import Stage
 
 
-def check_configs(backend: Backend, problem: Problem, engine: Engine, seed: int = 4) -> None:
+def check_configs(backend: Backend, problem: Problem, engine: Engine, seed: int = 4, most: int | None = None) -> None:
+    """most: only so many of the configs, the first by estimate."""
     rng = np.random.default_rng(seed)
     inputs, scalars = random_inputs(problem, rng), random_scalars(problem, rng)
     want = REFERENCES[problem.op](problem, exact(problem, inputs), scalars)
     with Stage(backend, problem, inputs, scalars) as stage:
-        for config in engine.configs(problem, backend.info):
+        for config in engine.configs(problem, backend.info)[:most]:
             plan = Plan(problem, engine, config, engine.build_steps(problem, config, backend.info), backend)
             first, second = stage.run(plan), stage.run(plan)
             compare(problem, first, want, f"{engine.id} {config.name}", is_coarse=engine.sums_coarsely)

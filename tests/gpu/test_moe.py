@@ -61,13 +61,12 @@ _HELD = {
 
 
 @pytest.mark.parametrize("kind", _HELD)
-@pytest.mark.parametrize("tokens", [1, 16, 300])
-def test_every_config(cuda: Any, tokens: int, kind: str) -> None:
+def test_the_first_configs_of_every_engine(cuda: Any, kind: str) -> None:
     op = "moe" if kind == "moe" else "moe_quantized"
-    problem = parse_case(f"{op} x=bf16[{tokens},{HIDDEN}] ids=s32[{tokens},{TOPK}] weights=f32[{tokens},{TOPK}] {_HELD[kind]}")
+    problem = parse_case(f"{op} x=bf16[16,{HIDDEN}] ids=s32[16,{TOPK}] weights=f32[16,{TOPK}] {_HELD[kind]}")
     for engine in ENGINES[op]:
         if engine.check_support(problem, cuda.info):
-            check_configs(cuda, problem, engine)
+            check_configs(cuda, problem, engine, most=3)
 
 
 def test_gradients_of_training_sizes(torch: Any, h: oxidnn.DnnHandle) -> None:
