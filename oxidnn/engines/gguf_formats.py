@@ -18,8 +18,8 @@ class FormatConsts:
     scale_factor: where the f16 scale lies, and what it is multiplied with. has_factor: steps have factors, two f16, which, if `folds`, make
     f16 numbers of codes exactly. group: steps that share factor and minimum. lifts: products take codes as they are, and what
     their bias adds is taken off as minima are. values: of the codes of four bits; is_paired: products look the two of a byte up
-    together, in shared memory; shuffled: of eight words those whose codes are made by
-    arithmetic or byte permutations instead."""
+    together, in shared memory; shuffled: of eight words those whose codes byte permutations
+    look up instead."""
 
     name: str
     bias: int
@@ -77,24 +77,14 @@ class FormatConsts:
         """Codes are e2m1 numbers, which are f16 but for a power of two."""
         return self.values == E2M1_DOUBLED
 
-    def is_shuffled(self, block: int, step: int) -> bool:
-        """The step, of a block of a run, takes its codes from a word of those."""
-        return (block * self.steps + step) // 2 % 8 in self.shuffled
-
     def is_looked_up(self, block: int, step: int) -> bool:
-        """The step takes its codes from a word whose bytes are looked up in shared memory."""
-        return self.is_paired and not self.is_shuffled(block, step)
-
-    @property
-    def plain_words(self) -> int:
-        """Of eight words those, as bits, whose codes are made step by step though others come by pairs."""
-        return sum(1 << w for w in self.shuffled) if self.is_signed else 0
+        """The step, of a block of a run, takes its codes from a word whose bytes are looked up in shared memory."""
+        return self.is_paired and (block * self.steps + step) // 2 % 8 not in self.shuffled
 
     @property
     def pair_table(self) -> list[str]:
         """Of each byte, as a word: the f16 of its low and of its high half."""
-        unit = 2.0**-15 if self.is_signed else 1.0
-        halves = (unit * np.array(self.values)).astype("<f2").view("<u2").tolist()
+        halves = np.array(self.values).astype("<f2").view("<u2").tolist()
         return [f"0x{high << 16 | low:08X}" for high in halves for low in halves]
 
     @property
@@ -170,8 +160,6 @@ def phase_of(f: FormatConsts, blocks: TensorDesc, run_bytes: int) -> int:
     return 1 if phase == 2 and f.num_bytes % 2 else phase
 
 
-_SHUFFLED = (3, 7)  # by measurement: loads from shared memory and permutations then take about as long
-
 _FORMATS = (
     FormatConsts("Q4_0", 8), FormatConsts("Q4_1", 0, has_min=True), FormatConsts("Q5_0", 16), FormatConsts("Q5_1", 0, has_min=True),
     FormatConsts("Q8_0", 128),
@@ -188,9 +176,8 @@ _FORMATS = (
     FormatConsts("IQ2_S", 64, parts=8, scale_factor=0.125, has_factor=True, folds=True, group=1, grid="iq2_s"),
     FormatConsts("IQ3_XXS", 64, parts=8, scale_factor=0.25, has_factor=True, folds=True, grid="iq3_xxs"),
     FormatConsts("IQ3_S", 64, parts=8, has_factor=True, folds=True, grid="iq3_s"),
-    FormatConsts("IQ4_NL", 128, values=IQ4_VALUES, is_paired=True, shuffled=_SHUFFLED),
-    FormatConsts("IQ4_XS", 128, parts=8, has_factor=True, values=IQ4_VALUES, is_paired=True,
-                 shuffled=_SHUFFLED),
+    FormatConsts("IQ4_NL", 128, values=IQ4_VALUES, is_paired=True, shuffled=(3, 7)),
+    FormatConsts("IQ4_XS", 128, parts=8, has_factor=True, values=IQ4_VALUES, is_paired=True),
     FormatConsts("TQ1_0", 1, scale_at=52), FormatConsts("TQ2_0", 1, parts=2, scale_at=64),
     FormatConsts("MXFP4", 16, values=E2M1_DOUBLED),
     FormatConsts("NVFP4", 16, parts=4, has_factor=True, group=1, values=E2M1_DOUBLED),

@@ -23,13 +23,14 @@ from .gguf_formats import FORMAT_CONSTS, FormatConsts, half_pair, phase_of
 
 TILE = 16  # rows of W
 MAX_PANELS = 16
-MAX_QUADS = 16
 _LIMIT = 2**31
 _COMBINE_THREADS = 128
-# of a lane, a weight
-_INSTRUCTIONS = {"Q4_0": 2.1, "Q4_1": 2.0, "Q8_0": 2.6, "Q2_K": 2.3, "Q4_K": 1.8, "Q5_K": 2.6, "Q6_K": 3.2, "Q8_K": 2.5, "MXFP4": 2.6}
+# of a lane, a weight: as the disassembly counts them, or what timings of one row come to
+_INSTRUCTIONS = {"Q4_0": 1.6, "Q4_1": 1.3, "Q5_0": 2.8, "Q5_1": 2.6, "Q8_0": 2.5, "Q2_K": 2.2, "Q3_K": 3.6, "Q4_K": 1.5,
+                 "Q5_K": 2.5, "Q6_K": 3.0, "Q8_K": 2.5, "IQ1_S": 4.8, "IQ1_M": 5.8, "IQ2_XXS": 6.0, "IQ2_XS": 6.2, "IQ2_S": 6.4,
+                 "IQ3_XXS": 5.7, "IQ3_S": 5.6, "IQ4_NL": 2.5, "IQ4_XS": 2.4, "TQ1_0": 3.9, "TQ2_0": 1.8, "MXFP4": 2.3, "NVFP4": 3.3}
 _SHAPES = ((4, 1, 2), (4, 2, 1), (8, 1, 1), (4, 4, 1), (8, 1, 2), (4, 2, 2), (8, 2, 1),
-           (4, 1, 1), (2, 8, 1), (1, 16, 1))  # warps of a team, teams, CTAs of an SM
+           (4, 1, 1))  # warps of a team, teams, CTAs of an SM
 _RINGS = ((1, 2), (2, 2), (4, 2), (1, 4), (2, 3))  # chunks of 256 elements, stages
 
 
@@ -65,7 +66,6 @@ class MatvecConsts:
     begins_within: bool
     quads: int
     holds_x: bool
-    brings_x: bool
 
     @property
     def area_sets(self) -> int:
@@ -196,13 +196,13 @@ def _consts(p: GgufMatvecProblem, config: EngineConfig) -> MatvecConsts:
     sets = _area_sets(areas, config["warps"], config["teams"])
     chunk_size = loops * run * f.size
     quads = ceil_div(_panel_chunks(p, chunk_size, config) * chunk_size // 4 * sets, 32 * config["warps"] * config["teams"])
+    most = 8 if config["warps"] * config["teams"] * config["ctas"] > 8 else 16  # registers hold more of few warps
     return MatvecConsts(f, rows, 3 if x.dtype is F32 else 1, config["warps"], config["teams"], config["stages"], run, loops, by_map, phase,
                         together < 16, ceil_div(chunk_bytes + 16 - together + 4 * (phase == 1), 16), x.dtype.name,
                         "f32" if config["panels"] > 1 else p.desc("y").dtype.name, p.desc("ids").dtype.name if is_indexed else "",
                         p.desc("weights").dtype.name if p.has("weights") else "", slot_areas, areas,
-                        x.dtype is not F16 or f.has_sums, moves_x, blocks.align < 16, max(1, min(quads, MAX_QUADS)),
-                        quads <= MAX_QUADS and areas <= sets,
-                        quads <= MAX_QUADS and areas <= sets and dict(config.knobs).get("brings", True))
+                        x.dtype is not F16 or f.has_sums, moves_x, blocks.align < 16, max(1, min(quads, most)),
+                        quads <= most and areas <= sets)
 
 
 def _area_sets(areas: int, warps: int, teams: int) -> int:
@@ -312,7 +312,7 @@ def _candidates(p: GgufMatvecProblem, device: DeviceInfo) -> Iterator[EngineConf
 def _estimate(p: GgufMatvecProblem, config: EngineConfig, device: DeviceInfo) -> float:
     """The blocks at the memory's speed and what an SM issues, of which the longer shows most; SMs without work, few bytes under way.
 
-    Fitted to timings on an H200 (eight formats, 16384 x 16384, 8192 x 28672 and 4096 x 4096, one and eight rows)."""
+    Fitted to timings on an H200 (every format at 16384 x 16384; 8192 x 28672, 4096 x 4096, 4096 x 14336; one and eight rows)."""
     plan = _plan(p, config, device)
     c = plan.consts
     warps = c.warps * c.teams * plan.per_sm
@@ -321,18 +321,19 @@ def _estimate(p: GgufMatvecProblem, config: EngineConfig, device: DeviceInfo) ->
     turns = ceil_div(ceil_div(p.n, TILE), plan.tile_ctas * c.teams)
     uneven = ceil_div(ctas, device.num_sms) * c.teams * turns * plan.rounds * c.warps * device.num_sms / work
     under_way = warps * min(c.stages - 1, turns * plan.rounds) * c.stage_bytes
-    memory_us = p.num_bytes / (device.bandwidth_gbs * 1e3) * uneven * max(1.0, 32e3 / max(under_way, 1)) ** 0.5 * (1 + 8 / c.row_pitch)
+    memory_us = p.num_bytes / (device.bandwidth_gbs * 1.06e3) * uneven * max(1.0, 32e3 / max(under_way, 1)) ** 0.5 * (1 + 8 / c.row_pitch)
     weights = p.n * p.k * max(p.num_ids, 1) * (p.rows if p.has("ids") else 1)
-    instructions = _INSTRUCTIONS.get(p.format, 4.0) + 32 / c.chunk_size + 0.2 * (c.columns > 1) + 0.3 * (c.tiles - 1) + (not c.by_map)
+    instructions = _INSTRUCTIONS[p.format] + 32 / c.chunk_size + 0.2 * (c.columns > 1) + 0.3 * (c.tiles - 1) + (not c.by_map)
     issue_us = weights * instructions / (32 * 4 * device.num_sms * 1.7e3 * _issued(warps)) * uneven
     busy_us = (memory_us**3 + issue_us**3) ** (1 / 3)
-    x_us = c.areas * c.parts * plan.panel_chunks * c.chunk_size / 40e3
-    return 4.0 + busy_us + x_us + 0.15 * turns + (2.5 if plan.panels > 1 else 0.0)
+    numbers = c.areas * c.parts * plan.panel_chunks * c.chunk_size
+    x_us = numbers / 40e3 + 0.3 * numbers / (c.areas * 32 * c.warps * c.teams * 16) + 0.15 * c.chunk_size / 256
+    return (2.5 if device.at_least(9) else 3.5) + busy_us + x_us + 0.15 * turns + (2.5 if plan.panels > 1 else 0.0)
 
 
 def _issued(warps: int) -> float:
     """Of the instructions that an SM can issue, with so many warps."""
-    return 0.45 if warps < 8 else 0.66 if warps < 16 else 0.7 if warps == 16 else 0.64
+    return 0.53 if warps < 8 else 0.78 if warps < 16 else 0.83 if warps == 16 else 0.76
 
 
 class GgufMatvec(Engine):
