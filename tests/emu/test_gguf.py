@@ -72,15 +72,16 @@ def test_published_block(h: oxidnn.DnnHandle) -> None:
         assert np.asarray(h.gguf_matvec(block.reshape(1, 18), x, "Q4_0")).tolist() == [float(values @ x)]
 
 
-@pytest.mark.parametrize("name", ["Q4_0", "Q5_1", "Q2_K", "Q6_K", "IQ2_S", "IQ1_M", "IQ4_XS", "TQ1_0", "NVFP4"])
+@pytest.mark.parametrize("name", ["Q4_0", "Q5_1", "Q2_K", "Q3_K", "Q6_K", "IQ2_S", "IQ1_M", "IQ4_NL", "IQ4_XS", "TQ1_0", "TQ2_0", "NVFP4"])
 def test_columns_of_a_product_are_elements(h: oxidnn.DnnHandle, name: str) -> None:
     """x with a single 1 picks one column."""
     size = FORMATS[name][0]
+    count = 3 if size == 256 else 9
     rng = np.random.default_rng(1)
-    blocks = moderate(name, random_blocks(rng, name, 5, 3))
+    blocks = moderate(name, random_blocks(rng, name, 5, count))
     want = judge(name, blocks).astype(np.float64)
-    for eight in rng.permutation(3 * size)[:16].reshape(-1, 8):
-        x = np.zeros((8, 3 * size), np.float32)
+    for eight in rng.permutation(count * size)[:16].reshape(-1, 8):
+        x = np.zeros((8, count * size), np.float32)
         x[np.arange(8), eight] = 1
         got = np.asarray(h.gguf_matvec(blocks, x, name))
         np.testing.assert_allclose(got, want[:, eight].T, rtol=2.0**-22, atol=2.0**-21 * np.abs(want).max())
