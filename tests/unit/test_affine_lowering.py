@@ -93,6 +93,10 @@ def interpret(am: AffineMatmul, memories: dict[str, Memory], written: dict[str, 
     if am.addend:
         arrays["acc"] = arrays["acc"] + arrays[am.addend]
     results = (arrays["acc"],) if am.epilogue is None else am.epilogue.evaluate(arrays, SCALARS)
+    if am.amax:
+        *results, sizes = results
+        memories["amax"].flat[:] = np.fmax(memories["amax"].flat, np.abs(sizes).max(initial=0.0))
+        written["amax"][:] = 1
     for target, result in zip((am.d, am.aux) if am.aux is not None else (am.d,), results, strict=True):
         where = places(target, m, n, batch) - memories[target.name].low
         kind = target.dtype
