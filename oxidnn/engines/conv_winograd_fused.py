@@ -3,7 +3,7 @@ registers and shared memory (Lavin and Gray 2016), so that nothing but the image
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from ..codegen.pointwise import Expression
 from ..codegen.spec import Target, TensorMapSpec
@@ -38,6 +38,8 @@ _POINTS = 16
 _WIDE, _NARROW = 64, 32  # results of a CTA at a point
 _DEPTHS = (8, 4)  # of a round
 _MOST_SPLITS = 512
+_STAGES = 3  # of a ring
+_RING_SPREAD = 3
 
 
 def _spread(depth: int, is_channels_last: bool) -> int:
@@ -52,8 +54,6 @@ class PointLayout:
     __slots__ = ()
     depth: int
     wide_pad: int = 0
-    stages: int  # of the ring; 0: two that alternate
-    exchanges: int = 1
     spread: int  # parts of what a round does for later ones, between 16 products each
 
     @property
@@ -78,7 +78,7 @@ class PointLayout:
 
     @property
     def stage(self) -> int:
-        """Bytes of a stage of the ring."""
+        """Bytes of a stage."""
         return _POINTS * (self.narrow_plane + self.depth * 4 * (_WIDE + self.wide_pad))
 
     @property
@@ -90,18 +90,6 @@ class PointLayout:
     def smem_bytes(self) -> int:
         return self.stage_bytes + self.stage
 
-    @property
-    def exchange_at(self) -> int:
-        return self.stages * self.stage
-
-    @property
-    def barriers_at(self) -> int:
-        return self.exchange_at + self.exchanges * self.exchange_bytes
-
-    @property
-    def exchange_bytes(self) -> int:
-        return _POINTS * self.put_plane
-
     # At the end: [point][16 of wide][narrow].
 
     @property
@@ -111,13 +99,6 @@ class PointLayout:
     @property
     def put_plane(self) -> int:
         return 16 * self.put_line
-
-
-def _window_packs(has_pairs: bool, first: int) -> tuple[tuple[int, ...], ...]:
-    """The 4 columns of a window that begins at `first` plus an even number, by loads."""
-    if not has_pairs:
-        return ((0,), (1,), (2,), (3,))
-    return ((0,), (1, 2), (3,)) if first % 2 else ((0, 1), (2, 3))
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,36 +127,8 @@ class FusedConsts(PointLayout, ElementEpilogue):
     operand_rows: tuple[int, ...] = ()
     epilogue: Expression | None = None
     compute: str = "f32"
-    stages: int = 0  # of the ring of conv/winograd_fused_sm90; 0: conv/winograd_fused
-    source_pairs: bool = False  # neighbours of a row that begin at an even column are 8 aligned bytes; no row ends between them
-    target_pairs: bool = False
     tiles: int = _NARROW
     filters: int = _WIDE
-    exchanges: int = 2
-
-    @property
-    def wide_line(self) -> int:
-        """Of the ring the points of a channel lie side by side, as a box of them comes."""
-        return 4 * _WIDE * (_POINTS if self.stages else 1)
-
-    @property
-    def wide_plane(self) -> int:
-        return 4 * _WIDE * (1 if self.stages else self.depth)
-
-    @property
-    def source_packs(self) -> tuple[tuple[int, ...], ...]:
-        """Columns of a window that a load takes together."""
-        return _window_packs(self.source_pairs, self.first[1])
-
-    @property
-    def filter_bytes(self) -> int:
-        """Of a round's box of filters' points."""
-        return 4 * _WIDE * _POINTS * self.depth
-
-    @property
-    def second_channel(self) -> int:
-        """Of the two that a thread transforms in a round, how far from the first."""
-        return 1 if self.source_channels_last else self.depth // 2
 
     @property
     def is_idle(self) -> bool:
@@ -189,8 +142,6 @@ class FusedConsts(PointLayout, ElementEpilogue):
 
     @property
     def smem_bytes(self) -> int:
-        if self.stages:
-            return self.barriers_at + 16 * self.stages
         return self.stage_bytes + _POINTS * (self.narrow_plane * (2 if self.is_idle else 1) + self.wide_plane)
 
     @property
@@ -205,6 +156,52 @@ class FusedConsts(PointLayout, ElementEpilogue):
     def filter_channel(self) -> int:
         """Bytes between two channels of the transformed filters in global memory, [channel][point][filter]."""
         return _POINTS * self.filter_pitch
+
+
+@dataclass(frozen=True, slots=True)
+class RingConsts(FusedConsts):
+    """Consts of conv/winograd_fused_sm90: stages, then two places where points meet, then a barrier for each stage. The wide points of a
+    channel lie side by side, as a box of them comes: [depth][point][64]."""
+
+    source_pairs: bool = False  # neighbours of a row that begin at an even column are 8 aligned bytes; no row ends between them
+    target_pairs: bool = False
+    stages: int = _STAGES
+
+    @property
+    def wide_line(self) -> int:
+        return 4 * _WIDE * _POINTS
+
+    @property
+    def wide_plane(self) -> int:
+        return 4 * _WIDE
+
+    @property
+    def filter_bytes(self) -> int:
+        """Of a round's box of filters' points."""
+        return self.depth * self.wide_line
+
+    @property
+    def source_packs(self) -> tuple[tuple[int, ...], ...]:
+        """Columns of a window that a load takes together; it begins at `first` plus an even number."""
+        if not self.source_pairs:
+            return ((0,), (1,), (2,), (3,))
+        return ((0,), (1, 2), (3,)) if self.first[1] % 2 else ((0, 1), (2, 3))
+
+    @property
+    def exchange_at(self) -> int:
+        return self.stages * self.stage
+
+    @property
+    def exchange_bytes(self) -> int:
+        return _POINTS * self.put_plane
+
+    @property
+    def barriers_at(self) -> int:
+        return self.exchange_at + 2 * self.exchange_bytes
+
+    @property
+    def smem_bytes(self) -> int:
+        return self.barriers_at + 8 * self.stages
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,22 +232,6 @@ class GradientConsts(PointLayout):
     wide_pad: int = 4
     channels: int = _NARROW
     filters: int = _WIDE
-    stages: int = 0
-    x_pairs: bool = False  # as of FusedConsts
-    dy_pairs: bool = False
-
-    @property
-    def x_packs(self) -> tuple[tuple[int, ...], ...]:
-        """Columns of a window of x that a load takes together."""
-        return _window_packs(self.x_pairs, self.first[1])
-
-    @property
-    def dy_packs(self) -> tuple[tuple[int, ...], ...]:
-        return ((0, 1),) if self.dy_pairs else ((0,), (1,))
-
-    @property
-    def smem_bytes(self) -> int:
-        return self.barriers_at + 16 * self.stages if self.stages else self.stage_bytes + self.stage
 
     @property
     def channel_blocks(self) -> int:
@@ -263,7 +244,8 @@ class GradientConsts(PointLayout):
 
 def _has_pairs(side: Side) -> bool:
     n, c, h, w = side.strides
-    return w == 4 and side.desc.shape[3] % 2 == 0 and side.desc.align % 8 == 0 and not any(s % 8 for s in (n, c, h))
+    is_even = side.desc.shape[3] % 2 == 0 and side.desc.align % 8 == 0 and not any(s % 8 for s in (n, c, h))
+    return side.desc.dtype is F32 and w == 4 and is_even
 
 
 def check_kind(p: ConvProblem) -> Support:
@@ -305,15 +287,21 @@ class WinogradFusedEngine(WinogradEngine):
         return check_extent(p)
 
     def configs(self, problem: Problem, device: DeviceInfo) -> tuple[EngineConfig, ...]:
-        """depth: channels of a round."""
+        """depth: channels of a round. stages: of a ring that tensor copies fill, where the device has them and it fits, of f32 results (for
+        others there are too few registers)."""
         assert isinstance(problem, ConvProblem)
-        found = [EngineConfig.of(depth=n) for n in _DEPTHS if self._consts(problem, n).smem_bytes <= device.smem_per_cta]
+        ring = EngineConfig.of(depth=8, stages=_STAGES)
+        has_copies = device.capability >= (9, 0) and self._sides(problem)[1].desc.dtype is F32
+        if has_copies and self._consts(problem, ring).smem_bytes <= device.smem_per_cta:
+            return (ring,)
+        found = [EngineConfig.of(depth=n) for n in _DEPTHS 
+                 if self._consts(problem, EngineConfig.of(depth=n)).smem_bytes <= device.smem_per_cta]
         return tuple(sorted(found, key=lambda config: self.estimate(problem, config, device)))
 
     def estimate(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> float:
         assert isinstance(problem, ConvProblem)
         p = problem
-        c = self._consts(p, config["depth"])
+        c = self._consts(p, config)
         ctas = ceil_div(self._tiles(p), _NARROW) * c.filter_blocks
         if device.is_emulated:
             instructions = c.rounds * (c.depth * 140 + 120) + 2500
@@ -321,8 +309,11 @@ class WinogradFusedEngine(WinogradEngine):
         rate = device.fma_tflops * 1e6 / device.num_sms  # of an SM, per us
         round_us = 2 * _POINTS * _WIDE * _NARROW * c.depth / rate
         # Measured on an H200. Rounds of 4 have half as many products to a barrier, and pixels of 4 neighbouring channels are half a sector.
-        efficiency = 0.675 if c.depth == 8 else 0.6 if c.source_channels_last else 0.645
-        us = ceil_div(ctas, device.num_sms) * (c.rounds * round_us / efficiency + 3.0)
+        if isinstance(c, RingConsts):
+            efficiency, block_us = 0.80, 1.7
+        else:
+            efficiency, block_us = 0.74 if c.depth == 8 else 0.66 if c.source_channels_last else 0.71, 2.1
+        us = ceil_div(ctas, device.num_sms) * (c.rounds * round_us / efficiency + block_us)
         return max(us, sum(o.desc.num_bytes for o in p.operands) / (device.bandwidth_gbs * 0.8e3)) + 6.0
 
     # ---- sizes ----
@@ -351,25 +342,27 @@ class WinogradFusedEngine(WinogradEngine):
                 strides[name] = (row[0], 2 * row[2], 2 * row[3])
         return Digits(("n", "down", "across"), (p.desc(p.image).shape[0], down, across), strides)
 
-    def _consts(self, p: ConvProblem, depth: int, stages: int = 0, spread: int | None = None) -> FusedConsts:
+    def _consts(self, p: ConvProblem, config: EngineConfig) -> FusedConsts:
         source, target, _ = self._sides(p)
         back, _, window = toom_cook(2, 3)
         low = tuple(2 - pair[0] if p.direction == "dgrad" else pair[0] for pair in p.padding)
         names = p.epilogue.args if p.epilogue is not None else ()
         over = [operand_over(p, p.epilogue, name, target.desc.shape, 1) for name in names if name != "acc"]
-        return FusedConsts(
-            window, back, source.desc.dtype.name, target.desc.dtype.name, depth,
-            _spread(depth, source.is_channels_last) if spread is None else spread, source.desc.shape[1], target.desc.shape[1],
+        depth, is_ring = config["depth"], "stages" in dict(config.knobs)
+        spread = _RING_SPREAD if is_ring else _spread(depth, source.is_channels_last)
+        consts = FusedConsts(
+            window, back, source.desc.dtype.name, target.desc.dtype.name, depth, spread, source.desc.shape[1], target.desc.shape[1],
             (-low[0], -low[1]), source.strides[2:], target.strides[2:], source.strides[1], target.strides[1],
             source.is_channels_last, target.is_channels_last, self._pitch(p) * F32.num_bytes, self._digits(p).consts(),
-            tuple(o for o, _ in over), tuple(row[2] for _, row in over), p.epilogue, stages=stages,
-            source_pairs=_has_pairs(source), target_pairs=_has_pairs(target))
+            tuple(o for o, _ in over), tuple(row[2] for _, row in over), p.epilogue)
+        if not is_ring:
+            return consts
+        return RingConsts(**{f.name: getattr(consts, f.name) for f in fields(consts)},
+                          source_pairs=_has_pairs(source), target_pairs=_has_pairs(target))
 
     def build_steps(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> Build:
         assert isinstance(problem, ConvProblem)
-        knobs = dict(config.knobs)
-        stages = knobs.get("stages", 0)
-        p, c, digits = problem, self._consts(problem, config["depth"], stages, knobs.get("spread")), self._digits(problem)
+        p, c, digits = problem, self._consts(problem, config), self._digits(problem)
         source, target, filter = self._sides(p)
         scratch = Scratch()
         points = scratch.take(self._chunk_bytes(p, 1))
@@ -384,16 +377,16 @@ class WinogradFusedEngine(WinogradEngine):
                 Arg("num_columns", "u32", target.desc.shape[3]), *digits.args(c.digits.wide),
                 *(Arg(f"scalar_{x}", "f32", ScalarArg(x)) for x in c.epilogue_scalars)]
         blocks = ceil_div(tiles, _NARROW) * c.filter_blocks
-        if stages:
-            k, pitch = c.num_filters, c.filter_pitch
-            boxes = TensorMapSpec("f32", (k, _POINTS, c.num_channels), (pitch, c.filter_channel), (_WIDE, _POINTS, c.depth))
+        if isinstance(c, RingConsts):
+            boxes = TensorMapSpec("f32", (c.num_filters, _POINTS, c.num_channels), (c.filter_pitch, c.filter_channel),
+                                  (_WIDE, _POINTS, c.depth))
             args[2] = Arg("map_filter", "tensor_map", WorkspaceMapArg(boxes, points.byte_offset))
             args.append(Arg("num_blocks", "u32", blocks))
             fused = Step.of("conv/winograd_fused_sm90", self.op, Target.for_arch(device.arch), _THREADS, args, c,
-                            min(blocks, device.num_sms), dynamic_smem=c.smem_bytes, suffix=f"{c.source}_{c.depth}")
+                            min(blocks, device.num_sms), dynamic_smem=c.smem_bytes, suffix=c.source)
             return Build((transform, fused), scratch.num_bytes)
         fused = Step.of("conv/winograd_fused", self.op, Target.for_arch(device.arch), _THREADS, args, c,
-                        ceil_div(tiles, _NARROW) * c.filter_blocks, dynamic_smem=c.smem_bytes, suffix=f"{c.source}_{c.depth}")
+                        blocks, dynamic_smem=c.smem_bytes, suffix=f"{c.source}_{c.depth}")
         return Build((transform, fused), scratch.num_bytes)
 
 
@@ -434,7 +427,7 @@ class WinogradFusedGradientEngine(WinogradEngine):
             return instructions * (4.0 * ceil_div(ctas * _THREADS, 16384) + 0.002 * ctas * _THREADS) + 3000.0 * (splits > 1)
         rate = device.fma_tflops * 1e6 / device.num_sms  # of an SM, per us
         round_us = 2 * _POINTS * _WIDE * _NARROW * c.depth / rate
-        us = ceil_div(ctas, device.num_sms) * (rounds * round_us / 0.66 + 4.0)
+        us = ceil_div(ctas, device.num_sms) * (rounds * round_us / 0.68 + 4.0)
         us = max(us, sum(o.desc.num_bytes for o in p.operands) / (device.bandwidth_gbs * 0.8e3))
         return us + 3.0 + (3.0 + 1.2 * splits * self._split_bytes(p) / (device.bandwidth_gbs * 0.8e3) if splits > 1 else 0.0)
 
@@ -456,7 +449,7 @@ class WinogradFusedGradientEngine(WinogradEngine):
         k, c = p.desc(p.filter).shape[:2]
         return TensorDesc(F32, (splits, k, c, 3, 3), (9 * k * c, c, 1, 3 * k * c, k * c))
 
-    def _consts(self, p: ConvProblem, splits: int, stages: int = 0, spread: int | None = None) -> GradientConsts:
+    def _consts(self, p: ConvProblem, splits: int) -> GradientConsts:
         x, dy, dw = self._sides(p)
         outer, inner, _ = toom_cook(3, 2)
         target = self._partials(p, splits) if splits > 1 else TensorDesc(dw.desc.dtype, (1, *dw.desc.shape), (0, *dw.desc.strides))
@@ -468,8 +461,7 @@ class WinogradFusedGradientEngine(WinogradEngine):
             toom_cook(2, 3)[2], inner, outer, x.desc.dtype.name, dy.desc.dtype.name, target.dtype.name,
             (-p.padding[0][0], -p.padding[1][0]), x.strides[2:], dy.strides[2:], (h, w), x.strides[1], dy.strides[1], c, k, split,
             x.is_channels_last and dy.is_channels_last, x.desc.shape[1], dy.desc.shape[1], self._digits(p).consts(),
-            _spread(8, x.is_channels_last and dy.is_channels_last) if spread is None else spread, stages=stages, x_pairs=_has_pairs(x),
-            dy_pairs=_has_pairs(dy))
+            _spread(8, x.is_channels_last and dy.is_channels_last))
 
     def _digits(self, p: ConvProblem) -> Digits:
         x, dy, _ = self._sides(p)
@@ -479,8 +471,7 @@ class WinogradFusedGradientEngine(WinogradEngine):
     def build_steps(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> Build:
         assert isinstance(problem, ConvProblem)
         p, splits, digits = problem, config["splits"], self._digits(problem)
-        stages = dict(config.knobs).get("stages", 0)
-        c = self._consts(p, splits, stages, dict(config.knobs).get("spread"))
+        c = self._consts(p, splits)
         x, dy, dw = self._sides(p)
         scratch, tiles = Scratch(), self._tiles(p)
         flipped = -2 * (c.target_strides[0] + c.target_strides[1]) if p.flip else 0
@@ -490,9 +481,8 @@ class WinogradFusedGradientEngine(WinogradEngine):
                 Arg("num_tiles", "u32", tiles), Arg("tiles_per_part", "u32", 8 * ceil_div(ceil_div(tiles, 8), splits)),
                 *(Arg(f"{n}_{side}", "u32", s.desc.shape[axis]) for n, s in (("x", x), ("dy", dy))
                   for side, axis in (("rows", 2), ("columns", 3))), *digits.args(c.digits.wide)]
-        template = "conv/winograd_fused_wgrad_sm90" if stages else "conv/winograd_fused_wgrad"
-        steps = [Step.of(template, self.op, Target.for_arch(device.arch), _THREADS, args, c, splits * c.blocks, dynamic_smem=c.smem_bytes,
-                         suffix=c.x)]
+        steps = [Step.of("conv/winograd_fused_wgrad", self.op, Target.for_arch(device.arch), _THREADS, args, c, splits * c.blocks,
+                         dynamic_smem=c.smem_bytes, suffix=c.x)]
         if splits > 1:
             partial = (self._partials(p, splits), WorkspaceArg())
             steps += reduction_steps(self.op, partial, (dw.desc, TensorArg(dw.name)), (0,), "sum", device, scratch)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from fractions import Fraction
 
 import numpy as np
@@ -11,6 +12,8 @@ from oxidnn.device import KNOWN
 from oxidnn.dispatch.registry import ENGINES
 from oxidnn.engines.conv_winograd import toom_cook
 from oxidnn.ops.case import parse_case
+from oxidnn.runtime.emu_backend import EmulatedBackend
+from oxidnn.testing.harness import run_problem
 
 INFO = KNOWN["sm_90a"]
 
@@ -73,3 +76,15 @@ def test_errors_are_of_what_an_output_sees(pixel: tuple[int, int], output: tuple
         terms = x[i:i + 3, j:j + 3].astype(np.float64) * w
         worst = max(worst, abs(float(got[i, j]) - terms.sum()) / (2.0**-23 * np.abs(terms).sum()))
     assert least <= worst < most
+
+
+@pytest.mark.parametrize("layout", ["nchw", "nhwc"])
+def test_a_cta_goes_on_with_other_blocks(layout: str) -> None:
+    """Fewer processors than blocks: the ring's stages, the pixels and the filters of the next block follow those of the last."""
+    problem = parse_case(f"conv_fprop x=f32[2,9,8,10]{layout} w=f32[70,9,3,3]{layout} y=f32[2,70,8,10]{layout} padding=1")
+    backend = EmulatedBackend("sm_90a", checkers="all", schedule=("random", 3))
+    backend.info = replace(backend.info, num_sms=2)
+    engine = next(e for e in ENGINES[problem.op] if "winograd_fused" in e.id)
+    config = engine.configs(problem, backend.info)[0]
+    assert config["stages"] == 3 and engine.build_steps(problem, config, backend.info).steps[-1].grid == (2, 1, 1)
+    run_problem(backend, problem, engine, config)
