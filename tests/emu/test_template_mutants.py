@@ -179,6 +179,9 @@ QUANTISED = (("no product", "%excess|%quotient", "but for quotients next to the 
              ("no clamp", "%linear, %last", "what lies behind the codes is read, not used"),
              ("no guard|other comparison|one further", "%p_inside0|%index, %index", "a thread of one number is gone where that is outside"),
              ("no clamp", "%place", "0 lies within the range"), ("no clamp", "%group", "what threads without a group hold is not written"))
+GROUPS = (("branch inverted", r"%p_holds bra \$tabulate", "of three groups a further round finds none"),
+          ("no clamp", "%held, %held, %limit", "sizes are not beyond the rows; test_grouped_gemm has such"),
+          ("other comparison", "%p_member, %index", "the size behind the last is of a round further, or of no group's rows"))
 KERNELS = {
     "wgmma_coop": Kernel("matmul/wgmma_sm90", "gemm.wgmma_sm90",
                          ("gemm a=bf16[200,136] b=bf16[72,136] transpose_b=True",), _wgmma("coop", "boxes", 128, 64)),
@@ -199,12 +202,12 @@ KERNELS = {
                            _wgmma("coop", "boxes", 128, 128, promotes=True)),
     "wgmma_groups": Kernel("matmul/wgmma_sm90", "grouped_gemm.wgmma_sm90",
                            ("grouped_gemm a=bf16[421,136] b=bf16[3,72,136] group_sizes=s32[3] transpose_b=True",),
-                           _wgmma("coop", "boxes", 128, 64)),
+                           _wgmma("coop", "boxes", 128, 64), GROUPS),
     "wgmma_gate": Kernel("matmul/wgmma_sm90", "gemm.wgmma_sm90",
                          ("gemm a=bf16[70,136] b=bf16[144,136] transpose_b=True gate=relu",), _wgmma("pingpong", "boxes", 64, 128)),
     "wgmma_group_terms": Kernel("matmul/wgmma_sm90", "grouped_gemm_wgrad.wgmma_sm90",
                                 ("grouped_gemm_wgrad a=bf16[300,136] b=bf16[300,72] group_sizes=s32[3]",),
-                                _wgmma("coop", "boxes", 128, 64)),
+                                _wgmma("coop", "boxes", 128, 64), GROUPS),
     "skinny_parts": Kernel("matmul/skinny_wgmma_sm90", "gemm.skinny_wgmma",
                            ("gemm a=bf16[20,328] b=bf16[136,328] transpose_b=True bias=f32[136] epilogue=bias_relu",),
                            {"rows": 128, "stages": 2, "splits": 2}),
