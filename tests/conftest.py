@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
@@ -17,6 +18,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if reason:
         for item in marked:
             item.add_marker(pytest.mark.skip(reason=f"no CUDA device: {reason}"))
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()  # thousands of tests and all modules: no collection need look at them again
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -17,18 +17,18 @@ from oxidnn.runtime.emu_backend import EmulatedBackend
 from oxidnn.testing.harness import execute, run_problem
 
 LINES = (
-    "layer_norm x=bf16[23,4104] gamma=bf16[4104] beta=bf16[4104] return_stats=True",
-    "layer_norm x=f32[23,2052] gamma=f32[2052] beta=f32[2052]",
-    "layer_norm x=f16[23,2064] y=f32[23,2064] beta=f16[2064]", "layer_norm x=f64[23,1030] gamma=f64[1030]",
-    "rms_norm x=bf16[23,4096] gamma=f32[4096]",
-    "rms_norm x=f32[23,1100] gamma=f32[1100] zero_centered=True return_stats=True", "layer_norm x=bf16[2,4104]",
-    "softmax x=bf16[23,4104]", "softmax x=f32[23,2000] log=True", "softmax x=f64[23,1026]",
-    "cross_entropy_backward logits=bf16[23,4104] target=s64[23]",
-    "cross_entropy_backward logits=f16[23,2064] target=s32[23] weight=f16[2064] d_loss=f16[]",
-    "cross_entropy_backward logits=f32[23,2052] target=s64[23] weight=f32[2052] d_loss=f32[23] reduction=none",
-    "cross_entropy_backward logits=f64[23,1030] target=s32[23] reduction=sum",
-    "layer_norm_backward dy=bf16[43,4104] x=bf16[43,4104] mean=f32[43] rstd=f32[43] gamma=bf16[4104]",
-    "rms_norm_backward dy=f32[43,2052] x=f32[43,2052] rstd=f32[43] gamma=f32[2052]",
+    "layer_norm x=bf16[13,4104] gamma=bf16[4104] beta=bf16[4104] return_stats=True",
+    "layer_norm x=f32[13,2052] gamma=f32[2052] beta=f32[2052]",
+    "layer_norm x=f16[13,2064] y=f32[13,2064] beta=f16[2064]", "layer_norm x=f64[13,1030] gamma=f64[1030]",
+    "rms_norm x=bf16[13,4096] gamma=f32[4096]",
+    "rms_norm x=f32[13,1100] gamma=f32[1100] zero_centered=True return_stats=True", "layer_norm x=bf16[2,4104]",
+    "softmax x=bf16[13,4104]", "softmax x=f32[13,2000] log=True", "softmax x=f64[13,1026]",
+    "cross_entropy_backward logits=bf16[13,4104] target=s64[13]",
+    "cross_entropy_backward logits=f16[13,2064] target=s32[13] weight=f16[2064] d_loss=f16[]",
+    "cross_entropy_backward logits=f32[13,2052] target=s64[13] weight=f32[2052] d_loss=f32[13] reduction=none",
+    "cross_entropy_backward logits=f64[13,1030] target=s32[13] reduction=sum",
+    "layer_norm_backward dy=bf16[25,4104] x=bf16[25,4104] mean=f32[25] rstd=f32[25] gamma=bf16[4104]",
+    "rms_norm_backward dy=f32[25,2052] x=f32[25,2052] rstd=f32[25] gamma=f32[2052]",
 )
 
 
