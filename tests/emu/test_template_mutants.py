@@ -635,9 +635,12 @@ class Mutant:
                 return decoded(text).edited(self.line, self.now)
             except PtxError:  # the whole knows whether it is one
                 pass
+        return emu.load(parse(self.text(text)))
+
+    def text(self, text: str) -> str:
         lines = text.split("\n")
         lines[self.line - 1] = self.now
-        return emu.load(parse("\n".join(lines)))
+        return "\n".join(lines)
 
 
 def unused(text: str) -> set[int]:
@@ -753,6 +756,20 @@ def test_mutants(name: str, record_property: Callable[[str, object], None]) -> N
     found, count = FLOOR[name]
     assert len(chosen) >= count, "fewer lines to edit than there were"
     assert len(survivors) <= count - found, "\n".join(survivors)
+
+
+@pytest.mark.parametrize("name", ["pool_window", "lists"])
+def test_edited_kernels_meet_the_fate_of_those_decoded_whole(name: str) -> None:
+    kernel = KERNELS[name]
+    shared = 0
+    for m in sample(list(mutants(kernel, kernel.run())), PER_KERNEL):
+        whole = emu.load(parse(m.text(kernel.text)))
+        program = m.program(kernel.text)
+        shared += program.ops[0] is decoded(kernel.text).ops[0]
+        for problem in kernel.problems:
+            fates = [mutation.fate([partial(problem.run, kernel.template, p, "lowest_pc")]) for p in (whole, program)]
+            assert fates[0] == fates[1], f"{m.edit}: {m.was} -> {m.now}"
+    assert shared
 
 
 def test_score() -> None:
