@@ -120,8 +120,8 @@ class AffineMatmul:
     summed in s32, and turned into f32 for an epilogue or a D of floats.
 
     moments: the means of D's columns over blocks of rows, and the squares about these (f32), go to the workspace as
-    [batch][column][block][mean, squares], with blocks of as many rows as the algorithm says (moments_block). amax: the epilogue has a second
-    output, and the largest size of it is raised in the tensor "amax" (f32), zero before: the same bits in any order.
+    [batch][column][block][mean, squares], with blocks of as many rows as the algorithm says (moments_block). amax: the epilogue has a
+    second output, and the largest size of it is raised in the tensor "amax" (f32), zero before: the same bits in any order.
     """
 
     m: IndexSpace

@@ -52,6 +52,7 @@ def _draw(rng: np.random.Generator, op: str, size: str) -> Problem | None:
     is_depthwise = not is_dense and spatial < 3 and rng.random() < 0.2
     if is_depthwise:
         channels, filters, groups = 1, 1, int(rng.choice((4, 6, 8, 24) if is_tiny else (6, 16, 40, 96)))
+    is_inner = is_depthwise and rng.random() < 0.3  # an inner layer of half precision, nothing beside it: for tensor cores
     n = 0 if rng.random() < 0.03 else upto(2 if is_tiny else 4)
     if rng.random() < 0.02 and not is_dense:
         channels = 0
@@ -68,6 +69,8 @@ def _draw(rng: np.random.Generator, op: str, size: str) -> Problem | None:
         taps = [int(rng.choice((1, 2, 3, 3, 3))) for _ in range(spatial)]
         before = [upto((r - 1) * d + 1) - 1 for r, d in zip(taps, dilation, strict=True)]
         padding = [(lo, (r - 1) * d - lo) for lo, r, d in zip(before, taps, dilation, strict=True)]
+    if is_inner:
+        stride, dilation, groups = [1] * spatial, [1] * spatial, -(-groups // 8) * 8
     policy = Policy()
     if spatial < 3 and not is_depthwise and rng.random() < 0.2:  # what fast algorithms take: 3 x 3, and maps of whole blocks of 8
         policy = Policy(math="fast") if rng.random() < 0.4 else policy
@@ -93,8 +96,8 @@ def _draw(rng: np.random.Generator, op: str, size: str) -> Problem | None:
                  for e, s, r, d in zip(extents, stride, taps, dilation, strict=True)]
         padding = [(t, 0) for t in lo_hi]
     is_dense |= is_depthwise
-    kind = (F16, BF16, F32)[int(rng.integers(3 if is_depthwise else 2))] if is_dense else (F32, F64, F16, BF16)[int(rng.integers(4))]
-    out_kind = (F32, F64, F16, BF16)[int(rng.integers(4))] if rng.random() < 0.2 else kind
+    kind = (F16, BF16, F32)[int(rng.integers(3 if is_depthwise and not is_inner else 2))] if is_dense else (F32, F64, F16, BF16)[int(rng.integers(4))]
+    out_kind = (F32, F64, F16, BF16)[int(rng.integers(4))] if not is_inner and rng.random() < 0.2 else kind
     room = [e + lo + hi - (r - 1) * d - 1 for e, (lo, hi), r, d in zip(extents, padding, taps, dilation, strict=True)]
     if any(v < 0 for v in room):
         return None
@@ -113,7 +116,7 @@ def _draw(rng: np.random.Generator, op: str, size: str) -> Problem | None:
         attrs["output_padding"] = tuple(v % s for v, s in zip(room, stride, strict=True))
         if channels == 0:
             return None
-    kinds = ((kind,), (E4M3, E5M2), (S8, U8))[int(rng.choice(3, p=(0.7, 0.1, 0.2)))]
+    kinds = ((kind,), (E4M3, E5M2), (S8, U8))[0 if is_inner else int(rng.choice(3, p=(0.7, 0.1, 0.2)))]
     tensors = {name: random_desc(rng, kinds[int(rng.integers(len(kinds)))], shapes[name], is_dense=is_dense)
                for name in definition.inputs if name in shapes}
     if len(kinds) > 1:
@@ -121,9 +124,10 @@ def _draw(rng: np.random.Generator, op: str, size: str) -> Problem | None:
             tensors["w"] = packed_filter(tensors["w"], "dgrad" if op in ("conv_dgrad", "conv_transpose") else "fprop")
         return _draw_quantised(rng, op, kinds, tensors, shapes[output], attrs, is_dense)
     tensors[output] = random_desc(rng, out_kind, shapes[output], is_output=True, is_dense=is_dense)
-    if not op.endswith("wgrad"):
+    if not op.endswith("wgrad") and not is_inner:
         draw_epilogue(rng, tensors, attrs, shapes[output], 1, tensors[output])
-    _draw_fusions(rng, op, tensors, attrs, image_shape[1])
+    if not is_inner:
+        _draw_fusions(rng, op, tensors, attrs, image_shape[1])
     return definition.make(tensors, attrs, policy)
 
 
