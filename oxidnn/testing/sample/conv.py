@@ -96,7 +96,8 @@ def _draw(rng: np.random.Generator, op: str, size: str) -> Problem | None:
                  for e, s, r, d in zip(extents, stride, taps, dilation, strict=True)]
         padding = [(t, 0) for t in lo_hi]
     is_dense |= is_depthwise
-    kind = (F16, BF16, F32)[int(rng.integers(3 if is_depthwise and not is_inner else 2))] if is_dense else (F32, F64, F16, BF16)[int(rng.integers(4))]
+    halves_only = not is_depthwise or is_inner
+    kind = (F16, BF16, F32)[int(rng.integers(2 if halves_only else 3))] if is_dense else (F32, F64, F16, BF16)[int(rng.integers(4))]
     out_kind = (F32, F64, F16, BF16)[int(rng.integers(4))] if not is_inner and rng.random() < 0.2 else kind
     room = [e + lo + hi - (r - 1) * d - 1 for e, (lo, hi), r, d in zip(extents, padding, taps, dilation, strict=True)]
     if any(v < 0 for v in room):
