@@ -287,6 +287,8 @@ def _lower(p: ConvProblem) -> Depthwise | str:
 class _WgmmaEngine(Engine):
     """Of groups of one channel and one filter each, unit stride, 16-bit types and channels last."""
 
+    least_down = 1
+
     def __init__(self, op: str) -> None:
         self.id = f"{op}.depthwise_wgmma_sm90"  # type: ignore[misc]
         self.op = op
@@ -298,6 +300,8 @@ class _WgmmaEngine(Engine):
         d = _lower(problem)
         if isinstance(d, str):
             return refuse(f"depthwise_wgmma_sm90: {d}")
+        if d.rows.taps < self.least_down:
+            return refuse(f"depthwise_wgmma_sm90: {d.rows.taps} taps down (from {self.least_down} on are supported)")
         if problem.desc(problem.result).numel == 0 or problem.desc(problem.image).numel == 0:
             return refuse("there are no products to sum: the direct engine writes the epilogue of 0")
         return SUPPORTED
@@ -329,8 +333,11 @@ class _WgmmaEngine(Engine):
         rounds = ceil_div(items, max(1, min(items, device.num_sms // chunks)))
         return ceil_div(items, rounds), rounds
 
+
 class WgmmaDepthwiseEngine(_WgmmaEngine):
     """The filter's gradient."""
+
+    least_down = 2  # of one tap down a sanitizer reports a fault that nothing here explains (notes/2026-11-28-depthwise.md)
 
     def _configs(self, p: ConvProblem, d: Depthwise) -> Iterator[EngineConfig]:
         """blocks: a row if it is not too long; images: a step of some eight products."""

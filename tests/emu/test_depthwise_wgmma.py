@@ -23,7 +23,7 @@ LINES = (
     "conv_wgrad x=bf16[2,16,11,13]nhwc dy=bf16[2,16,9,14]nhwc w_shape=(16,1,5,4) padding='((0,2),(3,1))' groups=16 flip=True",
     "conv_wgrad x=bf16[1,8,12,17]nhwc dy=bf16[1,8,7,13]nhwc w_shape=(8,1,6,5) groups=8",
     "conv_wgrad x=bf16[1,8,3,2]nhwc dy=bf16[1,8,9,6]nhwc w_shape=(8,1,3,3) padding='((4,4),(2,4))' groups=8",
-    "conv_wgrad x=f16[1,8,1,3]nhwc dy=f16[1,8,1,3]nhwc w_shape=(8,1,1,1) groups=8",
+    "conv_wgrad x=f16[1,8,2,3]nhwc dy=f16[1,8,1,3]nhwc w_shape=(8,1,2,1) groups=8",
     "conv_transpose_wgrad x=bf16[2,32,6,7]nhwc dy=bf16[2,32,6,7]nhwc w_shape=(32,1,3,3) padding=1 groups=32",
     "conv_fprop x=bf16[5,24,7,7]nhwc w=bf16[24,1,7,7] padding=3 groups=24",
     "conv_dgrad dy=bf16[3,40,14,14]nhwc w=bf16[40,1,5,5]nhwc x_shape=(3,40,14,14) padding=2 groups=40",
@@ -32,7 +32,7 @@ LINES = (
     "conv_dgrad dy=f16[2,16,9,6]nhwc w=f16[16,1,4,5] x_shape=(2,16,11,9) padding='((0,1),(0,1))' groups=16 flip=True",
     "conv_fprop x=bf16[1,8,3,40]nhwc w=bf16[8,1,1,8] groups=8",
     "conv_dgrad dy=f16[3,24,70]nhwc w=f16[24,1,4] x_shape=(3,24,70) padding='((3,0),)' groups=24",
-    "conv_wgrad x=bf16[3,72,70]nhwc dy=bf16[3,72,70]nhwc w_shape=(72,1,5) padding=2 groups=72",
+    "conv_wgrad x=bf16[3,72,3,70]nhwc dy=bf16[3,72,2,70]nhwc w_shape=(72,1,2,5) padding='((0,0),(2,2))' groups=72",
     "conv_transpose x=bf16[2,32,6,7]nhwc w=bf16[32,1,3,3] padding=1 groups=32",
 )
 
