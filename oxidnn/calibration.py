@@ -335,15 +335,24 @@ def dequantized(h: DnnHandle, layer: Layer, features: int | None = None) -> Any:
     """The weights (n, k) of a layer, f32, columns in the order of its inputs. features: k, where codes of four bits end in half a byte."""
     if not isinstance(layer, Mapping) or not {"w", "scale", "zero_point", "kind", "group_size", "permutation"} <= set(layer):
         raise expected("dequantized", "layer", type(layer).__name__, "a dict as `gptq` gives it")
+    if not isinstance(layer["kind"], str) or layer["kind"] not in KINDS:
+        raise expected("dequantized", "layer's kind", repr(layer["kind"]), ", ".join(KINDS))
     size = features if KINDS[layer["kind"]].is_packed else None
     w = h.dequantize(layer["w"], layer["scale"], layer["zero_point"], kind=layer["kind"], scaling=("group", layer["group_size"]), size=size)
     order = layer["permutation"]
-    return w if order is None else _made(h, _read(h, w)[:, np.argsort(_read(h, order))], w)
+    if order is None:
+        return w
+    columns, places = _read(h, w), _read(h, order)
+    if sorted(places.ravel().tolist()) != list(range(columns.shape[1])):
+        got = f"{places.dtype} {list(places.shape)}"
+        raise expected("dequantized", "layer's permutation", got, f"each of 0 to {columns.shape[1] - 1} once")
+    return _made(h, columns[:, np.argsort(places)], w)
 
 
 def _energy(h: DnnHandle, w: Any, gram: Any) -> float:
-    """The sum of squares of x w^T over the inputs behind `gram`: trace(w gram w^T), w (n, k), f32."""
-    return float(_read(h, h.dot(h.gemm(w, gram), w)))
+    """The sum of squares of x w^T over the inputs behind `gram`: trace(w gram w^T), w (n, k), in f64, as squares may leave f32."""
+    w = h.cast(w, "float64")
+    return float(_read(h, h.dot(h.gemm(w, h.cast(gram, "float64")), w)))
 
 
 def output_error(h: DnnHandle, w: Any, layer: Layer, inputs: Any, input_scale: Any = None) -> float:
@@ -357,7 +366,7 @@ def output_error(h: DnnHandle, w: Any, layer: Layer, inputs: Any, input_scale: A
         change = h.pointwise("q - w", found, w, dtype="float32")
     else:
         change = h.pointwise("q / s - w", found, input_scale, w, dtype="float32")
-    of_all = _energy(h, h.cast(w, "float32"), seen.gram)
+    of_all = _energy(h, w, seen.gram)
     return float(np.sqrt(max(_energy(h, change, seen.gram), 0) / of_all)) if of_all > 0 else 0.0
 
 
@@ -467,7 +476,7 @@ def awq(h: DnnHandle, w: Any, inputs: Any, kind: str = "s4", *, group_size: int 
     steps = check_integer(op, "steps", steps, 1, 10000)
     seen = _statistics(h, op, inputs, k)
     _check_sizes(h, op, "w", w)
-    of_all = _energy(h, h.cast(w, "float32"), seen.gram)
+    of_all = _energy(h, w, seen.gram)
     mean = _read(h, seen.size_sum).astype(np.float64) / seen.rows
     reached = mean > 0
     errors: list[float] = []
@@ -588,7 +597,7 @@ def magnitude_mask(h: DnnHandle, w: Any, sparsity: float, *, axis: int | None = 
         sizes = np.abs(_read(h, w).astype(np.float64))
     else:
         axis = check_integer(op, "axis", axis, -desc.rank, desc.rank - 1, describe({"w": desc})) % max(desc.rank, 1)
-        norms = h.reduce(h.cast(w, "float32"), "norm2", tuple(i for i in range(desc.rank) if i != axis))
+        norms = h.reduce(h.cast(w, "float64"), "norm2", tuple(i for i in range(desc.rank) if i != axis))
         sizes = _read(h, norms)
     kept = _largest(sizes.reshape(1, -1), sizes.size - round(sparsity * sizes.size))
     return _made(h, kept.reshape(sizes.shape), w)

@@ -216,7 +216,8 @@ class BoundPlan:
                 return result
         is_positional = not scalars
         missing = self._names[len(arrays):]
-        padded = (*arrays, *(scalars.pop(name, None) for name in missing)) if missing else arrays
+        taken = self._main.scalar_names  # which may be those of operands that the plan does without
+        padded = (*arrays, *(None if name in taken else scalars.pop(name, None) for name in missing)) if missing else arrays
         pointers, keys = self._session.raw(self._call, self._names, padded)
         if keys != self._keys:
             raise self._mismatch(padded, keys)

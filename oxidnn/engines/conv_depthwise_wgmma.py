@@ -304,6 +304,9 @@ class _WgmmaEngine(Engine):
             return refuse(f"depthwise_wgmma_sm90: {d.rows.taps} taps down (from {self.least_down} on are supported)")
         if problem.desc(problem.result).numel == 0 or problem.desc(problem.image).numel == 0:
             return refuse("there are no products to sum: the direct engine writes the epilogue of 0")
+        if next(self._configs(problem, d), None) is None:
+            size = f"{d.rows.taps} x {d.columns.taps} taps and rows of {d.columns.target}"
+            return refuse(f"depthwise_wgmma_sm90: no tile of {size} fits the registers")
         return SUPPORTED
 
     def configs(self, problem: Problem, device: DeviceInfo) -> tuple[EngineConfig, ...]:

@@ -93,8 +93,8 @@ class QuantizeGroupsConsts:
 
     @property
     def keeps_column(self) -> bool:
-        """A thread's packs lie one below the other, lanes / row_packs rows apart."""
-        return self.rows > 1 and self.lanes % self.row_packs == 0
+        """A thread's packs lie one below the other, lanes / row_packs rows apart; not of pairs, the second of which may lie outside."""
+        return self.rows > 1 and self.lanes % self.row_packs == 0 and (self.vector or self.kind.bits > 4)
 
 
 @dataclass(frozen=True)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import ml_dtypes
 import numpy as np
 import pytest
 
+import oxidnn
 from oxidnn.codegen.render import render
 from oxidnn.device import DeviceInfo, known_device
 from oxidnn.dtypes import F32
@@ -150,3 +152,22 @@ def test_inner_loop_is_short() -> None:
     per_term = device.counters.instructions / (problem.desc("y").numel * 16 * 9)
     assert per_term < 8, f"{per_term:.1f} instructions a term"
     assert problem.desc("y").dtype is F32
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
+def test_requantised_results_are_quotients(arch: str) -> None:
+    """Ties go to even, as of the division; scales beyond the reciprocals of f32 are no NaN."""
+    h = oxidnn.DnnHandle(f"emu:{arch}")
+    one = np.ones((1, 1, 1, 1), np.int8)
+    for number, scale in ((91, 14), (91, 26), (91, 28), (3, 2), (127, 2)):
+        y = h.conv(one * np.int8(number), one, scale_y=np.array([scale], np.float32), out_dtype="int8")
+        assert y.item() == np.rint(number / scale), (number, scale)
+    x, w = np.ones((1, 4, 1, 1), ml_dtypes.float8_e4m3fn), np.ones((1, 4, 1, 1), ml_dtypes.float8_e4m3fn)
+    for scale, number in ((1e-39, 448.0), (2e-45, 448.0), (3e38, 0.0), (np.inf, 0.0), (0.0, 448.0), (8.0, 0.5)):
+        assert float(h.conv(x, w, scale_y=np.array([scale], np.float32), out_dtype="float8_e4m3fn").item()) == number, scale
+    rng = np.random.default_rng(5)
+    x, w = rng.integers(-128, 128, (1, 32, 6, 6)).astype(np.int8), rng.integers(-128, 128, (16, 32, 3, 3)).astype(np.int8)
+    sums = h.conv(x, w, padding=1, out_dtype="int32").astype(np.float32)
+    for scale in (1024.0, 777.0):
+        y = h.conv(x, w, padding=1, scale_y=np.array([scale], np.float32), out_dtype="int8")
+        np.testing.assert_array_equal(y, np.clip(np.rint(sums / np.float32(scale)), -128, 127))

@@ -82,3 +82,11 @@ def test_all_taps_are_products_of_eight_channels(op: str, layer: str) -> None:
         for begin, end in spans:
             written = {int(m[1]) for line in lines[begin:end] if "HGMMA" not in line and (m := re.search(r"\b[A-Z][\w.]* R(\d+),", line))}
             assert not written & read, (config.name, written & read)
+
+
+@pytest.mark.parametrize("line", ["conv_wgrad x=bf16[1,8,4,259]nhwc dy=bf16[1,8,3,257]nhwc w_shape=(8,1,2,3) groups=8",
+                                  "conv_wgrad x=bf16[1,48,8,68]nhwc dy=bf16[1,48,8,68]nhwc w_shape=(48,1,7,7) padding=3 groups=48"])
+def test_what_no_tile_fits_is_refused(line: str) -> None:
+    problem, device = parse_case(line), known_device("sm_90a")
+    (engine,) = ENGINES[problem.op]
+    assert "fits the registers" in engine.check_support(problem, device).reason

@@ -485,3 +485,16 @@ def test_refused(name: str, h: oxidnn.DnnHandle) -> None:
     call, word = REFUSED[name]
     with pytest.raises(InvalidArgument, match=word):
         call(h, np.ones((4, 10), np.float32), np.ones((), np.float32))
+
+
+@pytest.mark.parametrize("scaling", ["tensor", ("block", (2, 2))])
+@pytest.mark.parametrize("kind", ["u4", "e2m1"])
+def test_pairs_of_four_bits_below_one_another(kind: str, scaling: object) -> None:
+    """Few columns, several rows: odd ones, whose last pair has no second number, as where they lie in wider rows."""
+    h = oxidnn.DnnHandle("emu:sm_90a")
+    for shape in ((2, 3), (5, 7), (2, 31)):
+        x = np.random.default_rng(shape).standard_normal(shape).astype(np.float32)
+        wide = np.full((shape[0], shape[1] + 3), np.nan, np.float32)
+        wide[:, :shape[1]] = x
+        for plain, strided in zip(h.quantize(x, kind, scaling), h.quantize(wide[:, :shape[1]], kind, scaling), strict=True):
+            assert np.asarray(plain).tobytes() == np.asarray(strided).tobytes()

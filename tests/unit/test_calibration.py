@@ -495,3 +495,22 @@ def test_refused(name: str, h: oxidnn.DnnHandle) -> None:
     call, message = REFUSED[name]
     with pytest.raises(InvalidArgument, match=message):
         call(h)
+
+
+def test_squares_beyond_f32(h: oxidnn.DnnHandle) -> None:
+    rng = np.random.default_rng(3)
+    x, w = rng.standard_normal((32, 64)).astype(np.float32), rng.standard_normal((8, 64)).astype(np.float32)
+    plain = output_error(h, w, round_to_nearest(h, w, group_size=32), x)
+    large = w * np.float32(2.0**66)
+    assert output_error(h, large, round_to_nearest(h, large, group_size=32), x) == pytest.approx(plain, rel=1e-3)
+    rows = (np.array([[1.0], [2], [3], [4]]) * 1e20 * np.ones((1, 2))).astype(np.float32)
+    assert np.asarray(magnitude_mask(h, rows, 0.5, axis=0)).tolist() == [False, False, True, True]
+
+
+def test_layers_that_are_none(h: oxidnn.DnnHandle) -> None:
+    layer = round_to_nearest(h, np.ones((4, 16), np.float32), group_size=8)
+    for kind in ("zz", None, [1]):
+        with pytest.raises(oxidnn.InvalidArgument, match="layer's kind"):
+            dequantized(h, {**layer, "kind": kind})
+    with pytest.raises(oxidnn.InvalidArgument, match="layer's permutation.*each of 0 to 15 once"):
+        dequantized(h, {**layer, "permutation": np.zeros(3, np.int32)})

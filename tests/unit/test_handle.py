@@ -154,6 +154,8 @@ def test_operands_may_not_take_a_role(h: oxidnn.DnnHandle) -> None:
         np.testing.assert_allclose(y, h.conv(x, w) * b[:, None, None], rtol=1e-5, atol=1e-6)
     with pytest.raises(oxidnn.InvalidArgument, match="bias is f32.*None, as planned.*s f32"):
         plan(x, w, b)
+    plan = h.plan("conv_fprop", x, w, epilogue="acc * scalar(bias)")  # a scalar may have the name of a role that is not taken
+    np.testing.assert_allclose(plan(x, w, bias=2.0), 2 * h.conv(x, w), rtol=1e-6)
     assert "supported" in str(h.explain("conv_fprop", x, w, epilogue="acc * s[c]", operands={"s": b}))
 
 
