@@ -342,8 +342,10 @@ def epilogue_lines(am: AffineMatmul) -> int:
     """Lines of PTX that the epilogue of one element takes."""
     if am.epilogue is None:
         return 0
-    inputs = {name: f"%{name}" for name in ("acc", *am.epilogue.args, *am.epilogue.scalars)}
-    return am.epilogue.lower(inputs, ["%acc", "%before"][:am.epilogue.num_outputs], "f32").count("\n") + 1
+    still = [o.name for o in am.operands if not any((*o.m_strides, *o.n_strides, *o.batch_strides))]
+    epilogue, _ = am.epilogue.hoisted(still)
+    inputs = {name: f"%{name}" for name in ("acc", *epilogue.args, *epilogue.scalars)}
+    return epilogue.lower(inputs, ["%acc", "%before"][:am.epilogue.num_outputs], "f32").count("\n") + 1
 
 
 def stores_panels(am: AffineMatmul, tile_n: int, accumulators: int) -> bool:

@@ -102,18 +102,17 @@ class ConvProblem(Problem):
 
 
 def quotient(x: Expression, y: Expression) -> Expression:
-    """x / y to nearest (what lies beyond 2^64 or below 2^-64 of it aside), by a reciprocal that is found once a thread where y is an
-    operand that stays: a division is a dozen instructions and a branch an element. Two corrections by the remainder, which a fused
-    multiplication gives exactly (Markstein, IBM J. Res. Dev. 34, 1990)."""
+    """x / y, itself where it is a number of f32 (ties of what is rounded afterwards are), by a reciprocal that is found once a thread where
+    y is an operand that stays: a division is a dozen instructions and a branch an element. The remainder, which a fused multiplication
+    gives exactly, corrects the product (Markstein, IBM J. Res. Dev. 34, 1990). y beyond 2^64 or below 2^-64 is scaled first."""
     size = expr.apply("abs", y)
     factor = expr.where(size < 2.0**-64, 2.0**64, expr.where(size > 2.0**64, 2.0**-64, 1.0))  # the reciprocal is a normal number
     x, y = x * factor, y * factor
     reciprocal = expr.apply("reciprocal", y)
     first = x * reciprocal
-    rest = expr.apply("fma", -first, y, x)
-    second = expr.apply("fma", rest, reciprocal, first)
-    third = expr.apply("fma", expr.apply("fma", -second, y, x), reciprocal, second)
-    return expr.where(expr.apply("abs", rest) < inf, third, first)  # of infinities, NaN and 0 there is no remainder
+    rest = expr.apply("fma", first, -y, x)
+    corrected = expr.apply("fma", rest, reciprocal, first)
+    return expr.where(expr.apply("abs", rest) < inf, corrected, first)  # infinities and NaN leave no remainder
 
 
 def value_of(p: ConvProblem, is_rounded: bool = True) -> Expression | None:

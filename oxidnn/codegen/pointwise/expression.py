@@ -21,7 +21,8 @@ from ...errors import InvalidArgument
 
 COMPUTE_TYPES = ("f32", "f64", "s32", "s64", "u64")
 INTEGER_TYPES = ("s32", "s64", "u64")
-BRANCHING = ("div", "reciprocal", "sqrt")
+BRANCHING = ("div", "reciprocal", "sqrt")  # in machine code
+CHOOSING = ("where",)
 CHANNEL_NAMES = ("bias", "scale", "shift")  # per-channel where the text also names acc
 COMMON = {
     "bias": "acc + bias[c]", "residual": "acc + residual",
@@ -201,8 +202,8 @@ class Expression:
         return done[self]
 
     def hoisted(self, still: Collection[str]) -> tuple[Expression, tuple[tuple[str, Expression], ...]]:
-        """The expression with quotients and roots of the operands `still` alone as operands of their own, and these by name: what the
-        assembler makes branches of and so finds anew wherever it stands."""
+        """The expression with quotients, roots and choices of the operands `still` alone as operands of their own, and these by name: what
+        the assembler makes branches of and so finds anew wherever it stands, and what takes several instructions."""
         parts: dict[Expression, str] = {}
         done: dict[Expression, Expression] = {}
         are_still: set[Expression] = set()
@@ -211,7 +212,7 @@ class Expression:
                 are_still.add(node)
             elif node.operands and node.op != "tuple" and all(o in are_still for o in node.operands):
                 are_still.add(node)
-                if node.op in BRANCHING and any(n.op == "arg" for n in node.nodes()):
+                if node.op in (*BRANCHING, *CHOOSING) and any(n.op == "arg" for n in node.nodes()):
                     done[node] = Expression("arg", (), (parts.setdefault(node, f"still{len(parts)}"), None))
                     continue
             done[node] = Expression(node.op, tuple(done[o] for o in node.operands), node.value) if node.operands else node

@@ -415,8 +415,9 @@ _row("step", 2, lambda x, v: np.where(np.greater(x, 0), 1, np.where(np.less(x, 0
      expand=lambda x, v: where(x > 0, 1, where(x < 0, 0, v)), gradient=lambda g, y, x, v: (None, where(_f("eq", x, 0), g, 0)),
      doc="Heaviside; the second operand is its value at 0")
 _row("lerp", 3, lambda a, b, w: a + w * (b - a), expand=lambda a, b, w: a + w * (b - a))
-_row("fma", 3, lambda a, b, c: a * b + c, lower=_plain("fma", "mad.lo", ".rn"),
-     gradient=lambda g, y, a, b, c: (times(g, b), times(g, a), g), doc="of floats rounded once")
+_row("fma", 3, lambda a, b, c: a * b + c, gradient=lambda g, y, a, b, c: (times(g, b), times(g, a), g), doc="f32: rounded once",
+     lower=_plain("", "mad.lo") | _both(lambda e, a, b, c: e("fma.rn.f32", a, b, c),
+                                        lambda e, a, b, c: e("add.rn.f64", e("mul.rn.f64", a, b), c)))
 _row("addcmul", 4, lambda x, a, b, v: x + v * a * b, defaults=(1.0,), expand=lambda x, a, b, v: x + times(v, a * b))
 _row("addcdiv", 4, lambda x, a, b, v: x + v * a / b, defaults=(1.0,), expand=lambda x, a, b, v: x + times(v, a / b))
 
