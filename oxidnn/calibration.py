@@ -540,6 +540,8 @@ def sensitivity(h: DnnHandle, layers: Mapping[str, tuple[Any, Any]], kinds: Sequ
     """{name: {kind: error}} of layers {name: (w, inputs)}: `output_error` of each, rounded to nearest in each kind by itself."""
     if not isinstance(layers, Mapping) or not all(isinstance(pair, (tuple, list)) and len(pair) == 2 for pair in layers.values()):
         raise expected("sensitivity", "layers", type(layers).__name__, "a mapping from names to (w, inputs)")
+    if isinstance(kinds, str) or not isinstance(kinds, Sequence) or not kinds:
+        raise expected("sensitivity", "kinds", repr(kinds), f"some of {', '.join(KINDS)}")
     result = {}
     for name, (w, inputs) in layers.items():
         seen = _statistics(h, "sensitivity", inputs, _desc(h, "sensitivity", f"layers[{name!r}]", w, 2).shape[1])
@@ -555,15 +557,20 @@ def mixed_kinds(errors: Mapping[str, Mapping[str, float]], sizes: Mapping[str, i
     """
     op = "mixed_kinds"
     bits = check_number(op, "bits", bits)
+    if bits != bits:
+        raise expected(op, "bits", bits, "a number")
     for argument, value in (("errors", errors), ("sizes", sizes)):
         if not isinstance(value, Mapping):
             raise expected(op, argument, type(value).__name__, "a mapping from the names of layers")
     if set(errors) != set(sizes) or not errors:
-        raise expected(op, "names of sizes", sorted(sizes), f"those of errors, {sorted(errors)}, at least one")
+        raise expected(op, "names of sizes", [*sizes], f"those of errors, {[*errors]}, at least one")
     for name, of in errors.items():
         check_integer(op, f"sizes[{name!r}]", sizes[name], 1)
-        if not of or not set(of) <= set(KINDS):
-            raise expected(op, f"kinds of errors[{name!r}]", sorted(of), ", ".join(KINDS))
+        if not isinstance(of, Mapping) or not of or not set(of) <= set(KINDS):
+            raise expected(op, f"errors[{name!r}]", of, f"a mapping from some of {', '.join(KINDS)} to errors")
+        for kind, error in of.items():
+            if not np.isfinite(check_number(op, f"errors[{name!r}][{kind!r}]", error)):
+                raise expected(op, f"errors[{name!r}][{kind!r}]", error, "a finite number")
     chosen = {name: min(of, key=lambda kind, of=of: (KINDS[kind].bits, of[kind])) for name, of in errors.items()}  # type: ignore[misc]
     left = bits * sum(sizes.values()) - sum(KINDS[kind].bits * sizes[name] for name, kind in chosen.items())
     if left < 0:

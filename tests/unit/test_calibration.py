@@ -514,3 +514,18 @@ def test_layers_that_are_none(h: oxidnn.DnnHandle) -> None:
             dequantized(h, {**layer, "kind": kind})
     with pytest.raises(oxidnn.InvalidArgument, match="layer's permutation.*each of 0 to 15 once"):
         dequantized(h, {**layer, "permutation": np.zeros(3, np.int32)})
+
+
+@pytest.mark.parametrize(("errors", "sizes", "bits", "named"), [
+    ({"a": 3}, {"a": 2}, 8, "errors"), ({"a": ["s4"]}, {"a": 2}, 8, "errors"), ({"a": {"s4": "x"}}, {"a": 2}, 8, "s4"),
+    ({"a": {"s4": 1.0}, 3: {"s4": 1.0}}, {"a": 2}, 8, "sizes"), ({"a": {4: 1.0, "s4": 1.0}}, {"a": 2}, 8, "errors"),
+    ({"a": {"s4": float("nan")}}, {"a": 2}, 8, "finite"), ({"a": {"s4": 1.0}}, {"a": 2}, float("nan"), "bits")], ids=str)
+def test_errors_that_are_none(errors: Any, sizes: Any, bits: float, named: str) -> None:
+    with pytest.raises(InvalidArgument, match=named):
+        mixed_kinds(errors, sizes, bits)
+
+
+def test_kinds_that_are_none(h: oxidnn.DnnHandle) -> None:
+    for kinds in (None, "s4", ()):
+        with pytest.raises(InvalidArgument, match="kinds"):
+            sensitivity(h, {}, kinds)  # type: ignore[arg-type]
