@@ -46,6 +46,9 @@ class DType:
     def __repr__(self) -> str:
         return self.name
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return dtype, (self.name,)  # types are compared by identity: a copy, of another process too, is the one of the table
+
     def __str__(self) -> str:
         return self.name
 

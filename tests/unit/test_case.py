@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import math
+import pickle
 from pathlib import Path
 
 import pytest
@@ -209,3 +211,11 @@ def test_onnx_model_without_a_batch_or_known_nodes(tmp_path: Path) -> None:
         cases.from_onnx(path)
     _onnx_model(path, 2)
     assert cases.from_onnx(path)[0].desc("x").shape[0] == 2
+
+
+def test_problems_of_another_process() -> None:
+    """A problem that was pickled, or copied, is planned as itself: types are the table's."""
+    problem = parse_case("conv_fprop x=f32[2,16,6,6]nhwc w=f32[16,16,3,3]nhwc padding=1 math=tf32")
+    for copied in (pickle.loads(pickle.dumps(problem)), copy.deepcopy(problem)):
+        assert all(o.desc.dtype is p.desc.dtype for o, p in zip(copied.operands, problem.operands, strict=True))
+        assert format_case(copied) == format_case(problem)
