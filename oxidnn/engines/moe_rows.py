@@ -275,7 +275,7 @@ def dequantize_step(p: MoeProblem, name: str, counts: Place, result: Held, devic
     vec = 8 if kind == "s4" else 16 // p.kind.num_bytes
     size = vec // 2 if kind == "s4" else vec
     is_dense = w.strides[2] == 1 and all(s % size == 0 for s in w.strides[:2]) and w.align % size == 0
-    is_dense &= kind != "e4m3" or device.at_least(8, 9)  # which widens pairs
+    is_dense &= kind != "e4m3" or device.at_least(9, 0)  # which widens pairs at this version of PTX
     if not is_dense or columns % vec or (p.block[1] % vec and p.block[1] < columns):
         vec = 2 if kind == "s4" and p.block[1] % 2 == 0 else 1
     consts = DequantizeConsts(kind, scale.dtype.name, p.kind.name, p.kind.num_bytes, rows, columns, p.block, vec, 4)
