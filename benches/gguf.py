@@ -132,7 +132,7 @@ class Matrix:
         x64, parts = x.double(), [part.double() for part in self.numbers.split(2048)]
         return torch.cat([x64 @ part.T for part in parts], 1), torch.cat([x64.abs() @ part.abs().T for part in parts], 1)
 
-    def library_us(self, x: torch.Tensor, repeats: int) -> float:
+    def cublas_us(self, x: torch.Tensor, repeats: int) -> float:
         """cuBLAS on the same numbers in f16."""
         half, half_x = self.numbers.half(), x.half()
         halves = [half, *(half.clone() for _ in range(-(-L2_BYTES // (2 * half.numel())) - 1))]
@@ -152,7 +152,7 @@ def measure(backend: Backend, matrix: Matrix, rows: int, kind: str, choices: Cho
         calls = launches(backend, problem, *by_choice[row["engine"], row["config"]], [{**tensors, "blocks": b} for b in matrix.copies])
         row["us"] = microseconds(calls, repeats)
         row["tb_per_s"] = problem.num_bytes / row["us"] / 1e6
-    library = matrix.library_us(x, repeats)
+    library = matrix.cublas_us(x, repeats)
     for row in found:
         row |= {"format": matrix.name, "shape": f"{matrix.n}x{matrix.k}", "rows": rows, "kind": kind, "cublas_f16_us": library}
     return found
