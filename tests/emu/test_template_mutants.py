@@ -480,7 +480,7 @@ KERNELS = {
     "depthwise_tma_wgrad": Kernel("conv/depthwise_tma_wgrad_sm90", "conv_wgrad.depthwise_tma_sm90", (
         "conv_wgrad x=bf16[2,32,29,20]nhwc dy=bf16[2,32,29,20]nhwc dw=bf16[32,1,3,3]nhwc padding=1 groups=32",), {}),
     "depthwise_wgmma": Kernel("conv/depthwise_wgmma_sm90", "conv_fprop.depthwise_wgmma_sm90", (
-        "conv_fprop x=bf16[3,24,7,12]nhwc w=bf16[24,1,3,5]nhwc y=bf16[3,24,7,12]nhwc padding='((1,1),(2,2))' groups=24",), {}),
+        "conv_fprop x=bf16[3,16,18,12]nhwc w=bf16[16,1,3,5]nhwc y=bf16[3,16,21,12]nhwc padding='((4,1),(2,2))' groups=16",), {"strip": 21}),
     "depthwise_wgmma_wgrad": Kernel("conv/depthwise_wgmma_wgrad_sm90", "conv_wgrad.depthwise_wgmma_sm90", (
         "conv_wgrad x=bf16[3,40,9,12]nhwc dy=bf16[3,40,9,12]nhwc dw=bf16[40,1,5,3]nhwc padding='((2,2),(1,1))' groups=40",), {}),
     "unfold": Kernel("conv/unfold", "unfold.walk", ("unfold x=f32[2,3,7,6]nchw kernel=(3,2) padding=1",), {}),
