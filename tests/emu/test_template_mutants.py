@@ -90,7 +90,7 @@ class Problem:
         if isinstance(engine, MatmulEngine) and "stages" in self.knobs:
             self.config = EngineConfig.of(**self.knobs)
             engine = Fixed(problem.op, engine.algorithm)
-        elif "home" in self.knobs or "team" in self.knobs:  # arrangements that the list would not name for so short a row
+        elif self.knobs.keys() & {"home", "team", "strip"}:  # arrangements that the list would not name for so small a problem
             self.config = EngineConfig.of(**self.knobs)
         else:
             self.config = next(c for c in engine.configs(problem, info) if self.knobs.items() <= dict(c.knobs).items())
@@ -480,9 +480,11 @@ KERNELS = {
     "depthwise_tma_wgrad": Kernel("conv/depthwise_tma_wgrad_sm90", "conv_wgrad.depthwise_tma_sm90", (
         "conv_wgrad x=bf16[2,32,29,20]nhwc dy=bf16[2,32,29,20]nhwc dw=bf16[32,1,3,3]nhwc padding=1 groups=32",), {}),
     "depthwise_wgmma": Kernel("conv/depthwise_wgmma_sm90", "conv_fprop.depthwise_wgmma_sm90", (
-        "conv_fprop x=bf16[3,16,18,12]nhwc w=bf16[16,1,3,5]nhwc y=bf16[3,16,21,12]nhwc padding='((4,1),(2,2))' groups=16",), {"strip": 21}),
+        "conv_fprop x=bf16[3,16,18,12]nhwc w=bf16[16,1,3,5]nhwc y=bf16[3,16,21,12]nhwc padding='((4,1),(2,2))' groups=16",),
+        {"groups": 2, "images": 2, "blocks": 2, "strip": 7, "stages": 2}),
     "depthwise_wgmma_wgrad": Kernel("conv/depthwise_wgmma_wgrad_sm90", "conv_wgrad.depthwise_wgmma_sm90", (
-        "conv_wgrad x=bf16[3,40,9,12]nhwc dy=bf16[3,40,9,12]nhwc dw=bf16[40,1,5,3]nhwc padding='((2,2),(1,1))' groups=40",), {}),
+        "conv_wgrad x=bf16[3,16,19,12]nhwc dy=bf16[3,16,19,12]nhwc dw=bf16[16,1,5,3]nhwc padding='((2,2),(1,1))' groups=16",),
+        {"groups": 2, "images": 2, "blocks": 2, "strip": 8, "stages": 5}),
     "unfold": Kernel("conv/unfold", "unfold.walk", ("unfold x=f32[2,3,7,6]nchw kernel=(3,2) padding=1",), {}),
     "fold": Kernel("conv/unfold", "unfold.walk", ("fold x=f32[2,18,238] output_size=(17,13) kernel=(3,2) padding=1",), {}),
     "causal": Kernel("conv/causal", "causal_conv1d.walk", ("causal_conv1d x=f32[2,3,700]nchw w=f32[3,4] bias=f32[3]",), {}),
@@ -733,7 +735,7 @@ FLOOR = {
     "pool_plane": (25, 26), "pool_plane_indices": (25, 26), "pool_plane_unpool": (23, 26), "multilabel": (23, 26), "layout_sum": (26, 26),
     "winograd_fused": (26, 26), "winograd_fused_wgrad": (25, 26),
     "winograd_ring": (24, 26), "depthwise_tma": (22, 26), "depthwise_tma_wgrad": (19, 26),
-    "depthwise_wgmma": (20, 26), "depthwise_wgmma_wgrad": (21, 26),
+    "depthwise_wgmma": (22, 26), "depthwise_wgmma_wgrad": (23, 26),
     "unfold": (25, 26), "fold": (22, 26), "causal": (26, 26),
     "scan_row": (24, 26), "scan_column": (26, 26),
     "map_packs": (25, 26), "pool_row": (23, 26), "divisive_strip": (26, 26), "divisive_packs": (25, 26),
