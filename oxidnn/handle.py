@@ -1075,7 +1075,7 @@ class DnnHandle(ListOps):
 
     # ---- elementwise and reductions ------------------------------------------------------------------------------------------------
 
-    def pointwise(self, expression: Any, *tensors: Any, dtype: Any = None, saturate: bool = True, out: Any = None, stream: Any = None,
+    def pointwise(self, expression: Any, /, *tensors: Any, dtype: Any = None, saturate: bool = True, out: Any = None, stream: Any = None,
                   **scalars: float) -> Any:
         """An expression over tensors, broadcast as NumPy does; tensors stand in the order of expression.args.
 

@@ -135,7 +135,7 @@ class ListOps:
         return run_lists(self._session, "unscale_grads", {"grad": grads}, shared, {"new_grad": "grad", "new_found_inf": "found_inf"}, (),
                          scalars, stream)
 
-    def foreach(self, expression: Any, lists: Mapping[str, Arrays], out: Arrays | tuple[Arrays, ...], *,
+    def foreach(self, /, expression: Any, lists: Mapping[str, Arrays], out: Arrays | tuple[Arrays, ...], *,
                 shared: Mapping[str, Any] | None = None, stream: Any = None, **scalars: float) -> None:
         """An expression over every tensor of the lists: foreach("a + scalar(s) * b", {"a": params, "b": grads}, params, s=0.5).
 
@@ -148,6 +148,8 @@ class ListOps:
         if len(outs) != len(roles):
             raise expected("foreach", "out", f"{len(outs)} lists", f"{len(roles)}, one an output")
         if scalars.keys() != set(parsed.scalars):
+            for name in {"expression", "lists", "out", "shared", "stream"} & set(parsed.scalars):
+                raise expected("foreach", f"scalar {name}", "named as an argument of foreach", "another name")
             raise expected("foreach", "scalars", sorted(scalars), sorted(parsed.scalars))
         numbers = {name: _number("foreach", name, value) for name, value in scalars.items()}
         targets = {role: next((name for name, values in lists.items() if values is target), target)

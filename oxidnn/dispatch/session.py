@@ -179,6 +179,9 @@ class BoundPlan:
         self._by_out: dict[Any, Prepared] = {}
         self._short: tuple[int, bool, Guarded | None] = 0, False, None  # (number of arrays, whether there was an out, way of such calls)
         self._main = self._prepared(arrays, outs)
+        for name in self._main.scalar_names:
+            if name in ("out", "stream"):
+                raise expected(f"plan {call.op}", f"scalar {name}", "named as an argument of the plan", "another name than out and stream")
         self._planned = tuple(_given(array) for array in arrays)
 
     def _mismatch(self, arrays: Sequence[Any], keys: tuple[Any, ...]) -> InvalidArgument:
@@ -206,9 +209,9 @@ class BoundPlan:
     def is_deterministic(self) -> bool:
         return self._main.plan is None or self._main.plan.is_deterministic
 
-    def __call__(self, *arrays: Any, out: Any = None, stream: Any = None, **scalars: Any) -> Any:
-        """Runs it on arrays of the same types, shapes, strides and alignment as it was planned for, in the order of the method's or by
-        name, and scalars by name. Raises InvalidArgument otherwise."""
+    def __call__(self, /, *arrays: Any, out: Any = None, stream: Any = None, **scalars: Any) -> Any:
+        """Runs it on arrays of the same types, shapes, strides and alignment as it was planned for, in the order of the method's or (but
+        for those named out and stream) by name, and scalars by name. Raises InvalidArgument otherwise."""
         count, has_out, short = self._short
         if short is not None and len(arrays) == count and (out is not None) is has_out and stream is None and not scalars:
             result = short((*arrays, out) if has_out else arrays, out)

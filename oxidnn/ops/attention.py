@@ -69,6 +69,7 @@ from .checks import (
     is_integer,
     operand,
 )
+from .epilogue import scalars_of
 
 ALIGNMENTS = ("top_left", "bottom_right")
 INDICES = ("b", "h", "i", "j", "p")  # operands of an expression that are no tensors
@@ -372,6 +373,8 @@ def _make(op: str, tensors: Mapping[str, TensorDesc], attrs: Mapping[str, Any], 
         if name not in tensors or name in _ROLES:
             raise expected(op, "score", f"{score}, whose {name} is missing", f"{name} among the operands, and none of {', '.join(_ROLES)}",
                            context)
+    if is_backward and "dy" in named:
+        raise expected(op, "score", f"{score}, which names dy", "other names: dy is what its derivative is multiplied by", context)
     for name in others:
         if name not in named:
             raise expected(op, name, "given", f"a score that uses it (score is {score})", context)
@@ -434,7 +437,10 @@ def _make(op: str, tensors: Mapping[str, TensorDesc], attrs: Mapping[str, Any], 
             normal.append(("return_lse", True))
     for o in operands:
         check_reach(op, o.name, o.desc, context)
-    scalars = tuple(Scalar(n, exact.ptx) for n in expression.scalars) if expression is not None else ()
+    scalars = scalars_of(op, expression, exact.ptx, ("dy",) if is_backward else ())
+    for scalar in scalars:
+        if scalar.name in [drawn.name for drawn in DRAW]:
+            raise expected(op, f"scalar {scalar.name}", "given", "names other than seed and offset, which are of dropout's draw", context)
     return AttentionProblem(op, tuple(operands), tuple(normal), scalars + (DRAW if dropout else ()), policy=policy, scale=number,
                             expression=expression, alignment=alignment, left=left, right=right, dropout=dropout, blocks=blocks)
 

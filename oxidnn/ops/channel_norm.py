@@ -229,7 +229,7 @@ def _make(op: str, tensors: Mapping[str, TensorDesc], attrs: Mapping[str, Any], 
     if kind is not x.dtype:
         normal.append(("out_dtype", kind.name))
     normal += [(n, True) for n, value in (("return_stats", return_stats), ("return_mask", return_mask)) if value]
-    return ChannelNormProblem(op, tuple(operands), tuple(normal), scalars_of(epilogue, accumulator), policy=policy, shape=x.shape,
+    return ChannelNormProblem(op, tuple(operands), tuple(normal), scalars_of(op, epilogue, accumulator.ptx), policy=policy, shape=x.shape,
                               groups=groups, eps=eps, momentum=momentum, is_training=is_training, epilogue=epilogue)
 
 

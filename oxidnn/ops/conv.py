@@ -360,10 +360,10 @@ def _make(kind: _Kind, tensors: Mapping[str, TensorDesc], attrs: Mapping[str, An
     kept += [(name, True) for name in ("return_stats", "return_amax", "return_bias_grad") if attrs.get(name)]
     operands = (*(Operand(name, tensors[name]) for name in kind.inputs), *extra, *(Operand(n, d) for n, d in quantisers.items()),
                 *over_image, Operand(kind.output, output, True), *by_products)
-    return ConvProblem(op, operands, tuple(kept), scalars_of(epilogue, accumulator_of(first.dtype)), policy=policy,
-                       direction=kind.direction, image=kind.image, filter=kind.filter, result=kind.result, stride=stride,
-                       padding=padding, dilation=dilation, groups=groups, flip=flip, epilogue=epilogue, prologue=prologue,
-                       scales=tuple(n for n in kind.scales if n in quantisers),
+    scalars = scalars_of(op, epilogue, accumulator_of(first.dtype).ptx, quantisers)
+    return ConvProblem(op, operands, tuple(kept), scalars, policy=policy, direction=kind.direction, image=kind.image, filter=kind.filter,
+                       result=kind.result, stride=stride, padding=padding, dilation=dilation, groups=groups, flip=flip,
+                       epilogue=epilogue, prologue=prologue, scales=tuple(n for n in kind.scales if n in quantisers),
                        scale_out=kind.scale_out if kind.scale_out in quantisers else "",
                        zero_out="zero_y" if "zero_y" in quantisers else "", addend=addend, saturate=saturate)
 

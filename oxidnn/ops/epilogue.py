@@ -98,9 +98,15 @@ def activation_of(op: str, text: str) -> Expression:
     return expression
 
 
-def scalars_of(expression: Expression | None, accumulator: DType) -> tuple[Scalar, ...]:
-    """The numbers that the epilogue takes with each call, in the type it computes in."""
-    return tuple(Scalar(name, accumulator.ptx) for name in expression.scalars) if expression is not None else ()
+def scalars_of(op: str, expression: Expression | None, compute: str, taken: Collection[str] = ()) -> tuple[Scalar, ...]:
+    """The numbers that an expression takes with each call, in the type it computes in, by its name in PTX. taken: what kernels write into
+    the expression by name. Raises InvalidArgument for a scalar of the same name as a tensor: they would be one register."""
+    if expression is None:
+        return ()
+    for name in expression.scalars:
+        if name in expression.args or name in taken:
+            raise expected(op, f"scalar {name}", f"named as a tensor of {expression}", "a name of its own")
+    return tuple(Scalar(name, compute) for name in expression.scalars)
 
 
 def accumulator_of(kind: DType) -> DType:

@@ -24,8 +24,9 @@ from ..codegen.pointwise import Expression, outputs, parse
 from ..dtypes import F32, F64
 from ..errors import expected
 from ..tensor import TensorDesc
-from .base import OpDef, Operand, Policy, Problem, Scalar
+from .base import OpDef, Operand, Policy, Problem
 from .checks import canonical, check_bool, check_dtype, check_expression, check_number, check_shape
+from .epilogue import scalars_of
 from .pointwise import like
 
 MAX_LISTS = 8  # that an expression reads
@@ -363,9 +364,8 @@ def _problem(op: str, listed: Mapping[str, Mapping[int, TensorDesc]], shared: Ma
             operands.append(Operand(name, desc, True))
     for name in left:
         raise expected(op, name, "given", f"no tensor of this name ({op} makes {', '.join(r for r, _ in updates) or 'none'})")
-    return ForeachProblem(op, tuple(operands), attrs, tuple(Scalar(name, compute.name) for name in whole.scalars), policy=policy,
-                          count=count, updates=updates, reduced=reduced, results=results, per_tensor=formula.per_tensor,
-                          compute=compute.name)
+    return ForeachProblem(op, tuple(operands), attrs, scalars_of(op, whole, compute.name), policy=policy, count=count, updates=updates,
+                          reduced=reduced, results=results, per_tensor=formula.per_tensor, compute=compute.name)
 
 
 def _check_target(op: str, name: str, desc: TensorDesc, shape: tuple[int, ...]) -> None:

@@ -184,7 +184,8 @@ def _make(tensors: Mapping[str, TensorDesc], attrs: Mapping[str, Any], policy: P
         kept.append(("gate", gate))
     operands = [Operand("a", a), Operand("b", b), *extra]
     operands += [Operand(name, tensors[name]) for name in ("c", *SCALES) if name in tensors]
-    return GemmProblem(op, (*operands, *outputs), tuple(kept), scalars_of(epilogue, accumulator_of(a.dtype)), policy=policy,
+    scalars = scalars_of(op, epilogue, accumulator_of(a.dtype).ptx, [name for name in ("c", *SCALES) if name in tensors])
+    return GemmProblem(op, (*operands, *outputs), tuple(kept), scalars, policy=policy,
                        transpose_a=flags["transpose_a"], transpose_b=flags["transpose_b"], alpha=factors["alpha"], beta=factors["beta"],
                        m=m, n=n, k=k, epilogue=epilogue, gate=gate, blocks_a=blocks_a, blocks_b=blocks_b)
 

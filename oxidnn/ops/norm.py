@@ -136,7 +136,7 @@ def _make(op: str, tensors: Mapping[str, TensorDesc], attrs: Mapping[str, Any], 
     if written is not None:
         normal.append(("epilogue", written))
     normal += [(name, True) for name, value in flags.items() if value]
-    return NormProblem(op, tuple(operands), tuple(normal), scalars_of(epilogue, accumulator), policy=policy, axes=axes, eps=eps,
+    return NormProblem(op, tuple(operands), tuple(normal), scalars_of(op, epilogue, accumulator.ptx), policy=policy, axes=axes, eps=eps,
                        epilogue=epilogue, zero_centered=_is_zero_centered(op, flags["zero_centered"], tensors))
 
 

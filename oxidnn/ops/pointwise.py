@@ -24,8 +24,9 @@ from ..codegen.pointwise import TABLE, Expression, apply, arg, const, parse
 from ..dtypes import BOOL, DType, dtype
 from ..errors import InvalidArgument, expected
 from ..tensor import TensorDesc, packed_strides
-from .base import OpDef, Operand, Policy, Problem, Scalar
+from .base import OpDef, Operand, Policy, Problem
 from .checks import canonical, check_bool, check_expression, check_number, check_output, check_type
+from .epilogue import scalars_of
 
 STORED = ("f64", "f32", "f16", "bf16", "e4m3", "e5m2", "s8", "u8", "s16", "u16", "s32", "u32", "s64", "bool")
 MAX_INPUTS = 8
@@ -221,7 +222,7 @@ def pointwise_problem(op: str, expression: Expression, names: tuple[str, ...], t
     if compute[0] == "f":  # names what has no form before anything is built
         expression.lower({n: "%r" for n in expression.args + expression.scalars}, ["%r"] * expression.num_outputs, compute)
     operands = tuple(Operand(n, tensors[n]) for n in names) + tuple(outputs)
-    scalars = tuple(Scalar(name, compute) for name in expression.scalars)  # an expression with any computes in floats
+    scalars = scalars_of(op, expression, compute)  # an expression with any computes in floats
     return PointwiseProblem(op, operands, attrs, scalars, expression=expression, shape=shape, compute=compute, saturate=saturate,
                             policy=policy)
 

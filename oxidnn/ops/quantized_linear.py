@@ -134,8 +134,9 @@ def _make(tensors: Mapping[str, TensorDesc], attrs: Mapping[str, Any], policy: P
         kept.append(("epilogue", epilogue))
     operands = [Operand("x", x), Operand("w", w), Operand("scale", scale)]
     operands += [Operand(name, desc) for name, desc in (("zero_point", zero), ("permutation", order)) if desc is not None]
-    return QuantizedLinearProblem(op, (*operands, *extra, Operand("y", y, True)), tuple(kept), scalars_of(epilogue, F32), policy=policy,
-                                  kind=kind, n=n, k=k, group_size=size, epilogue=epilogue)
+    scalars = scalars_of(op, epilogue, F32.ptx, ("scale",))
+    return QuantizedLinearProblem(op, (*operands, *extra, Operand("y", y, True)), tuple(kept), scalars, policy=policy, kind=kind, n=n, k=k,
+                                  group_size=size, epilogue=epilogue)
 
 
 # ---- Layouts of other tools ------------------------------------------------------------------------------------------------------

@@ -144,6 +144,56 @@ def test_bound_plans_check_out_and_scalars(h: oxidnn.DnnHandle) -> None:
         h.conv(x, w, epilogue="acc * scalar(s)")
 
 
+def test_scalars_named_as_arguments(h: oxidnn.DnnHandle) -> None:
+    x = rand(2, 3)
+    plan = h.plan("pointwise", "scalar(self) * a + scalar(expression)", x)
+    np.testing.assert_allclose(plan(x, self=2.0, expression=1.0), 2 * x + 1, rtol=1e-6)
+    np.testing.assert_allclose(h.pointwise("scalar(self) * a + scalar(expression)", x, self=2.0, expression=1.0), 2 * x + 1, rtol=1e-6)
+    target = [np.full_like(x, np.nan)]
+    h.foreach("scalar(self) * a", {"a": [x]}, target, self=2.0)
+    np.testing.assert_array_equal(target[0], 2 * x)
+    for name in ("out", "stream"):
+        with pytest.raises(oxidnn.InvalidArgument, match=f"plan pointwise: scalar {name} is named as an argument"):
+            h.plan("pointwise", f"scalar({name}) * a", x)
+        with pytest.raises(oxidnn.InvalidArgument, match=f"foreach: scalar {name} is named as an argument"):
+            h.foreach(f"scalar({name}) * a", {"a": [x]}, ([np.empty_like(x)],), **({} if name == "out" else {name: 2.0}))  # type: ignore[arg-type]
+        with pytest.raises(oxidnn.InvalidArgument, match=name):
+            h.pointwise(f"scalar({name}) * a", x, **{name: 2.0})
+        np.testing.assert_allclose(h.gemm(x, x.T.copy(), epilogue=f"acc * scalar({name})", scalars={name: 2.0}), 2 * x @ x.T, rtol=1e-5)
+    for name in ("self", "out", "stream"):  # operands go by position, and but for the plan's own arguments by name
+        b = rand(2, seed=1)
+        plan = h.plan("gemm", x, x.T.copy(), epilogue=f"acc * {name}", operands={name: b})
+        np.testing.assert_allclose(plan(x, x.T.copy(), None, None, None, None, b), x @ x.T * b, rtol=1e-5)
+        if name == "self":
+            np.testing.assert_allclose(plan(x, x.T.copy(), **{name: b}), x @ x.T * b, rtol=1e-5)
+        else:
+            with pytest.raises(oxidnn.InvalidArgument, match=f"plan gemm: {name} is None.*as planned"):
+                plan(x, x.T.copy(), **{name: b})
+
+
+def test_scalars_named_as_tensors_of_their_expression(h: oxidnn.DnnHandle) -> None:
+    x, q = rand(2, 3), rand(1, 1, 4, 8)
+    one = np.ones(1, np.float32)
+    codes = np.ones((3, 2), np.int8)
+    refused = {
+        "s": lambda n: h.pointwise("scalar(s) * a + s", x, x, s=2.0),
+        "acc": lambda n: h.gemm(x, x.T.copy(), epilogue="acc * scalar(acc)", scalars={n: 2.0}),
+        "c": lambda n: h.gemm(x, x.T.copy(), c=rand(2, 2), beta=1.0, epilogue="acc * scalar(c)", scalars={n: 2.0}),
+        "scale_x": lambda n: h.conv(codes.T[None], codes[..., None], scale_x=one, epilogue="acc * scalar(scale_x)", scalars={n: 2.0}),
+        "scale_y": lambda n: h.layer_norm(x, scale_y=one, out_dtype="s8", epilogue="acc * scalar(scale_y)", scalars={n: 2.0}),
+        "scale": lambda n: h.quantized_linear(x, codes.T.copy(), one, kind="s8", epilogue="acc * scalar(scale)", scalars={n: 2.0}),
+        "score": lambda n: h.attention(q, q, q, score="score * scalar(score)", scalars={n: 2.0}),
+        "seed": lambda n: h.attention(q, q, q, dropout=0.5, seed=1, score="score * scalar(seed)", scalars={n: 2.0}),
+        "dy": lambda n: h.attention_backward(q, q, q, q, q, q[..., 0], score="score * scalar(dy)", scalars={n: 2.0}),
+        "a": lambda n: h.foreach("scalar(a) * a", {n: [x]}, [np.empty_like(x)], **{n: 2.0}),
+    }
+    for name, call in refused.items():
+        with pytest.raises(oxidnn.InvalidArgument, match=f"scalar {name} is"):
+            call(name)
+    with pytest.raises(oxidnn.InvalidArgument, match="which names dy"):
+        h.attention_backward(q, q, q, q, q, q[..., 0], score="score * dy", operands={"dy": q[..., :1, :1]})
+
+
 def test_operands_may_not_take_a_role(h: oxidnn.DnnHandle) -> None:
     x, w, b = rand(1, 2, 4, 4), rand(3, 2, 1, 1, seed=1), rand(3, seed=2)
     for name in ("bias", "x", "y"):
