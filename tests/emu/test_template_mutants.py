@@ -90,10 +90,11 @@ class Problem:
         if isinstance(engine, MatmulEngine) and "stages" in self.knobs:
             self.config = EngineConfig.of(**self.knobs)
             engine = Fixed(problem.op, engine.algorithm)
-        elif self.knobs.keys() & {"home", "team", "strip"}:  # arrangements that the list would not name for so small a problem
+        elif self.knobs.keys() & {"home", "team"}:  # arrangements that the list would not name for so short a row
             self.config = EngineConfig.of(**self.knobs)
-        else:
-            self.config = next(c for c in engine.configs(problem, info) if self.knobs.items() <= dict(c.knobs).items())
+        else:  # of the list, or what the list would not name for so small a problem
+            listed = (c for c in engine.configs(problem, info) if self.knobs.items() <= dict(c.knobs).items())
+            self.config = next(listed, EngineConfig.of(**self.knobs))
         self.by: Engine = engine
         self.specs = [s.spec for s in engine.build_steps(problem, self.config, info).steps]
         rng = np.random.default_rng(11)
