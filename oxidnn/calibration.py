@@ -32,6 +32,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .array import DeviceArray
+from .dtypes import F32
 from .dtypes import dtype as dtype_of
 from .errors import expected
 from .handle import DnnHandle
@@ -182,9 +183,14 @@ class _Observer:
     def scale(self, kind: str, *, asymmetric: bool | None = None) -> tuple[Any, Any]:
         """(scale, zero_point or None) for `h.quantize(x, kind, scale, zero_point=zero_point)` and `h.fake_quantize`, with axis= where the
         observer has one: by the formulas of `dynamic_quantize`, for the range that was seen. kind: any of `quantize`; asymmetric (of
-        integers): with zero points; None: of u4 and u8."""
+        integers): with zero points, which need a high - low within f32 (InvalidArgument); None: of u4 and u8."""
+        op = type(self).__name__
         low, high = self.range()
-        scale, zero = _scales(low, high, *_kind(type(self).__name__, kind, tuple(KINDS), asymmetric))
+        found, has_zero = _kind(op, kind, tuple(KINDS), asymmetric)
+        widest = float(np.max(np.maximum(high, 0) - np.minimum(low, 0)))
+        if has_zero and widest > F32.max:
+            raise expected(op, "high - low", f"{widest:.5g}", f"at most {F32.max:.5g}, the range of f32, for {kind} with zero points")
+        scale, zero = _scales(low, high, found, has_zero)
         return _made(self.h, scale, self._like), None if zero is None else _made(self.h, zero, self._like)
 
 
@@ -356,12 +362,23 @@ def _energy(h: DnnHandle, w: Any, gram: Any) -> float:
 
 
 def output_error(h: DnnHandle, w: Any, layer: Layer, inputs: Any, input_scale: Any = None) -> float:
-    """The norm of x W'^T - x w^T over that of x w^T, on inputs as `gptq` takes them; W' of the layer, which takes x / input_scale."""
+    """The norm of x W'^T - x w^T over that of x w^T, w (n, k), on inputs as `gptq` takes them; W' of the layer, which takes
+    x / input_scale ((k,), f32, f16 or bf16, none of it 0; None: x)."""
     op = "output_error"
-    k = _desc(h, op, "w", w, 2).shape[1]
+    shape = _desc(h, op, "w", w, 2).shape
+    k = shape[1]
+    if input_scale is not None:
+        desc = _desc(h, op, "input_scale", input_scale)
+        if desc.shape != (k,):
+            raise expected(op, "shape of input_scale", list(desc.shape), f"{[k]}, the features of w")
+        sizes = np.abs(_read(h, input_scale).astype(np.float64))
+        if not np.all((sizes > 0) & (sizes < np.inf)):
+            raise expected(op, "input_scale", "with 0, NaN or infinities", "finite numbers other than 0")
     _check_sizes(h, op, "w", w)
     seen = _statistics(h, op, inputs, k)
     found = dequantized(h, layer, k)
+    if tuple(found.shape) != shape:
+        raise expected(op, "layer", f"one of weights {list(found.shape)}", f"{list(shape)}, as w has")
     if input_scale is None:
         change = h.pointwise("q - w", found, w, dtype="float32")
     else:

@@ -27,7 +27,7 @@ How scales are found, in f32, amax the largest size: amax / the kind's largest n
 is 0; asymmetric (s8, u8, s4, u4): (high - low) / (2^bits - 1), where low <= 0 <= high are the least and the largest, or 1, and
 zero_point = round(clamp(least code - low / scale)); mx: 2^(floor(log2 amax) - that of the largest number), at least 2^-127 (code 0,
 where all are 0); nvfp4: e4m3(amax / (6 * global)), by whose product with global in f32 elements are divided; all codes are 0 where it is
-0. Where a number is no finite one its scale is NaN.
+0. Where a number is no finite one, or high - low is beyond f32, the scale is NaN.
 Elements: x / scale, correctly rounded to f32 (nvfp4: the exact product of x and the scale's inverse in f32), then to the nearest code, of
 two the even one (nf4: the lower); integers plus zero_point, which is itself within their range.
 What is beyond saturates; saturate=False: NaN (e4m3), an infinity (e5m2), the lowest bits (integers, as of two's complement; of an

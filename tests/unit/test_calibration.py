@@ -507,6 +507,37 @@ def test_squares_beyond_f32(h: oxidnn.DnnHandle) -> None:
     assert np.asarray(magnitude_mask(h, rows, 0.5, axis=0)).tolist() == [False, False, True, True]
 
 
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("axis", [None, 0])
+def test_ranges_beyond_f32(axis: int | None, h: oxidnn.DnnHandle) -> None:
+    x = np.array([[-1.0, 0.5], [-3e38, 2e38]], np.float32)
+    for kind, asymmetric in (("u8", None), ("s8", True), ("u4", None)):
+        with pytest.raises(InvalidArgument, match=f"MinMaxObserver: high - low is 5e.38 .expected at most 3.4028e.38.*{kind} with zero"):
+            MinMaxObserver(h, axis).update(x).scale(kind, asymmetric=asymmetric)
+    scale, zero = MinMaxObserver(h, axis).update(x).scale("s8")  # sizes are within f32
+    want = [1 / 127, 3e38 / 127] if axis == 0 else 3e38 / 127
+    np.testing.assert_allclose(np.asarray(scale), np.float32(want), rtol=1e-6)
+    assert zero is None
+    scale, zero = MinMaxObserver(h, axis).update(x * np.float32(0.5)).scale("u8")
+    assert np.isfinite(np.asarray(scale)).all() and np.asarray(zero).max() == (170 if axis == 0 else 153)
+
+
+def test_input_scales_and_layers_of_other_shapes(h: oxidnn.DnnHandle) -> None:
+    w, x, ones = np.ones((4, 16), np.float32), np.ones((3, 16), np.float32), np.ones(16, np.float32)
+    layer = round_to_nearest(h, w, group_size=8)
+    assert output_error(h, w, layer, x, ones) == output_error(h, w, layer, x)
+    for odd in (ones[:1], ones[1:], ones[None], np.ones((), np.float32), np.ones((4, 1), np.float32), np.ones((4, 16), np.float32)):
+        with pytest.raises(InvalidArgument, match=r"output_error: shape of input_scale is .* .expected .16., the features of w"):
+            output_error(h, w, layer, x, odd)
+    for value in (0, np.nan, np.inf):
+        with pytest.raises(InvalidArgument, match="output_error: input_scale is with 0, NaN"):
+            output_error(h, w, layer, x, np.where(np.arange(16) == 5, np.float32(value), ones))
+    with pytest.raises(InvalidArgument, match="type of input_scale"):
+        output_error(h, w, layer, x, ones.astype(np.int32))
+    with pytest.raises(InvalidArgument, match=r"output_error: layer is one of weights .1, 16. .expected .4, 16., as w has"):
+        output_error(h, w, round_to_nearest(h, w[:1], group_size=8), x)
+
+
 def test_layers_that_are_none(h: oxidnn.DnnHandle) -> None:
     layer = round_to_nearest(h, np.ones((4, 16), np.float32), group_size=8)
     for kind in ("zz", None, [1]):
