@@ -150,6 +150,13 @@ def _scaled(op: str, pairs: int, base: float, scaling: Any, context: str) -> tup
     return result, magnitude
 
 
+def _in_floats(value: Any) -> Any:
+    """Checked pairs of `scaling` with every number a Python float: equal ones are one case."""
+    if isinstance(value, tuple):
+        return tuple(map(_in_floats, value))
+    return value if isinstance(value, str) else float(value)
+
+
 def check_rotation(op: str, tensors: Mapping[str, TensorDesc], attrs: Mapping[str, Any], dim: int, kind: DType, batch: int,
                    length: int) -> tuple[Rotation, list[tuple[str, Any]]]:
     """The rotation of rows of `dim` elements, its tables and positions checked; the attributes as they are written."""
@@ -177,7 +184,7 @@ def check_rotation(op: str, tensors: Mapping[str, TensorDesc], attrs: Mapping[st
         normal += [("base", base)] if base != 10000.0 else []
         scaling = attrs.get("scaling")
         found, magnitude = frequencies(op, rotary // 2, base, scaling, context)
-        normal += [("scaling", scaling)] if scaling is not None else []
+        normal += [("scaling", _in_floats(scaling))] if scaling is not None else []
         return Rotation(rotary // 2, interleaved, inverse, found, magnitude), normal
     for name in ("base", "scaling"):
         if attrs.get(name) is not None:
