@@ -273,10 +273,38 @@ def _registers(p: ConvProblem, d: Depthwise, c: TmaDepthwiseConsts) -> int:
     return held + held // 6 + 2 * len(c.residues) + 14 + (6 if c.halves else 0) + 16 * operands
 
 
-@lru_cache(maxsize=256)
-def _lower(p: ConvProblem) -> Depthwise | str:
+def lower_to_boxes(p: ConvProblem) -> Depthwise | str:
+    """As products with diagonals; of one dimension tiles lie along it, and a row is all there is."""
     d = lower_any(p)
     d = d if isinstance(d, str) else as_products(d)
+    return d if isinstance(d, str) or p.spatial > 1 else replace(d, rows=POINT, columns=d.rows)
+
+
+def why_no_maps(d: Depthwise) -> str:
+    """"" where tensor maps take source and target."""
+    for x in (d.source, d.target):
+        extents = [n for i, n in enumerate(x.shape) if i != 1]
+        strides = [s * x.dtype.num_bytes for i, s in enumerate(x.strides) if i != 1]
+        if any(n > 1 and not 0 < s < _MAX_STRIDE for n, s in zip(extents, strides, strict=True)) or max(x.shape) >= 2**31:
+            return "a stride is zero or too large for a tensor map"
+    return ""
+
+
+def tensor_map(x: TensorDesc, box: tuple[int, ...], pitch: int, halves: bool = False) -> TensorMapSpec:
+    """By (channel, column, row, depth if any, image), of halves by (channel, parity, column // 2, row, image)."""
+    images, channels, *spatial = x.shape
+    n, _, *steps = (s * x.dtype.num_bytes if extent > 1 else 16 for s, extent in zip(x.strides, x.shape, strict=True))
+    if x.rank == 3:
+        spatial, steps = [1, *spatial], [16, *steps]
+    dims, strides = [*spatial[::-1], images], [*steps[::-1], n]
+    if halves:
+        dims, strides = [2, dims[0] // 2, *dims[1:]], [strides[0], 2 * strides[0], *strides[1:]]
+    return TensorMapSpec(x.dtype.name, (channels, *dims), tuple(strides), box, swizzle=pitch)
+
+
+@lru_cache(maxsize=256)
+def _lower(p: ConvProblem) -> Depthwise | str:
+    d = lower_to_boxes(p)
     if isinstance(d, str):
         return d
     if d.depth.dilation > 1:
@@ -286,14 +314,7 @@ def _lower(p: ConvProblem) -> Depthwise | str:
         over = align_shape(p.op, name, p.desc(name).shape, d.target.shape, 1, p.epilogue.axis(name))
         if any(n > 1 for i, n in enumerate(over) if i != 1):
             return f"{name} goes over positions of three dimensions (vectors of channels are supported)"
-    if p.spatial == 1:  # tiles lie along the one dimension, and a row is all there is
-        d = replace(d, rows=POINT, columns=d.rows)
-    for x in (d.source, d.target):
-        extents = [n for i, n in enumerate(x.shape) if i != 1]
-        strides = [s * x.dtype.num_bytes for i, s in enumerate(x.strides) if i != 1]
-        if any(n > 1 and not 0 < s < _MAX_STRIDE for n, s in zip(extents, strides, strict=True)) or max(x.shape) >= 2**31:
-            return "a stride is zero or too large for a tensor map"
-    return d
+    return why_no_maps(d) or d
 
 
 class TmaDepthwiseEngine(Engine):
@@ -407,18 +428,6 @@ class TmaDepthwiseEngine(Engine):
         longest = max(ceil_div(items, more), 2 * (items // more) if more * chunks > resident else 0)
         return (more, longest) if longest < rounds else (ceil_div(items, rounds), rounds)
 
-    @staticmethod
-    def _map(x: TensorDesc, c: TmaDepthwiseConsts, box: tuple[int, ...], halves: bool) -> TensorMapSpec:
-        """By (channel, column, row, depth if any, image), of halves by (channel, parity, column // 2, row, image)."""
-        images, channels, *spatial = x.shape
-        n, _, *steps = (s * x.dtype.num_bytes if extent > 1 else 16 for s, extent in zip(x.strides, x.shape, strict=True))
-        if x.rank == 3:
-            spatial, steps = [1, *spatial], [16, *steps]
-        dims, strides = [*spatial[::-1], images], [*steps[::-1], n]
-        if halves:
-            dims, strides = [2, dims[0] // 2, *dims[1:]], [strides[0], 2 * strides[0], *strides[1:]]
-        return TensorMapSpec(x.dtype.name, (channels, *dims), tuple(strides), box, swizzle=c.pitch)
-
     def build_steps(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> Build:
         assert isinstance(problem, ConvProblem)
         if problem.is_empty:
@@ -429,9 +438,9 @@ class TmaDepthwiseEngine(Engine):
         shape = self._consts_of(d, config)
         depth, source_depth = ((1,), (shape.depth.taps,)) if shape.is_deep else ((), ())
         source_box = (8 * groups, *([1] if shape.halves else []), shape.width, shape.step_rows, *source_depth, segments)
-        maps = [Arg("map_source", "tensor_map", TensorMapArg(d.names[0], self._map(d.source, shape, source_box, shape.halves))),
-                Arg("map_target", "tensor_map", TensorMapArg(d.names[1], self._map(
-                    d.target, shape, (8 * groups, 8 * shape.blocks, 1, *depth, segments), False)))]
+        target_box = (8 * groups, 8 * shape.blocks, 1, *depth, segments)
+        maps = [Arg("map_source", "tensor_map", TensorMapArg(d.names[0], tensor_map(d.source, source_box, shape.pitch, shape.halves))),
+                Arg("map_target", "tensor_map", TensorMapArg(d.names[1], tensor_map(d.target, target_box, shape.pitch)))]
         args: list[Arg] = []
         operands, rows, strides = [], [], {}
         for name in (n for n in (p.epilogue.args if p.epilogue is not None else ()) if n != "acc"):

@@ -16,20 +16,20 @@ Zeros off the diagonal meet the other channels of a group: an infinity or a NaN 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
 
 from ..codegen.fastdiv import magic
-from ..codegen.spec import Target, TensorMapSpec
+from ..codegen.spec import Target
 from ..device import DeviceInfo
 from ..dtypes import F32
 from ..ops.base import Problem
 from ..ops.conv import ConvProblem
 from ..tensor import TensorDesc, packed_strides
 from .base import SUPPORTED, Arg, Build, Engine, EngineConfig, Scratch, Step, Support, TensorArg, TensorMapArg, refuse
-from .conv_depthwise import POINT, Axis, Depthwise, lower_any
-from .conv_depthwise_mma import as_products
+from .conv_depthwise import Axis, Depthwise
+from .conv_depthwise_tma import lower_to_boxes, tensor_map, why_no_maps
 from .digits import DigitConsts, Digits, ceil_div
 from .reduce_tree import reduction_steps
 
@@ -40,7 +40,6 @@ _MAX_ACROSS = 8
 _MAX_STAGES = 16
 _OUTS = 3  # rows of the target under way to memory
 _SMEM_BYTES = 227 << 10
-_MAX_STRIDE = 2**40
 # Clocks of an SM: a product and each of its columns; a step of a warpgroup alone, an item, besides.
 _PRODUCT_CLOCKS, _COLUMN_CLOCKS, _STEP_CLOCKS, _ITEM_CLOCKS = 15.2, 0.354, 407, 220
 
@@ -262,26 +261,18 @@ def _tile(d: Depthwise, groups: int, images: int, blocks: int, stages: int, flip
 
 @lru_cache(maxsize=256)
 def _lower(p: ConvProblem) -> Depthwise | str:
-    d = lower_any(p)
-    d = d if isinstance(d, str) else as_products(d)
+    d = lower_to_boxes(p)
     if isinstance(d, str):
         return d
     if d.source.rank == 5:
         return "3 dimensions (1 and 2 are supported)"
-    if p.spatial == 1:  # tiles lie along the one dimension, and a row is all there is
-        d = replace(d, rows=POINT, columns=d.rows)
     if {d.rows.stride, d.columns.stride, d.rows.dilation, d.columns.dilation} != {1}:
         return f"stride {(d.rows.stride, d.columns.stride)}, dilation {(d.rows.dilation, d.columns.dilation)} (1 is supported)"
     if p.epilogue is not None:
         return "it has an epilogue"
     if d.columns.taps > _MAX_ACROSS or d.rows.taps > _MAX_DOWN:
         return f"{d.rows.taps} x {d.columns.taps} taps (at most {_MAX_DOWN} x {_MAX_ACROSS})"
-    for x in (d.source, d.target):
-        extents = [n for i, n in enumerate(x.shape) if i != 1]
-        strides = [s * x.dtype.num_bytes for i, s in enumerate(x.strides) if i != 1]
-        if any(n > 1 and not 0 < s < _MAX_STRIDE for n, s in zip(extents, strides, strict=True)) or max(x.shape) >= 2**31:
-            return "a stride is zero or too large for a tensor map"
-    return d
+    return why_no_maps(d) or d
 
 
 class _WgmmaEngine(Engine):
@@ -330,11 +321,29 @@ class _WgmmaEngine(Engine):
         rows = d.rows.source if d.kind == "wgrad" else d.rows.target
         return ceil_div(d.images, config["images"]), ceil_div(rows, config["strip"]), ceil_div(d.columns.target, 8 * config["blocks"])
 
-    def _parts(self, d: Depthwise, config: EngineConfig, device: DeviceInfo) -> tuple[int, int]:
-        """CTAs that share a chunk of channels, and items of each at most."""
+    def _shares(self, d: Depthwise, config: EngineConfig, device: DeviceInfo) -> tuple[int, int, int]:
+        """Chunks of channels, CTAs that share one, and items of each at most."""
         items, chunks = prod(self._items(d, config)), ceil_div(d.channels // 8, config["groups"])
         rounds = ceil_div(items, max(1, min(items, device.num_sms // chunks)))
-        return ceil_div(items, rounds), rounds
+        return chunks, ceil_div(items, rounds), rounds
+
+    @staticmethod
+    def _share_args(d: Depthwise, items: int, chunks: int, parts: int) -> list[Arg]:
+        """What a CTA finds its channels and items by."""
+        multiplier, shift = magic(chunks)
+        return [Arg(name, "u32", value) for name, value in (
+            ("num_items", items), ("parts", parts), ("chunks", chunks), ("chunks_multiplier", multiplier), ("chunks_shift", shift),
+            ("channel_groups", d.channels // 8))]
+
+    @staticmethod
+    def _busy_us(c: WgmmaDepthwiseConsts | WgmmaWalkConsts, rounds: int, steps: float, products: float) -> float:
+        """Of an SM, by steps of all warpgroups, or of one alone; products: clocks of a step's."""
+        return rounds * (steps * max(c.groups * products, products + _STEP_CLOCKS) + _ITEM_CLOCKS) / 1750
+
+    @staticmethod
+    def _traffic_us(problem: Problem, c: WgmmaDepthwiseConsts | WgmmaWalkConsts, chunks: int, device: DeviceInfo) -> float:
+        """Pieces of 64 bytes of a pixel come by parts of lines."""
+        return problem.num_bytes / (device.bandwidth_gbs * 0.838e3 * (0.85 if c.pitch == 64 and chunks > 1 else 1.0))
 
 
 class WgmmaDepthwiseEngine(_WgmmaEngine):
@@ -366,14 +375,12 @@ class WgmmaDepthwiseEngine(_WgmmaEngine):
         assert isinstance(d, Depthwise)
         groups = config["groups"]
         c = _tile(d, groups, config["images"], config["blocks"], config["stages"], problem.flip)
-        parts, rounds = self._parts(d, config, device)
-        chunks = ceil_div(d.channels // 8, groups)
+        chunks, parts, rounds = self._shares(d, config, device)
         steps = ceil_div(min(config["strip"], d.rows.source), ROWS)
         if device.is_emulated:
             return 200.0 * parts * rounds * chunks * (steps + 3) * (groups * len(c.products) + 8) + config["stages"]
         products = len(c.products) * (_PRODUCT_CLOCKS + _COLUMN_CLOCKS * c.columns)
-        compute_us = rounds * (steps * max(groups * products, products + _STEP_CLOCKS) + _ITEM_CLOCKS) / 1750
-        bytes_us = problem.num_bytes / (device.bandwidth_gbs * 0.838e3 * (0.85 if c.pitch == 64 and chunks > 1 else 1.0))
+        compute_us, bytes_us = self._busy_us(c, rounds, steps, products), self._traffic_us(problem, c, chunks, device)
         # Filters of 5 x 5 and less took 5 to 30 % less by tensor copies.
         return (max(compute_us, bytes_us) + 0.175 * min(compute_us, bytes_us) + 11) * (1.0 if d.rows.taps >= 6 else 1.1)
 
@@ -386,18 +393,15 @@ class WgmmaDepthwiseEngine(_WgmmaEngine):
         groups = config["groups"]
         c = _tile(d, groups, config["images"], config["blocks"], config["stages"], p.flip)
         digits = Digits(c.digits.names, self._items(d, config), {})
-        parts, _ = self._parts(d, config, device)
-        chunks, taps, desc = ceil_div(d.channels // 8, groups), d.rows.taps * d.columns.taps, d.filter
+        chunks, parts, _ = self._shares(d, config, device)
+        taps, desc = d.rows.taps * d.columns.taps, d.filter
         scratch = Scratch()
         partial = scratch.take(parts * d.channels * taps * 4)
-        multiplier, shift = magic(chunks)
-        args = [Arg("map_x", "tensor_map", TensorMapArg(d.names[0], _map(d.source, (8 * groups, c.width, ROWS, c.images), c.pitch))),
-                Arg("map_dy", "tensor_map", TensorMapArg(d.names[1], _map(d.target, (8 * groups, 8 * c.blocks, ROWS, c.images), c.pitch))),
-                Arg("ptr_partial", "u64", partial)]
-        args += [Arg(name, "u32", value) for name, value in (
-            ("num_items", digits.size), ("parts", parts), ("chunks", chunks), ("chunks_multiplier", multiplier), ("chunks_shift", shift),
-            ("channel_groups", d.channels // 8), ("strip", config["strip"]), ("source_rows", d.rows.source))]
-        args += digits.args(c.digits.wide)
+        x_map = tensor_map(d.source, (8 * groups, c.width, ROWS, c.images), c.pitch)
+        dy_map = tensor_map(d.target, (8 * groups, 8 * c.blocks, ROWS, c.images), c.pitch)
+        args = [Arg("map_x", "tensor_map", TensorMapArg(d.names[0], x_map)), Arg("map_dy", "tensor_map", TensorMapArg(d.names[1], dy_map)),
+                Arg("ptr_partial", "u64", partial), *self._share_args(d, digits.size, chunks, parts),
+                Arg("strip", "u32", config["strip"]), Arg("source_rows", "u32", d.rows.source), *digits.args(c.digits.wide)]
         step = Step.of("conv/depthwise_wgmma_wgrad_sm90", self.op, Target.for_arch(device.arch, (8, 0)), c.threads, args, c, parts * chunks,
                        dynamic_smem=c.smem_bytes, min_ctas_per_sm=1,
                        suffix=f"{c.kind}_{d.rows.taps}x{d.columns.taps}_g{groups}_b{c.blocks}_{c.images}")
@@ -431,15 +435,13 @@ class WgmmaWalkEngine(_WgmmaEngine):
         assert isinstance(d, Depthwise)
         groups = config["groups"]
         c = _walk(problem, d, groups, config["images"], config["blocks"], config["stages"], _OUTS)
-        parts, rounds = self._parts(d, config, device)
-        chunks = ceil_div(d.channels // 8, groups)
+        chunks, parts, rounds = self._shares(d, config, device)
         strips = ceil_div(d.rows.target, config["strip"])
         rows = min(config["strip"] + d.rows.taps - 1, d.rows.source / strips + (d.rows.taps - 1) * (1 - 1 / strips))
         if device.is_emulated:
             return 200.0 * parts * rounds * chunks * rows * (groups * c.pairs + 8) + config["stages"]
         products = c.pairs * (12 + 4 * d.rows.taps)
-        compute_us = rounds * (rows * max(groups * products, products + _STEP_CLOCKS) + _ITEM_CLOCKS) / 1750
-        bytes_us = problem.num_bytes / (device.bandwidth_gbs * 0.838e3 * (0.85 if c.pitch == 64 and chunks > 1 else 1.0))
+        compute_us, bytes_us = self._busy_us(c, rounds, rows, products), self._traffic_us(problem, c, chunks, device)
         # Filters of 5 x 5 and less take less by tensor copies.
         return (max(compute_us, bytes_us) + 0.115 * min(compute_us, bytes_us) + 9) * (1.0 if d.rows.taps >= 6 else 1.15)
 
@@ -452,17 +454,14 @@ class WgmmaWalkEngine(_WgmmaEngine):
         groups = config["groups"]
         c = _walk(p, d, groups, config["images"], config["blocks"], config["stages"], _OUTS)
         digits = Digits(c.digits.names, self._items(d, config), {})
-        parts, _ = self._parts(d, config, device)
-        chunks = ceil_div(d.channels // 8, groups)
-        multiplier, shift = magic(chunks)
-        args = [Arg("map_source", "tensor_map", TensorMapArg(d.names[0], _map(d.source, (8 * groups, c.width, 1, c.images), c.pitch))),
-                Arg("map_target", "tensor_map", TensorMapArg(d.names[1], _map(d.target, (8 * groups, 8 * c.blocks, 1, c.images), c.pitch))),
-                Arg("ptr_filter", "u64", TensorArg(d.names[2]))]
-        args += [Arg(name, kind, value) for name, kind, value in (
-            ("num_items", "u32", digits.size), ("parts", "u32", parts), ("chunks", "u32", chunks), ("chunks_multiplier", "u32", multiplier),
-            ("chunks_shift", "u32", shift), ("channel_groups", "u32", d.channels // 8), ("strip", "s32", config["strip"]),
-            ("source_rows", "s32", d.rows.source), ("target_rows", "s32", d.rows.target))]
-        args += digits.args(c.digits.wide)
+        chunks, parts, _ = self._shares(d, config, device)
+        source_map = tensor_map(d.source, (8 * groups, c.width, 1, c.images), c.pitch)
+        target_map = tensor_map(d.target, (8 * groups, 8 * c.blocks, 1, c.images), c.pitch)
+        args = [Arg("map_source", "tensor_map", TensorMapArg(d.names[0], source_map)),
+                Arg("map_target", "tensor_map", TensorMapArg(d.names[1], target_map)),
+                Arg("ptr_filter", "u64", TensorArg(d.names[2])), *self._share_args(d, digits.size, chunks, parts),
+                Arg("strip", "s32", config["strip"]), Arg("source_rows", "s32", d.rows.source), Arg("target_rows", "s32", d.rows.target),
+                *digits.args(c.digits.wide)]
         return Build((Step.of("conv/depthwise_wgmma_sm90", self.op, Target.for_arch(device.arch, (8, 0)), c.threads, args, c,
                               parts * chunks, dynamic_smem=c.smem_bytes, min_ctas_per_sm=1,
                               suffix=f"{c.kind}_{d.rows.taps}x{d.columns.taps}_g{groups}_b{c.blocks}_{c.images}"),))
@@ -473,15 +472,6 @@ def _walk(p: ConvProblem, d: Depthwise, groups: int, images: int, blocks: int, s
     row, column = (0, *(s * size for s in steps))[-2:]
     return WgmmaWalkConsts(d.source.dtype.name, d.target.dtype.name, d.rows, d.columns, groups, images, blocks, stages, outs,
                            (channel * size, row, column), p.flip != (d.kind == "dgrad"))
-
-
-def _map(x: TensorDesc, box: tuple[int, ...], pitch: int) -> TensorMapSpec:
-    """By (channel, column, row, image)."""
-    images, channels, *spatial = x.shape
-    n, _, *steps = (s * x.dtype.num_bytes if extent > 1 else 16 for s, extent in zip(x.strides, x.shape, strict=True))
-    if x.rank == 3:
-        spatial, steps = [1, *spatial], [16, *steps]
-    return TensorMapSpec(x.dtype.name, (channels, *spatial[::-1], images), (*steps[::-1], n), box, swizzle=pitch)
 
 
 _SUMS = ("conv_wgrad", "conv_transpose_wgrad")
