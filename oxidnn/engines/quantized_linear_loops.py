@@ -5,7 +5,6 @@ from __future__ import annotations
 from functools import lru_cache
 
 from ..codegen import pointwise as expr
-from ..codegen.fastdiv import magic
 from ..device import DeviceInfo
 from ..dtypes import BF16, F16, F32
 from ..ops.epilogue import align_shape, align_strides
@@ -70,20 +69,21 @@ def check_vectors(p: QuantizedLinearProblem, loop: str) -> Support:
     return SUPPORTED
 
 
-def add_factors(t: tiling.Arguments, p: QuantizedLinearProblem, grouped: bool, zero: str) -> None:
-    """Scales of groups and zero points as quantized_linear/numbers' bring_factors reads them."""
-    if grouped or zero:
+def add_factors(t: tiling.Arguments, p: QuantizedLinearProblem, grouped: bool, zero: str, any_group: bool = True) -> None:
+    """Scales of groups and zero points as quantized_linear/numbers' bring_factors reads them. any_group: by (row, group) from an index;
+    else by a row's alone, of a kernel whose consts have the distance of groups and their size."""
+    if grouped or (zero and any_group):
         t.add("groups", "u32", p.groups)
-        t.divisor("groups", p.groups)
+        if any_group:
+            t.divisor("groups", p.groups)
     if grouped:
-        t.add("group_size", "u32", p.group_size)
-        multiplier, shift = magic(p.group_size)
-        t.add("group_mul", "u32", multiplier)
-        t.add("group_shr", "u32", shift)
+        if any_group:
+            t.add("group_size", "u32", p.group_size)
+        t.divisor("group", p.group_size)
     for prefix, name, wanted in (("scale", "scale", grouped), ("zero", "zero_point", bool(zero))):
         if wanted:
             t.add(f"ptr_{prefix}", "u64", TensorArg(name))
-            for end, stride in zip(("row", "group"), p.grid_strides(name), strict=True):
+            for end, stride in zip(("row", "group") if any_group else ("row",), p.grid_strides(name), strict=False):
                 t.add(f"{prefix}_{end}", "s64", stride * p.desc(name).dtype.num_bytes)
 
 

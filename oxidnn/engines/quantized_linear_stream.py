@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import product
 
-from ..codegen.fastdiv import magic
 from ..codegen.spec import Target as PtxTarget
 from ..codegen.spec import TensorMapSpec
 from ..device import DeviceInfo
@@ -21,7 +20,7 @@ from . import affine_tiling as tiling
 from .affine import AffineMatmul
 from .base import Build, Engine, EngineConfig, Step, Support, TensorArg, TensorMapArg, refuse
 from .digits import ceil_div
-from .quantized_linear_loops import check_vectors, lower, with_columns_ordered
+from .quantized_linear_loops import add_factors, check_vectors, lower, with_columns_ordered
 
 MAX_ROWS = 16
 TILE = 16  # rows of W
@@ -381,15 +380,7 @@ def _arguments(p: QuantizedLinearProblem, plan: _Plan) -> list:
     t.add("w_row_bytes", "s64", stride)
     t.add("w_bytes", "u32", w.shape[1])
     t.add("w_size", "u32", p.n)
-    if c.grouped:
-        t.add("groups", "u32", p.groups)
-        multiplier, shift = magic(p.group_size)
-        t.add("group_mul", "u32", multiplier)
-        t.add("group_shr", "u32", shift)
-    for name, operand, wanted in (("scale", "scale", c.grouped), ("zero", "zero_point", c.zero)):
-        if wanted:
-            t.add(f"ptr_{name}", "u64", TensorArg(operand))
-            t.add(f"{name}_row", "s64", p.grid_strides(operand)[0] * p.desc(operand).dtype.num_bytes)
+    add_factors(t, p, c.grouped, c.zero, any_group=False)
     if c.splits > 1:
         tiling._partial_arguments(t, plan.grid, plan.am, c.epilogue, 0)
     else:
