@@ -104,7 +104,11 @@ class ConvProblem(Problem):
 def quotient(x: Expression, y: Expression) -> Expression:
     """x / y, itself where it is a number of f32 (ties of what is rounded afterwards are), by a reciprocal that is found once a thread where
     y is an operand that stays: a division is a dozen instructions and a branch an element. The remainder, which a fused multiplication
-    gives exactly, corrects the product (Markstein, IBM J. Res. Dev. 34, 1990). y beyond 2^64 or below 2^-64 is scaled first."""
+    gives exactly, corrects the product (Markstein, IBM J. Res. Dev. 34, 1990). y beyond 2^64 or below 2^-64 is scaled first.
+
+    `divide` of quantize/codes.ptx.j2 is the same method for codes, and stays apart: it branches where scales are far and bounds numbers,
+    which an expression cannot, and corrects twice, for the nearest number whatever the quotient; ties need one correction. Either in the
+    other's place would change bits or add instructions."""
     size = expr.apply("abs", y)
     factor = expr.where(size < 2.0**-64, 2.0**64, expr.where(size > 2.0**64, 2.0**-64, 1.0))  # the reciprocal is a normal number
     x, y = x * factor, y * factor
