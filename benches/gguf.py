@@ -152,9 +152,9 @@ def measure(backend: Backend, matrix: Matrix, rows: int, kind: str, choices: Cho
         calls = launches(backend, problem, *by_choice[row["engine"], row["config"]], [{**tensors, "blocks": b} for b in matrix.copies])
         row["us"] = microseconds(calls, repeats)
         row["tb_per_s"] = problem.num_bytes / row["us"] / 1e6
-    library = matrix.cublas_us(x, repeats)
+    cublas = matrix.cublas_us(x, repeats)
     for row in found:
-        row |= {"format": matrix.name, "shape": f"{matrix.n}x{matrix.k}", "rows": rows, "kind": kind, "cublas_f16_us": library}
+        row |= {"format": matrix.name, "shape": f"{matrix.n}x{matrix.k}", "rows": rows, "kind": kind, "cublas_f16_us": cublas}
     return found
 
 

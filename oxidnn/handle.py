@@ -185,8 +185,8 @@ class DnnHandle(ListOps):
     def plan(self, op: str, /, *arrays: Any, out: Any = None, operands: Mapping[str, Any] | None = None, **attrs: Any) -> BoundPlan:
         """The bound plan of `op` on arrays like these: `plan(x, w, out=y)` then runs with no look-up, legally under graph capture.
 
-        operands: further named operands of an epilogue; they follow the arrays when it is called. Of "pointwise" the first argument
-        is the expression.
+        operands: further named operands of an epilogue; they follow the arrays when it is called. An expression's scalars are given by
+        name with every call, and may not be called out or stream. Of "pointwise" the first argument is the expression.
         """
         call, padded, values = _signature(op, arrays, attrs)
         return self._session.plan(call, padded, values, out, operands)

@@ -216,7 +216,7 @@ class Program:
     def edited(self, line: int, text: str) -> Program:
         """The kernel with `text`, one instruction or nothing, in place of the one instruction of a line; all others are shared.
 
-        Errors: PtxError where it takes more than decoding that instruction (or where `load` would raise one).
+        Raises PtxError where it takes more than decoding that instruction, and where `load` would.
         """
         pcs = [pc for pc, op in enumerate(self.ops) if op.ins.line == line]
         if len(pcs) != 1:

@@ -1,5 +1,9 @@
-"""The filter's gradient of a depthwise convolution on wgmma, sm_90a: all taps of 8 channels are one product over positions.
+"""Depthwise convolutions and their gradients on wgmma, sm_90a: 8 channels a product, of which the diagonals of blocks of 8 x 8 are of use.
 
+The convolution and the image's gradient (WgmmaWalkEngine): rows of a product are 64 positions of a row of the source, which is read once;
+k is (two taps across, channel), columns are (row of the target under way, channel), of tables of diagonals that hold the taps down.
+
+The filter's gradient (WgmmaDepthwiseEngine): all taps of 8 channels are one product over positions.
 dw(r, s, c) = sum over x's positions (y, p + s) of dy(y - r, p, c) * x(y, p + s, c), paddings aside. Of a product of 64 x (8 taps across)
 columns, rows are (tap down, channel) of dy and columns (tap across, channel) of x; the sums lie on the diagonals of its blocks of 8 x 8:
 1 of 8 products is of use, as in conv_depthwise_mma, at a tenth of the instructions.
@@ -342,7 +346,7 @@ class _WgmmaEngine(Engine):
 
     @staticmethod
     def _traffic_us(problem: Problem, c: WgmmaDepthwiseConsts | WgmmaWalkConsts, chunks: int, device: DeviceInfo) -> float:
-        """Pieces of 64 bytes of a pixel come by parts of lines."""
+        """Of memory; pieces of 64 bytes of a pixel come by parts of lines."""
         return problem.num_bytes / (device.bandwidth_gbs * 0.838e3 * (0.85 if c.pitch == 64 and chunks > 1 else 1.0))
 
 

@@ -294,7 +294,7 @@ class WinogradFusedEngine(WinogradEngine):
         has_copies = device.capability >= (9, 0) and self._sides(problem)[1].desc.dtype is F32
         if has_copies and self._consts(problem, ring).smem_bytes <= device.smem_per_cta:
             return (ring,)
-        found = [EngineConfig.of(depth=n) for n in _DEPTHS 
+        found = [EngineConfig.of(depth=n) for n in _DEPTHS
                  if self._consts(problem, EngineConfig.of(depth=n)).smem_bytes <= device.smem_per_cta]
         return tuple(sorted(found, key=lambda config: self.estimate(problem, config, device)))
 

@@ -16,10 +16,9 @@ from ..tensor import TensorDesc
 class FormatConsts:
     """bias: what codes, bytes from 0 on, are above their numbers. parts: of a block, whose words are loaded together. scale_at,
     scale_factor: where the f16 scale lies, and what it is multiplied with. has_factor: steps have factors, two f16, which, if `folds`, make
-    f16 numbers of codes exactly. group: steps that share factor and minimum. lifts: products take codes as they are, and what
-    their bias adds is taken off as minima are. values: of the codes of four bits; is_paired: products look the two of a byte up
-    together, in shared memory; shuffled: of eight words those whose codes byte permutations
-    look up instead."""
+    f16 numbers of codes exactly. group: steps that share factor and minimum. lifts: products take codes as they are, and what their bias
+    adds is taken off as minima are. values: of the codes of four bits; is_paired: products look the two of a byte up together, in shared
+    memory; shuffled: of eight words those whose codes byte permutations look up instead."""
 
     name: str
     bias: int

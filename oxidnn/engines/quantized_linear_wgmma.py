@@ -352,7 +352,7 @@ def _scalings(p: QuantizedLinearProblem, columns: int, spans: int) -> tuple[str,
 
 
 def _depths(p: QuantizedLinearProblem, device: DeviceInfo, k_tiles: int, **knobs: int | str) -> tuple[int, ...]:
-    """Stages of rings that leave room for one or two CTAs an SM, as deep as there are stages."""
+    """Stages of rings that leave room for one or two CTAs an SM (up to four without a warp that fills), no deeper than there are stages."""
     def fits(stages: int, per_sm: int) -> bool:
         c = _plan(p, EngineConfig.of(**knobs, stages=stages)).consts
         room = min(device.smem_per_cta, device.smem_per_sm // per_sm - 1024)
@@ -362,7 +362,7 @@ def _depths(p: QuantizedLinearProblem, device: DeviceInfo, k_tiles: int, **knobs
     if device.is_emulated:
         return (least,) if fits(least, 1) else ()
     deepest = max(least, min(MAX_STAGES, k_tiles * (2 if knobs["filler"] == "own" else 1)))
-    return tuple(sorted({next((s for s in range(deepest, least - 1, -1) if fits(s, per_sm)), 0) 
+    return tuple(sorted({next((s for s in range(deepest, least - 1, -1) if fits(s, per_sm)), 0)
                          for per_sm in ((1, 2, 3, 4) if knobs["filler"] == "own" else (1, 2))} - {0}))
 
 

@@ -21,8 +21,7 @@ from ...errors import InvalidArgument
 
 COMPUTE_TYPES = ("f32", "f64", "s32", "s64", "u64")
 INTEGER_TYPES = ("s32", "s64", "u64")
-BRANCHING = ("div", "reciprocal", "sqrt")  # in machine code
-CHOOSING = ("where",)
+HOISTED = ("div", "reciprocal", "sqrt", "where")  # of operands that stay: branches in machine code, and choices of several instructions
 CHANNEL_NAMES = ("bias", "scale", "shift")  # per-channel where the text also names acc
 COMMON = {
     "bias": "acc + bias[c]", "residual": "acc + residual",
@@ -212,7 +211,7 @@ class Expression:
                 are_still.add(node)
             elif node.operands and node.op != "tuple" and all(o in are_still for o in node.operands):
                 are_still.add(node)
-                if node.op in (*BRANCHING, *CHOOSING) and any(n.op == "arg" for n in node.nodes()):
+                if node.op in HOISTED and any(n.op == "arg" for n in node.nodes()):
                     done[node] = Expression("arg", (), (parts.setdefault(node, f"still{len(parts)}"), None))
                     continue
             done[node] = Expression(node.op, tuple(done[o] for o in node.operands), node.value) if node.operands else node
