@@ -22,7 +22,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_collection_finish() -> None:
     gc.freeze()  # thousands of tests and all modules: no collection need look at them again
-    gc.set_threshold(1_000_000, 3, 3)  # decoded kernels are thousands of objects that stay: often looking at them took a sixth of all time
 
 
 @pytest.fixture(autouse=True, scope="session")
