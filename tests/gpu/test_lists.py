@@ -115,6 +115,7 @@ def test_the_same_bits_twice(torch: Any, h: oxidnn.DnnHandle) -> None:
 def test_results_follow_the_stream_they_were_asked_on(torch: Any, h: oxidnn.DnnHandle) -> None:
     grads = normal(torch, 5, shapes=[(1 << 22,)])
     side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())  # the numbers are drawn there, and a number times zero may be NaN before
     for i in range(5):
         with torch.cuda.stream(side):
             grads[0].mul_(0).add_(i + 1)

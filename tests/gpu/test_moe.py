@@ -110,7 +110,9 @@ def _member(rank: int, port: int, failures: Any) -> None:
         y = h.moe(x, ids, weights, w_gate_up[mine], w_down[mine], first_expert=rank * half).float()
         dist.all_reduce(y)
         want = layer(torch, x, ids, weights, w_gate_up, w_down)
-        torch.testing.assert_close(y.double(), want, **close)
+        # Each device rounds what it adds, so the sum may err by twice what one device with every expert errs by, and an ulp of the largest.
+        alone = (h.moe(x, ids, weights, w_gate_up, w_down).double() - want).abs().max()
+        assert float((y.double() - want).abs().max()) <= 2 * float(alone) + 2**-8 * float(want.abs().max())
         dist.destroy_process_group()
     except BaseException as error:
         failures.put(f"rank {rank}: {type(error).__name__}: {error}")
