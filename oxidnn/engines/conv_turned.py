@@ -1,5 +1,5 @@
-"""An image gradient whose filter is turned first: wgmma takes 32-bit and 8-bit operands only where they lie along k, here along the filters,
-and filters lie along channels or taps. A copy puts them in the order of conv_reorder into the workspace; the product may begin while it ends.
+"""An image gradient whose filter is turned first: wgmma takes operands of 32 and of 8 bits only where they lie along k, which ends in the
+filters here, and w lies along channels or taps. A copy puts it in the order of conv_reorder into the workspace, then follows the product.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from math import prod
 from ..codegen.spec import Target
 from ..device import DeviceInfo
 from ..dtypes import DType
-from ..ops.base import Problem
+from ..ops.base import Operand, Problem
 from ..ops.layout import LayoutProblem
 from .base import SUPPORTED, Arg, Build, Engine, EngineConfig, Step, Support, TensorArg, refuse
 from .digits import DigitConsts, Digits, ceil_div
@@ -52,10 +52,14 @@ class TileConsts(Values):
         return [rounds[i:i + most] for i in range(0, len(rounds), most)]
 
 
+def _ends(problem: LayoutProblem) -> tuple[Operand, Operand]:
+    """x and y, whatever the op calls them."""
+    return problem.inputs[0], problem.outputs[0]
+
 
 def _planes(problem: LayoutProblem, shape: Geometry) -> tuple[int, int] | None:
     """The dimensions (p, q) that neighbours of x and of y lie along."""
-    x, y = problem.desc("x").dtype.num_bytes, problem.desc("y").dtype.num_bytes
+    x, y = (o.desc.dtype.num_bytes for o in _ends(problem))
     p = next((i for i, d in enumerate(shape.dims) if d.x == x), None)
     q = next((i for i, d in enumerate(shape.dims) if d.y == y), None)
     return None if p is None or q is None or p == q else (p, q)
@@ -79,8 +83,6 @@ class LayoutTile(Engine):
             return refuse("not a copy of one tensor")
         if problem.is_empty:
             return refuse("nothing to move")
-        if (problem.inputs[0].name, problem.outputs[0].name) != ("x", "y"):
-            return refuse("a gradient")
         shape = geometry(problem, problem.parts[0])
         if not shape.is_plain:
             return refuse("a dimension is not read step by step")
@@ -94,8 +96,9 @@ class LayoutTile(Engine):
         return SUPPORTED
 
     def configs(self, problem: Problem, device: DeviceInfo) -> tuple[EngineConfig, ...]:
+        assert isinstance(problem, LayoutProblem)
         found = [EngineConfig.of(q=q, p=p, first=first) for q, p in _TILES for first in ("p", "q")]
-        size = problem.desc("x").dtype.num_bytes
+        size = _ends(problem)[0].desc.dtype.num_bytes
         found = [c for c in found if size > 1 or c["q"] * c["p"] == 1]
         return tuple(sorted(found, key=lambda config: self.estimate(problem, config, device)))
 
@@ -104,7 +107,7 @@ class LayoutTile(Engine):
         shape = geometry(problem, problem.parts[0])
         planes = _planes(problem, shape)
         assert planes is not None
-        size = problem.desc("x").dtype.num_bytes
+        size, size_y = (o.desc.dtype.num_bytes for o in _ends(problem))
         used = 1.0
         for i, blocks in zip(planes, (config["p"], config["q"]), strict=True):
             tile = blocks * 128 // size
@@ -112,7 +115,7 @@ class LayoutTile(Engine):
         blocks = config["q"] * config["p"]
         # As measured on an H100: two blocks along p of 16-bit types, four of wider ones, the tiles of a column one after another.
         p, q = (shape.dims[i].extent for i in planes)
-        is_small = bool((p * size) % 8 or (q * problem.desc("y").dtype.num_bytes) % 8)  # accesses of a few bytes
+        is_small = bool((p * size) % 8 or (q * size_y) % 8)  # accesses of a few bytes
         preferred = 1 if is_small else {1: 1, 2: 2}.get(size, 4)
         cost = 1.05 + 0.01 * abs(blocks - preferred) + 0.005 * (config["first"] == "p") + 0.005 * (config["q"] > config["p"])
         cost *= 1.5 if is_small else 1.0
@@ -124,7 +127,7 @@ class LayoutTile(Engine):
         planes = _planes(problem, shape)
         assert planes is not None
         p, q = (shape.dims[i] for i in planes)
-        x, y = problem.desc("x"), problem.desc("y")
+        (source, x), (target, y) = ((o.name, o.desc) for o in _ends(problem))
         c = problem.desc("c") if problem.has("c") else None
         move, size = movement(problem), x.dtype.num_bytes
         v = 16 // size
@@ -141,7 +144,7 @@ class LayoutTile(Engine):
                           BITS[size].name if move == "bits" else loaded_as(x.dtype), arithmetic(kinds), size, config["q"], config["p"],
                           piece_x, piece_y, consts, c.dtype if c is not None else None, loaded_as(c.dtype) if c is not None else "",
                           problem.saturate)
-        args = [Arg("ptr_x", "u64", TensorArg("x", shape.x_offset)), Arg("ptr_y", "u64", TensorArg("y", shape.y_offset))]
+        args = [Arg("ptr_x", "u64", TensorArg(source, shape.x_offset)), Arg("ptr_y", "u64", TensorArg(target, shape.y_offset))]
         if c is not None:
             args.append(Arg("ptr_c", "u64", TensorArg("c", shape.c_offset)))
         args += digits.args(consts.wide)
@@ -166,5 +169,5 @@ def _tile_digits(rest: list[Dim], tiles: list[tuple[str, Dim, int]], has_third: 
     return Digits(names, extents, strides)
 
 
-_OPS = ("permute", "transform", "cast")
+_OPS = ("permute", "transform", "cast", "conv_reorder")
 ENGINES: dict[str, tuple[Engine, ...]] = {op: (LayoutTile(),) for op in _OPS}
