@@ -129,35 +129,36 @@ class WgmmaDepthwiseConsts:
         return ceil_div(8 * len(self.octets) * self.pitch, 1024) * 1024
 
     @property
-    def target_at(self) -> int:
-        return self.source_stages * self.source_bytes
-
-    @property
-    def lines_at(self) -> int:
-        """Two buffers of lines for each warpgroup."""
-        return self.target_at + self.stages * self.target_bytes
-
-    @property
     def lines_bytes(self) -> int:
+        """Of a warpgroup's buffer of lines, of which it has two. They lie first: memcheck takes an operand for as many bytes in a row as it
+        has elements, where neighbouring taps share lines here, and would see the last ones end beyond the memory."""
         return self.pixels * LINE
 
     @property
     def barriers_at(self) -> int:
         """Of x, full ones and then empty ones; so those of dy."""
-        return self.lines_at + 2 * self.groups * self.lines_bytes
+        return 2 * self.groups * self.lines_bytes
 
     @property
     def target_barriers_at(self) -> int:
         return self.barriers_at + 16 * self.source_stages
 
     @property
-    def smem_bytes(self) -> int:
-        return self.zero_at + 16
-
-    @property
     def zero_at(self) -> int:
         """A word that is zero."""
         return self.target_barriers_at + 16 * self.stages
+
+    @property
+    def source_at(self) -> int:
+        return ceil_div(self.zero_at + 16, 1024) * 1024
+
+    @property
+    def target_at(self) -> int:
+        return self.source_at + self.source_stages * self.source_bytes
+
+    @property
+    def smem_bytes(self) -> int:
+        return self.target_at + self.stages * self.target_bytes
 
     @property
     def threads(self) -> int:
@@ -282,8 +283,6 @@ def _lower(p: ConvProblem) -> Depthwise | str:
 class _WgmmaEngine(Engine):
     """Of groups of one channel and one filter each, unit stride, 16-bit types and channels last."""
 
-    least_down = 1
-
     def __init__(self, op: str) -> None:
         self.id = f"{op}.depthwise_wgmma_sm90"  # type: ignore[misc]
         self.op = op
@@ -295,8 +294,6 @@ class _WgmmaEngine(Engine):
         d = _lower(problem)
         if isinstance(d, str):
             return refuse(f"depthwise_wgmma_sm90: {d}")
-        if d.rows.taps < self.least_down:
-            return refuse(f"depthwise_wgmma_sm90: {d.rows.taps} taps down (from {self.least_down} on are supported)")
         if problem.desc(problem.result).numel == 0 or problem.desc(problem.image).numel == 0:
             return refuse("there are no products to sum: the direct engine writes the epilogue of 0")
         if next(self._configs(problem, d), None) is None:
@@ -352,8 +349,6 @@ class _WgmmaEngine(Engine):
 
 class WgmmaDepthwiseEngine(_WgmmaEngine):
     """The filter's gradient."""
-
-    least_down = 2  # of one tap down a sanitizer reports a fault that nothing here explains (notes/2026-11-28-depthwise.md)
 
     def _configs(self, p: ConvProblem, d: Depthwise) -> Iterator[EngineConfig]:
         """blocks: a row if it is not too long; images: a step of some eight products."""

@@ -33,6 +33,8 @@ LINES = (
     "conv_fprop x=bf16[1,8,3,40]nhwc w=bf16[8,1,1,8] groups=8",
     "conv_dgrad dy=f16[3,24,70]nhwc w=f16[24,1,4] x_shape=(3,24,70) padding='((3,0),)' groups=24",
     "conv_wgrad x=bf16[3,72,3,70]nhwc dy=bf16[3,72,2,70]nhwc w_shape=(72,1,2,5) padding='((0,0),(2,2))' groups=72",
+    "conv_transpose_wgrad x=bf16[3,96,20]nhwc dy=bf16[3,96,23]nhwc w_shape=(96,1,4) groups=96",
+    "conv_wgrad x=bf16[3,32,1,30]nhwc dy=bf16[3,32,4,29]nhwc w_shape=(32,1,1,5) padding='((1,2),(2,1))' groups=32",
     "conv_transpose x=bf16[2,32,6,7]nhwc w=bf16[32,1,3,3] padding=1 groups=32",
 )
 
