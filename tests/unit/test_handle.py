@@ -14,7 +14,7 @@ import pytest
 
 import oxidnn
 from oxidnn import expr
-from oxidnn.handle import CALLS
+from oxidnn.handle.calls import CALLS
 from oxidnn.ops import OPS
 from oxidnn.ops.foreach import RULES as STEPS
 from oxidnn.testing.sample import SAMPLES

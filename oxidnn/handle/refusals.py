@@ -1,0 +1,49 @@
+"""Arguments that are in no signature, refused in words."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, TypeVar
+
+from ..errors import InvalidArgument
+from ..ops.case import near
+
+_T = TypeVar("_T")
+
+# What PyTorch calls these arguments.
+_NAMES_ELSEWHERE = {"dim": ("axis", "axes"), "kernel_size": ("window", "kernel"), "scale_factor": ("scales",), "weight": ("w", "gamma"),
+                    "input": ("x",), "keepdim": ("keepdims",), "groups": ("groups",), "size": ("sizes", "output_size")}
+
+
+def refusing(handle: type[_T]) -> type[_T]:
+    """Every public method of the class, inherited ones too, says what is wrong with its arguments by InvalidArgument."""
+    for name, method in inspect.getmembers(handle, inspect.isfunction):
+        if name == "__init__" or not name.startswith("_"):
+            setattr(handle, name, _refuses(method))
+    return handle
+
+
+def _refuses(method: Callable[..., Any]) -> Callable[..., Any]:
+    """`method`, with InvalidArgument in the place of Python's TypeError for arguments that are not in its signature."""
+    name = method.__name__.replace("__init__", "DnnHandle")
+
+    @wraps(method)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return method(*args, **kwargs)
+        except TypeError as error:
+            parameters = inspect.signature(method).parameters
+            try:
+                inspect.signature(method).bind(*args, **kwargs)
+            except TypeError as reason:
+                names = [n for n in parameters if n != "self"]
+                unknown = [k for k in kwargs if k not in names]
+                same = [n for n in _NAMES_ELSEWHERE.get(unknown[0], ()) if n in names] if unknown else []
+                hint = near(same[0] if same else unknown[0], names) if unknown else ""
+                hint = hint if "did you mean" in hint else ""
+                raise InvalidArgument(f"{name}: {reason}{hint} (expected {', '.join(names)}).") from None
+            raise error
+
+    return call
