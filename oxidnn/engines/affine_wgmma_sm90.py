@@ -291,12 +291,21 @@ class StoredMap:
 
 
 def stored_map(am: AffineMatmul, d: tiling.Digits, has_blocks: bool = False) -> StoredMap | None:
-    """If D is of up to 32 bits, contiguous along n, and the operands only change along n. has_blocks: panels are blocks of positions."""
+    """If D is of up to 32 bits, contiguous along n (in parts of whole panels), and the operands only change along n. has_blocks: panels are
+    blocks of positions."""
     out = d.targets[0]
     size = out.dtype.num_bytes
     if size > 4 or (out.dtype.name == "s32" and am.epilogue is not None) or (size == 1 and am.ragged is not None):
         return None
-    if len(d.out_n) > 1 or out.n_strides[0] not in ((1,) if am.n.size > 1 else (0, 1)):
+    columns = min(PANEL, SPAN_BYTES // size)
+    width = am.n.size
+    if len(d.out_n) > 1:
+        # Columns in parts, as of windows that tile an image: one long line of the map, of which a panel has 64 within one part.
+        width = 1 + sum((e - 1) * s for e, s in zip(d.out_n, out.n_strides, strict=True))
+        is_apart = min(out.n_strides) > 0 and out.n_strides[0] * d.out_n[0] >= width  # what lies beyond the last column lies beyond the line
+        if not is_apart or d.out_n[-1] % columns or am.operands or am.up is not None or has_blocks or tiling.needs_wide(d):
+            return None
+    if out.n_strides[-1] not in ((1,) if am.n.size > 1 else (0, 1)):
         return None
     if any(any(t.m_strides) for t in d.targets[1:]):
         return None
@@ -306,13 +315,12 @@ def stored_map(am: AffineMatmul, d: tiling.Digits, has_blocks: bool = False) -> 
     digits = tuple(i for i, (e, s) in enumerate(zip(d.batch, out.batch_strides, strict=True)) if e > 1 and s)
     has_positions = len(d.out_m) > 1 or has_blocks
     out_m, m_strides = (am.m.extents, am.d.m_strides) if has_blocks else (d.out_m, out.m_strides)
-    dims = (am.n.size, *reversed(out_m), *(d.batch[i] for i in digits))
+    dims = (width, *reversed(out_m), *(d.batch[i] for i in digits))
     # A dimension of one element is never stepped over: any legal stride will do.
     steps = (*reversed(m_strides), *(out.batch_strides[i] for i in digits))
     strides = tuple(size * (s if e > 1 else am.n.size) for e, s in zip(dims[1:], steps, strict=True))
     if len(dims) > 5 or (has_positions and digits) or any(s <= 0 or s % 16 for s in strides):
         return None
-    columns = min(PANEL, SPAN_BYTES // size)
     span, kind = columns * size, "u8" if size == 1 else out.dtype.name
     if not has_positions:
         box = (columns, PANEL, *(1 for _ in digits))

@@ -59,6 +59,7 @@ LINES = (
     "conv_dgrad dy=f16[2,128,5]nhwc w=f16[128,40,3]nhwc x_shape=(2,40,9) padding=1 stride=2",
     "conv_wgrad dy=bf16[2,72,9,10]nhwc x=bf16[2,64,9,10]nhwc w_shape=(72,64,3,3) padding=1",
     "conv_transpose x=bf16[2,64,5,5]nhwc w=bf16[64,72,2,2]nhwc stride=2 padding=0",
+    "conv_dgrad dy=bf16[3,72,5,7]nhwc w=bf16[72,32,2,2]nhwc x_shape=(3,32,10,14) stride=2",  # parts of rows by tensor copies
 )
 
 
