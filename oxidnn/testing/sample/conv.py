@@ -98,6 +98,8 @@ def _draw(rng: np.random.Generator, op: str, size: str) -> Problem | None:
     is_dense |= is_depthwise
     halves_only = not is_depthwise or is_inner
     kind = (F16, BF16, F32)[int(rng.integers(2 if halves_only else 3))] if is_dense else (F32, F64, F16, BF16)[int(rng.integers(4))]
+    if is_dense and not is_depthwise and rng.random() < 0.15:
+        kind, policy = F32, policy if policy.math == "fast" else Policy(math="tf32")
     out_kind = (F32, F64, F16, BF16)[int(rng.integers(4))] if not is_inner and rng.random() < 0.2 else kind
     room = [e + lo + hi - (r - 1) * d - 1 for e, (lo, hi), r, d in zip(extents, padding, taps, dilation, strict=True)]
     if any(v < 0 for v in room):
