@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
-from ..codegen.pointwise import parse
-from ..dispatch.session import hashable
+from ..codegen.pointwise import Expression, parse
+from ..dispatch.session import Call, hashable
 from ..errors import expected
 from ..ops.checks import check_choice, check_number
 from .calls import CALLS, pointwise_call, shape_of
 from .device import OnDevice
 
 _OP_TENSOR = {"add": "a + b", "mul": "a * b", "min": "minimum(a, b)", "max": "maximum(a, b)", "sqrt": "sqrt(a)", "not": "1 - a"}
+_ARGUMENTS = ("dtype", "saturate", "out", "stream")  # of `pointwise`, beside which scalars stand
 
 
 class PointwiseOps(OnDevice):
@@ -22,10 +24,10 @@ class PointwiseOps(OnDevice):
                   **scalars: float) -> Any:
         """An expression over tensors, broadcast as NumPy does; tensors stand in the order of expression.args.
 
-        expression: an oxidnn.expr expression, a string, or a tuple of them (several outputs). scalars: values of expr.scalar names.
-        saturate: as of `cast`. out may be one of the inputs.
+        expression: an oxidnn.expr expression, a string, or a tuple of them (several outputs). scalars: values of expr.scalar names, by name; none may be
+        called dtype, saturate, out or stream.        saturate: as of `cast`. out may be one of the inputs.
         """
-        call, expression = pointwise_call(hashable(expression, "pointwise", "expression"))
+        call, expression = _call_of(hashable(expression, "pointwise", "expression"))
         if len(tensors) != len(call.tensors):
             raise expected("pointwise", "tensors", f"{len(tensors)} arrays", f"{len(call.tensors)}: {', '.join(call.tensors)}")
         return self._session.run(call, tensors, (expression, dtype, saturate), out, stream, scalars)
@@ -140,3 +142,14 @@ class PointwiseOps(OnDevice):
         count_nonzero have no gradient.
         """
         return self._session.run(CALLS["reduce_backward"], (dy, x, y), (op, axes, correction), out, stream)
+
+
+@lru_cache(maxsize=1024)
+def _call_of(expression: Any) -> tuple[Call, Expression]:
+    """`pointwise_call` of an expression whose scalars can be given beside the method's arguments."""
+    call, parsed = pointwise_call(expression)
+    for name in parsed.scalars:
+        if name in _ARGUMENTS:
+            others = f"another name than {', '.join(_ARGUMENTS)}"
+            raise expected("pointwise", f"scalar {name}", "named as an argument of the method", others)
+    return call, parsed
