@@ -24,8 +24,8 @@ class PointwiseOps(OnDevice):
                   **scalars: float) -> Any:
         """An expression over tensors, broadcast as NumPy does; tensors stand in the order of expression.args.
 
-        expression: an oxidnn.expr expression, a string, or a tuple of them (several outputs). scalars: values of expr.scalar names, by name; none may be
-        called dtype, saturate, out or stream.        saturate: as of `cast`. out may be one of the inputs.
+        expression: an oxidnn.expr expression, a string, or a tuple of them (several outputs). scalars: values of expr.scalar names, by
+        name; none may be called dtype, saturate, out or stream. saturate: as of `cast`. out may be one of the inputs.
         """
         call, expression = _call_of(hashable(expression, "pointwise", "expression"))
         if len(tensors) != len(call.tensors):
