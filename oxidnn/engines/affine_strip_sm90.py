@@ -25,10 +25,11 @@ HALF = 8  # k elements of a half of wgmma's 16, each half in one row of the imag
 MAX_UNIT = 64
 SPAN_K = 64  # k elements of a panel of the filter: 128 bytes
 MAX_TILE_N = 128
+MAX_TILE_N_OF_THREE = 96  # columns for which three warpgroups have the registers
 MAX_POSITIONS = 512  # of a tile
 MAX_BOX = 256
 STEPS_AT_ONCE = 12  # of 4 registers each
-STAGING_PANELS = 2
+STAGING_SLOTS = 2
 MAX_LINES = 3000
 
 
@@ -37,11 +38,14 @@ class StripConsts:
     """Consts of matmul/strip_sm90. k is walked in halves of 8, row_halves of them in each of the taps' rows; the run of a row
     begins `shift` elements into them. Bytes of a strip: row_bytes from a row to the next, first_byte where the run of position 0
     begins (rounded down to 4), step_bytes from a position of a row to the next, step_rows strip rows from a row of positions to the
-    next."""
+    next. columns: of D, of which tile_n are multiplied; in_lines: D's rows lie end to end, so 64 of them are stored as lines of 128 bytes
+    whatever their length, else in panels of 64 columns."""
 
     ring: RingConsts
     kind: str
     tile_n: int
+    columns: int
+    in_lines: bool
     warpgroups: int  # that multiply, each its own tiles
     positions: int  # of a tile
     blocks: int  # of 64 positions
@@ -62,6 +66,16 @@ class StripConsts:
     def steps(self) -> int:
         """Products of 16 elements of k."""
         return -(-self.tap_rows * self.row_halves // 2)
+
+    @property
+    def slot_bytes(self) -> int:
+        """Of the two that a warpgroup stages its results in."""
+        return PANEL * 2 * (self.columns if self.in_lines else PANEL)
+
+    @property
+    def panels(self) -> list[tuple[int, int]]:
+        """Accumulators of a thread of each 64 columns: first, last + 1."""
+        return [(first, min(first + PANEL // 2, self.tile_n // 2)) for first in range(0, self.tile_n // 2, PANEL // 2)]
 
     @property
     def batches(self) -> list[list[int]]:
@@ -206,15 +220,16 @@ def _plan(am: AffineMatmul, tile_rows: int = 0) -> _Plan | str:
     if am.n.size * size % 16 or d.base * size % 16 or d.align % 16 or d.dtype.num_bytes != 2 or am.n.size > MAX_TILE_N:
         return f"D is of up to {MAX_TILE_N} channels of 16 bits, their bytes a multiple of 16"
 
-    tile_n = PANEL if am.n.size <= PANEL else MAX_TILE_N
-    warpgroups = 3 if tile_n == PANEL else 2
+    in_lines = am.n.size % PANEL > 0 and s.columns * am.n.size % PANEL == 0
+    tile_n = _aligned(am.n.size, 16 if in_lines else PANEL)
+    warpgroups = 3 if tile_n <= MAX_TILE_N_OF_THREE else 2
     shift = s.lead % 2
     row_halves = -(-(s.run + shift) // HALF)
     units = s.units(row_halves * HALF - shift)
     row_bytes = units * s.unit * size
     steps = -(-s.tap_rows * row_halves // 2)
     filter_bytes = -(-steps * 2 * HALF // SPAN_K) * tile_n * 128
-    staging_bytes = warpgroups * STAGING_PANELS * PANEL * PANEL * 2
+    staging_bytes = warpgroups * STAGING_SLOTS * PANEL * 2 * (am.n.size if in_lines else PANEL)
     free = SMEM_BYTES - filter_bytes - staging_bytes - 2 * BARRIER_BYTES * 4 * warpgroups - 1024  # the filters begin at a multiple of 1024
     # Least padding of blocks, then the fewest rows read again.
     choices = [r for r in range(1, s.rows + 1) if s.rows % r == 0 and r * s.columns <= max(MAX_POSITIONS, s.columns)
@@ -234,10 +249,11 @@ def _plan(am: AffineMatmul, tile_rows: int = 0) -> _Plan | str:
     staging_at = filter_at + filter_bytes
     positions = tile_rows * s.columns
     ring = RingConsts(stages, stage_bytes, staging_at + staging_bytes, 1)
-    consts = StripConsts(ring, am.a.dtype.name, tile_n, warpgroups, positions, -(-positions // PANEL), s.tap_rows, s.run, shift, row_halves,
+    consts = StripConsts(ring, am.a.dtype.name, tile_n, am.n.size, in_lines, warpgroups, positions, -(-positions // PANEL), s.tap_rows, s.run, shift, row_halves,
                          row_bytes, (s.lead - shift) * size, s.step * size, s.step_rows, copied, filter_at, staging_at, epilogue)
-    stored = TensorMapSpec(d.dtype.name, (am.n.size, positions, s.images * (s.rows // tile_rows)),
-                           (am.n.size * size, positions * am.n.size * size), (PANEL, PANEL, 1), swizzle=128)
+    line, lines = (PANEL, positions * am.n.size // PANEL) if in_lines else (am.n.size, positions)
+    stored = TensorMapSpec(d.dtype.name, (line, lines, s.images * (s.rows // tile_rows)), (line * size, positions * am.n.size * size),
+                           (PANEL, am.n.size if in_lines else PANEL, 1), swizzle=128)
     return _Plan(consts, merged, s, tile_rows, s.boxed(units, tile_rows), stored)
 
 
