@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import re
+import runpy
+from collections import Counter
+from html import escape
 from pathlib import Path
 
 from oxidnn.cli.main import main
@@ -25,3 +28,13 @@ def test_both_commands_are_there_for_ci() -> None:
 def test_links_lead_somewhere() -> None:
     for target in re.findall(r"\]\(([^)#:]+)\)", README):
         assert (ROOT / target).exists(), target
+
+
+def test_the_picture_is_of_these_tables() -> None:
+    bench = runpy.run_path(str(ROOT / "benches" / "plot.py"))
+    drawn = re.findall(r">([^<>]+)</text>", bench["PICTURE"].read_text(encoding="utf-8"))
+    rows = bench["rows_of"](README)
+    assert len(rows) > 60
+    texts = Counter(text for title, _, mean, _ in rows for text in (f"{mean:.2f}", escape(title.removesuffix(bench["EAGER"]), quote=False)))
+    assert texts <= Counter(drawn), f"run python benches/plot.py: {texts - Counter(drawn)}"
+    assert len(drawn) == texts.total() + 2 * 9, "run python benches/plot.py: rows are drawn that are gone (beside two axes' ticks and labels)"
