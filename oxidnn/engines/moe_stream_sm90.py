@@ -43,8 +43,8 @@ MAX_TOKENS = 64
 MAX_EXPERTS = 1024  # whose list is kept in shared memory
 TILE_K = 64
 ROWS = 64
-THREADS = 160  # a warpgroup that multiplies, and a warp that fetches
 MAX_STAGES = 24  # of codes twice as many
+WIDE_COLUMNS = (64, 80, 96, 112, 128, 144, 160, 176)  # of two warpgroups
 _BOX_BYTES = 2 * ROWS * TILE_K
 
 
@@ -54,6 +54,8 @@ class StreamConsts:
     an expert's sum; middle_bytes: of a token's middle; splits: CTAs of a cluster that deal out k tiles; pitch: words from token to token of
     staged sums. ragged: rows are sorted by expert. apart: results of experts are added up by another launch, a token's of result_bytes.
     counted: CTAs take what is next by a counter, so that none waits for others; an "up" that is apart and not counted clears it.
+    warpgroups: that multiply, of the same tokens each two blocks of 64 rows of its own. keeps: weights stay in L2 for an expert's further
+    tiles. burst: stages that are filled at once.
     codes: weights are "e4m3", "s8" or "s4", with scales of blocks of block[0] rows and block[1] columns, of type `scale`.
     scale_span: bytes of the scales of 64 rows, where they lie side by side."""
 
@@ -77,6 +79,9 @@ class StreamConsts:
     scale: str = ""
     block: tuple[int, int] = (1, 1)
     scale_span: int = 0
+    warpgroups: int = 1
+    keeps: bool = False
+    burst: int = 1
 
     pitch = ROWS + 4
 
@@ -87,7 +92,22 @@ class StreamConsts:
     @property
     def starts_early(self) -> bool:
         """Weights come before the launch before has ended, which makes the tokens."""
-        return self.of == "down" and self.apart
+        return self.of == "down"
+
+    @property
+    def threads(self) -> int:
+        """With a warp that fetches."""
+        return 128 * self.warpgroups + (0 if self.is_merged else 32)
+
+    @property
+    def is_merged(self) -> bool:
+        """Of two warpgroups a thread fetches, too: a ninth warp would leave 168 registers of 255."""
+        return self.warpgroups > 1
+
+    @property
+    def rows(self) -> int:
+        """Of weights in a box."""
+        return ROWS * self.warpgroups
 
     @property
     def acc(self) -> list[str]:
@@ -103,7 +123,7 @@ class StreamConsts:
 
     @property
     def tiles(self) -> int:
-        return ceil_div(self.inter, ROWS) if self.of == "up" else ceil_div(self.hidden, 2 * ROWS if self.two else ROWS)
+        return ceil_div(self.inter, self.rows) if self.of == "up" else ceil_div(self.hidden, self.rows * (2 if self.two else 1))
 
     @property
     def k_tiles(self) -> int:
@@ -116,7 +136,7 @@ class StreamConsts:
 
     @property
     def block_bytes(self) -> int:
-        return ROWS * self.row_bytes
+        return self.rows * self.row_bytes
 
     @property
     def weight_bytes(self) -> int:
@@ -179,7 +199,7 @@ def _weights_map(desc: TensorDesc, c: StreamConsts) -> TensorMapSpec:
     experts, rows, columns = desc.shape
     size = desc.dtype.num_bytes
     return TensorMapSpec("u8" if c.codes else c.kind, (columns, rows, experts), _steps(desc),
-                         (c.row_bytes // size, ROWS, 1), swizzle=c.row_bytes)
+                         (c.row_bytes // size, c.rows, 1), swizzle=c.row_bytes)
 
 
 def _fits_map(desc: TensorDesc) -> bool:
@@ -266,8 +286,10 @@ class MoeStream(Engine):
         scratch = Scratch()
         knobs = dict(config.knobs)
         is_apart = "apart" in knobs
-        up = replace(_consts(p, "up", knobs["up"]), apart=is_apart, counted=knobs.get("counted", False))
-        down = replace(_consts(p, "apart" if is_apart else "down", knobs["down"]), splits=knobs.get("splits", 1), counted=is_apart)
+        burst = knobs.get("burst", 1)
+        up = replace(_consts(p, "up", knobs["up"]), apart=is_apart, counted=knobs.get("counted", False), burst=burst)
+        down = replace(_consts(p, "apart" if is_apart else "down", knobs["down"]), splits=knobs.get("splits", 1), counted=is_apart,
+                       burst=burst if is_apart else 1)
         most = min(p.experts, p.rows)
         middle = scratch.take(most * p.tokens * up.middle_bytes)
         table = Arg("ptr_table", "u64", scratch.take(8 * most * p.tokens))
@@ -288,7 +310,7 @@ class MoeStream(Engine):
                 Arg("ptr_middle", "u64", middle), table, Arg("num_ctas", "u32", num_ctas)]
         args += [*_scale_args(p, "gate_up"), *([Arg("ptr_inverse", "u64", inverse.place)] if is_apart else [])]
         args += [Arg("ptr_counter", "u64", shifted(counters, 0 if up.counted else 4))] if is_apart else []
-        steps.append(Step.of("moe/stream_sm90", p.op, target, THREADS, args, up, num_ctas, dynamic_smem=up.smem_bytes, follows=True,
+        steps.append(Step.of("moe/stream_sm90", p.op, target, up.threads, args, up, num_ctas, dynamic_smem=up.smem_bytes, follows=True,
                              suffix=f"up_{kind}_{up.tile_n}"))
         args = [Arg("map_weights", "tensor_map", TensorMapArg("w_down", _weights_map(p.desc("w_down"), down))),
                 Arg("map_tokens", "tensor_map", WorkspaceMapArg(middle_map, middle.byte_offset)), *ids, table,
@@ -299,7 +321,7 @@ class MoeStream(Engine):
                      Arg("num_ctas", "u32", num_ctas)]
         else:
             args += held(p, "y").args("y")
-        steps.append(Step.of("moe/stream_sm90", p.op, target, THREADS, args, down, num_ctas, dynamic_smem=down.smem_bytes,
+        steps.append(Step.of("moe/stream_sm90", p.op, target, down.threads, args, down, num_ctas, dynamic_smem=down.smem_bytes,
                              cluster=down.splits, follows=True, suffix=f"{'apart' if is_apart else 'down'}_{kind}_{down.tile_n}"))
         if is_apart:
             steps.append(combine_step(p, result, inverse, held(p, "weights"), held(p, "y"), device))
@@ -344,12 +366,15 @@ class MoeStreamSorted(Engine):
                 up, down = (self._stages(p, of, columns, share, device) for of in ("up", "down"))
                 if up >= 3 or device.is_emulated:
                     found.append(EngineConfig.of(columns=columns, up=up, down=down))
+        for columns in () if is_coded else WIDE_COLUMNS:
+            up, down = (self._stages(p, of, columns, 1, device, 2) for of in ("up", "down"))
+            found.append(EngineConfig.of(columns=columns, up=up, down=down, warpgroups=2))
         return tuple(sorted(dict.fromkeys(found), key=lambda config: self.estimate(problem, config, device)))
 
     @staticmethod
-    def _stages(p: MoeProblem, of: str, columns: int, share: int, device: DeviceInfo) -> int:
+    def _stages(p: MoeProblem, of: str, columns: int, share: int, device: DeviceInfo, warpgroups: int = 1) -> int:
         room = min(device.smem_per_cta, device.smem_per_sm // share - 1024) - 40 * MAX_STAGES - 8 * p.experts - 16
-        c = _sorted_consts(p, of, columns, 1)
+        c = replace(_sorted_consts(p, of, columns, 1), warpgroups=warpgroups)
         most = min(room // c.stage_bytes, MAX_STAGES * (2 if c.codes else 1))
         return max(1, min(most, 3 if device.is_emulated else most))
 
@@ -357,7 +382,7 @@ class MoeStreamSorted(Engine):
         """Weights once from memory, again from L2 for every further tile of an expert's rows; rows from L2 with every block of weights."""
         p = problem
         assert isinstance(p, MoeProblem)
-        hits, columns = _expected_hits(p), config["columns"]
+        hits, columns, is_wide = _expected_hits(p), config["columns"], "warpgroups" in dict(config.knobs)
         each = p.rows / hits
         # Of random experts: a tile more for each multiple of its rows that an expert's are above
         spread = (2 * max(each, 1.0)) ** 0.5
@@ -369,6 +394,8 @@ class MoeStreamSorted(Engine):
         memory_us *= 1.0 if config["up"] >= 7 else 1.015 if columns < 64 else 1.1
         l2_us = tiles * weights * (1 + columns / 128) / (device.num_sms * 75e3)
         multiply_us = tiles * stages / device.num_sms * (240.0 + 4.5 * columns) / 1.6e3
+        if is_wide:
+            multiply_us = tiles * stages / 2 / device.num_sms * (130.0 + 8.5 * columns) / 1.5e3 * 1.03
         if size < 2:
             both = (_sorted_consts(p, of, columns, config[of]) for of in ("up", "down"))
             multiply_us = sum(_coded_us(tiles * c.tiles, c, device, c.k_tiles) for c in both)
@@ -386,7 +413,9 @@ class MoeStreamSorted(Engine):
         steps += sort_steps(p, ids, order, inverse, counts, device, scratch, counters)
         steps.append(scatter_step(p, held(p, "x"), inverse, xs, device))
         for of, source, weights, result in (("up", xs, "w_gate_up", middle), ("down", middle, "w_down", xs)):
-            c = _sorted_consts(p, of, config["columns"], config[of])
+            knobs = dict(config.knobs)
+            c = replace(_sorted_consts(p, of, config["columns"], config[of]), warpgroups=knobs.get("warpgroups", 1),
+                        keeps=bool(knobs.get("keeps", knobs.get("warpgroups", 1) > 1)), burst=knobs.get("burst", 1))
             assert isinstance(source.place, WorkspaceArg)
             rows, box = source.desc, (TILE_K, c.tile_n)
             map_ = TensorMapSpec(p.kind.name, (rows.shape[1], rows.shape[0]), _steps(rows), box, swizzle=128)
@@ -399,7 +428,7 @@ class MoeStreamSorted(Engine):
                     Arg("groups_step", "s64", 4), Arg("ptr_result", "u64", result.place),
                     Arg("result_row_bytes", "s64", 2 * result.desc.strides[0]), Arg("num_ctas", "u32", num_ctas),
                     Arg("ptr_counter", "u64", shifted(counters, 4 if of == "down" else 0)), *_scale_args(p, weights.removeprefix("w_"))]
-            steps.append(Step.of("moe/stream_sorted_sm90", p.op, Target.for_arch(device.arch), THREADS, args, c, num_ctas,
+            steps.append(Step.of("moe/stream_sorted_sm90", p.op, Target.for_arch(device.arch), c.threads, args, c, num_ctas,
                                  dynamic_smem=c.smem_bytes, follows=True, suffix=f"{of}_{p.kind.name}_{c.tile_n}"))
         weights_held = held(p, "weights") if p.has("weights") else None
         steps.append(combine_step(p, xs, inverse, weights_held, held(p, "y"), device))
