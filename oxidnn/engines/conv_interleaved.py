@@ -28,6 +28,8 @@ MAX_CHANNELS = 16
 MAX_COLUMNS = 64
 MAX_PRODUCTS = 400  # of a tile, all unrolled
 MAX_STAGES = 4 * WARPGROUPS
+MAX_BOX = 256
+STAGING_SLOTS = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +61,9 @@ class InterleavedConsts:
     h: AxisConsts
     w: AxisConsts
     filter_at: int
+    is_boxed: bool  # a tile's pixels leave by a tensor copy, from where they are staged
+    staging_at: int
+    streams: bool  # lines of positions leave L2 first
 
     @property
     def spans(self) -> int:
@@ -72,6 +77,16 @@ class InterleavedConsts:
     def run(self) -> int:
         """Neighbouring elements of a row of the image that a block holds."""
         return self.w.stride * self.channels
+
+    @property
+    def line_bytes(self) -> int:
+        """Of a tile's row of pixels."""
+        return BLOCK * self.run * 2
+
+    @property
+    def slot_bytes(self) -> int:
+        """Of the two that a warpgroup stages its pixels in."""
+        return BLOCK * self.h.stride * self.line_bytes if self.is_boxed else 0
 
     @property
     def panels(self) -> int:
@@ -116,15 +131,21 @@ def _plan(p: ConvProblem) -> InterleavedConsts | str:
     if image.numel >= 2**31 or result.numel >= 2**31 or tiling.reach(filter.shape, filter.strides) >= 2**31 or max(h.patch, w.patch) > 256:
         return "an offset exceeds 31 bits, or a patch is too large"
     tile_n = -(-columns // 8) * 8
-    consts = InterleavedConsts(RingConsts(0, 0, 0, 1), result.dtype.name, image.dtype.name, tile_n, WARPGROUPS, filters, channels, h, w, 0)
+    is_boxed = image.shape[3] * channels * 2 % 16 == 0 and image.align % 16 == 0 and BLOCK * max(run, h.stride) <= MAX_BOX
+    streams = h.offsets == w.offsets == 1 and image.numel < result.numel  # lines that are read once, and more than are written
+    consts = InterleavedConsts(RingConsts(0, 0, 0, 1), result.dtype.name, image.dtype.name, tile_n, WARPGROUPS, filters, channels, h, w, 0,
+                               is_boxed, 0, streams)
     filter_bytes = consts.panels * tile_n * SPAN * 2
+    staging_bytes = WARPGROUPS * STAGING_SLOTS * consts.slot_bytes
     stage_bytes = consts.spans * consts.patch_bytes
-    stages = (SMEM_BYTES - 1024 - filter_bytes - 2 * BARRIER_BYTES * MAX_STAGES) // stage_bytes // WARPGROUPS * WARPGROUPS
+    free = SMEM_BYTES - 1024 - filter_bytes - staging_bytes - 2 * BARRIER_BYTES * MAX_STAGES
+    stages = free // stage_bytes // WARPGROUPS * WARPGROUPS
     if stages < WARPGROUPS or len(consts.products) > MAX_PRODUCTS:
         return f"{h.offsets} x {w.offsets} offsets of {filters} filters do not fit shared memory"
     stages = min(stages, MAX_STAGES)
     filter_at = -(-stages * stage_bytes // 1024) * 1024
-    return replace(consts, ring=RingConsts(stages, stage_bytes, filter_at + filter_bytes, 1), filter_at=filter_at)
+    staging_at = filter_at + filter_bytes
+    return replace(consts, ring=RingConsts(stages, stage_bytes, staging_at + staging_bytes, 1), filter_at=filter_at, staging_at=staging_at)
 
 
 def _blocks(p: ConvProblem) -> tuple[int, int, int]:
@@ -181,17 +202,24 @@ class InterleavedGradient(Engine):
         for name, value in (("down", down), ("across", across)):
             t.add(name, "u32", value)
             t.divisor(name, value)
-        t.add("height", "u32", image.shape[2])
-        t.add("row_elements", "u32", image.shape[3] * c.channels)
-        t.add("image_bytes", "u32", image.shape[2] * image.shape[3] * c.channels * 2)
+        row = image.shape[3] * c.channels
+        if not c.is_boxed:
+            t.add("height", "u32", image.shape[2])
+            t.add("row_elements", "u32", row)
+            t.add("image_bytes", "u32", image.shape[2] * row * 2)
+            t.add("ptr_dx", "u64", TensorArg(p.image))
         t.add("ptr_w", "u64", TensorArg(p.filter))
         for name, stride in zip(("k", "c", "r", "s"), filter.strides, strict=True):
             t.add(f"w_{name}", "s32", stride)
-        t.add("ptr_dx", "u64", TensorArg(p.image))
         _, k, rows, columns = result.shape
         patches = TensorMapSpec(result.dtype.name, (k, columns, rows, n), (k * 2, columns * k * 2, rows * columns * k * 2),
                                 (SPAN, c.w.patch, c.h.patch, 1), swizzle=128)
-        args = [Arg("map_dy", "tensor_map", TensorMapArg(p.result, patches)), *t.args]
+        maps = [Arg("map_dy", "tensor_map", TensorMapArg(p.result, patches))]
+        if c.is_boxed:
+            pixels = TensorMapSpec(image.dtype.name, (row, image.shape[2], n), (row * 2, image.shape[2] * row * 2),
+                                   (BLOCK * c.run, BLOCK * c.h.stride, 1))
+            maps.append(Arg("map_dx", "tensor_map", TensorMapArg(p.image, pixels)))
+        args = [*maps, *t.args]
         target = PtxTarget.for_arch(device.arch, (8, 0))
         return Build((Step.of("conv/interleaved_dgrad_sm90", self.op, target, 128 * (1 + c.warpgroups), args, c, num_ctas,
                               dynamic_smem=c.ring.barriers_at + 2 * BARRIER_BYTES * c.ring.stages,
