@@ -30,6 +30,7 @@ MAX_POSITIONS = 512  # of a tile
 MAX_BOX = 256
 STEPS_AT_ONCE = 12  # of 4 registers each
 STAGING_SLOTS = 2
+MAX_CONSUMERS = 3  # warpgroups of a gradient, whose accumulators and operands leave registers for no more
 MAX_LINES = 3000
 
 
@@ -249,8 +250,9 @@ def _plan(am: AffineMatmul, tile_rows: int = 0) -> _Plan | str:
     staging_at = filter_at + filter_bytes
     positions = tile_rows * s.columns
     ring = RingConsts(stages, stage_bytes, staging_at + staging_bytes, 1)
-    consts = StripConsts(ring, am.a.dtype.name, tile_n, am.n.size, in_lines, warpgroups, positions, -(-positions // PANEL), s.tap_rows, s.run, shift, row_halves,
-                         row_bytes, (s.lead - shift) * size, s.step * size, s.step_rows, copied, filter_at, staging_at, epilogue)
+    consts = StripConsts(ring, am.a.dtype.name, tile_n, am.n.size, in_lines, warpgroups, positions, -(-positions // PANEL), s.tap_rows,
+                         s.run, shift, row_halves, row_bytes, (s.lead - shift) * size, s.step * size, s.step_rows, copied, filter_at,
+                         staging_at, epilogue)
     line, lines = (PANEL, positions * am.n.size // PANEL) if in_lines else (am.n.size, positions)
     stored = TensorMapSpec(d.dtype.name, (line, lines, s.images * (s.rows // tile_rows)), (line * size, positions * am.n.size * size),
                            (PANEL, am.n.size if in_lines else PANEL, 1), swizzle=128)
@@ -352,12 +354,15 @@ class StripSm90Matmul:
 
 @dataclass(frozen=True, slots=True)
 class StripGradientConsts:
-    """Consts of matmul/strip_gradient_sm90. A stage: tile_n / 64 panels of the result's gradient, [row][padded column][64 filters] each,
-    then the strip. Warpgroup w multiplies elements 64 w and up of (tap rows, run); bytes of a strip as in StripConsts."""
+    """Consts of matmul/strip_gradient_sm90. A stage: panels of 64 filters of the result's gradient, [row][padded column][64 filters] each,
+    then the strip. Warpgroup w multiplies elements 64 (w % blocks) and up of (tap rows, run), of a tile's rows every `sharers`-th from
+    w / blocks on; bytes of a strip as in StripConsts. streams: lines leave L2 first."""
 
     ring: RingConsts
     kind: str
     tile_n: int
+    sharers: int
+    streams: bool
     tile_rows: int
     columns: int
     taps: int
@@ -384,7 +389,12 @@ class StripGradientConsts:
 
     @property
     def panels(self) -> int:
-        return self.tile_n // PANEL
+        return -(-self.tile_n // PANEL)
+
+    @property
+    def blocks(self) -> int:
+        """Of 64 elements of the window."""
+        return self.ring.consumers // self.sharers
 
     @property
     def batches(self) -> list[list[int]]:
@@ -412,7 +422,7 @@ class _GradientPlan:
 
 
 @lru_cache(maxsize=256)
-def _gradient_plan(am: AffineMatmul) -> _GradientPlan | str:
+def _gradient_plan(am: AffineMatmul, sharers: int = 1, streams: bool = False) -> _GradientPlan | str:
     """Strips for k's positions: m are filters, n taps and channels; or why there are none."""
     size, y = am.a.dtype.num_bytes, am.a
     if len(am.m.extents) != 1 or am.batch.size != 1:
@@ -427,13 +437,14 @@ def _gradient_plan(am: AffineMatmul) -> _GradientPlan | str:
         return f"{y.name} is not packed, channels last"
     if filters * size % 16 or y.base * size % 16 or y.align % 16 or filters > MAX_TILE_N or taps > 3 * PANEL:
         return f"{filters} filters of {taps} elements are no multiple of 8 up to {MAX_TILE_N}, of up to {3 * PANEL} elements"
-    tile_n = PANEL if filters <= PANEL else MAX_TILE_N
+    tile_n = _aligned(filters, 8)
+    panels = -(-filters // PANEL)
     padded_columns = _aligned(s.columns, 16)
     units = s.units((padded_columns - s.columns) * s.step + s.run)
     row_bytes = units * s.unit * size
 
     def stage(tile_rows: int) -> int:
-        return _aligned(s.strip_rows(tile_rows) * row_bytes + tile_rows * padded_columns * tile_n * size, 1024)
+        return _aligned(s.strip_rows(tile_rows) * row_bytes + tile_rows * padded_columns * panels * PANEL * size, 1024)
 
     free = SMEM_BYTES - 2 * BARRIER_BYTES * 8
     choices = [r for r in range(1, s.rows + 1) if s.rows % r == 0 and s.strip_rows(r) <= MAX_BOX and free // stage(r) >= 2]
@@ -441,11 +452,14 @@ def _gradient_plan(am: AffineMatmul) -> _GradientPlan | str:
         return "a strip does not fit shared memory or a box"
     tile_rows = max(choices, key=lambda r: (min(3, free // stage(r)), r))
     stages = min(8, free // stage(tile_rows))
-    ring = RingConsts(stages, stage(tile_rows), stages * stage(tile_rows), -(-taps // PANEL))
+    blocks = -(-taps // PANEL)
+    if blocks * sharers > MAX_CONSUMERS or tile_rows < sharers or (sharers - 1) * blocks * PANEL * tile_n * 4 > stages * stage(tile_rows):
+        return f"{sharers} warpgroups to share {tile_rows} rows find no registers or no room"
+    ring = RingConsts(stages, stage(tile_rows), stages * stage(tile_rows), blocks * sharers)
     merged = tiling.merged_digits(am)
     epilogue = tiling.plan_epilogue(merged, am, PANEL, PANEL, 128, tiling.needs_wide(merged), True)
-    consts = StripGradientConsts(ring, y.dtype.name, tile_n, tile_rows, s.columns, taps, s.run, row_bytes, s.lead * size, s.step * size,
-                                 s.step_rows, s.strip_rows(tile_rows) * row_bytes)
+    consts = StripGradientConsts(ring, y.dtype.name, tile_n, sharers, streams, tile_rows, s.columns, taps, s.run, row_bytes,
+                                 s.lead * size, s.step * size, s.step_rows, s.strip_rows(tile_rows) * row_bytes)
     gradients = TensorMapSpec(y.dtype.name, (filters, s.columns, s.rows, s.images), tuple(size * stride for stride in reversed(packed)),
                               (PANEL, padded_columns, tile_rows, 1), swizzle=128)
     return _GradientPlan(consts, merged, epilogue, s, s.boxed(units, tile_rows), gradients)
@@ -462,11 +476,14 @@ class StripGradientSm90Matmul:
         return _check(self.name, _gradient_plan, am, device)
 
     def configs(self, am: AffineMatmul, device: DeviceInfo) -> tuple[EngineConfig, ...]:
-        return (EngineConfig(),)
+        """By how many warpgroups share the rows of a tile; the fastest by estimate first."""
+        every = (EngineConfig.of(sharers=n, streams=streams) for n in (1, 2, 3) for streams in (False, True))
+        return tuple(sorted((c for c in every if not isinstance(_gradient_plan(am, c["sharers"], c["streams"]), str)),
+                            key=lambda c: self.estimate(am, c, device)))
 
     def estimate(self, am: AffineMatmul, config: EngineConfig, device: DeviceInfo) -> float:
         """Products of 16 positions at the time their operands' way through shared memory takes, over the traffic, and the sum."""
-        plan = _gradient_plan(am)
+        plan = _gradient_plan(am, config["sharers"], config["streams"])
         assert not isinstance(plan, str), plan
         c = plan.consts
         clocks = c.tile_rows * c.padded_columns / 16 * c.ring.consumers * max(1.3 * (32 + c.tile_n / 4), 150 / c.ring.consumers)
@@ -482,7 +499,7 @@ class StripGradientSm90Matmul:
         empty = tiling.empty_build(am)
         if empty is not None:
             return empty
-        plan = _gradient_plan(am)
+        plan = _gradient_plan(am, config["sharers"], config["streams"])
         assert not isinstance(plan, str), plan
         c = plan.consts
         num_ctas = min(plan.num_tiles, device.num_sms)

@@ -302,7 +302,7 @@ def stored_map(am: AffineMatmul, d: tiling.Digits, has_blocks: bool = False) -> 
     if len(d.out_n) > 1:
         # Columns in parts, as of windows that tile an image: one long line of the map, of which a panel has 64 within one part.
         width = 1 + sum((e - 1) * s for e, s in zip(d.out_n, out.n_strides, strict=True))
-        is_apart = min(out.n_strides) > 0 and out.n_strides[0] * d.out_n[0] >= width  # what lies beyond the last column lies beyond the line
+        is_apart = min(out.n_strides) > 0 and out.n_strides[0] * d.out_n[0] >= width  # columns beyond the last lie beyond the line
         if not is_apart or d.out_n[-1] % columns or am.operands or am.up is not None or has_blocks or tiling.needs_wide(d):
             return None
     if out.n_strides[-1] not in ((1,) if am.n.size > 1 else (0, 1)):
