@@ -25,6 +25,7 @@ TILE = 16  # rows of W
 MAX_PANELS = 16
 _LIMIT = 2**31
 _COMBINE_THREADS = 128
+PROMOTION = 128
 # of a lane, a weight: as the disassembly counts them, or what timings of one row come to
 _INSTRUCTIONS = {"Q4_0": 1.6, "Q4_1": 1.3, "Q5_0": 2.8, "Q5_1": 2.6, "Q8_0": 2.5, "Q2_K": 2.2, "Q3_K": 3.6, "Q4_K": 1.5,
                  "Q5_K": 2.5, "Q6_K": 3.0, "Q8_K": 2.5, "IQ1_S": 4.8, "IQ1_M": 5.8, "IQ2_XXS": 6.0, "IQ2_XS": 6.2, "IQ2_S": 6.4,
@@ -37,11 +38,12 @@ _RINGS = ((1, 2), (2, 2), (4, 2), (1, 4), (2, 3))  # chunks of 256 elements, sta
 @dataclass(frozen=True, slots=True)
 class MatvecConsts:
     """warps: of a team, which shares tiles. rows: of x that a CTA multiplies. parts: f16 numbers of one of x. run: blocks that code is
-    written for, loops of them make a chunk. by_map: chunks come as boxes of a tensor map. phase: what the addresses of chunks are multiples
-    of (4, 2, 1). pieces: of 16 bytes that a row's chunk may touch; has_skew: it may begin within one. slot_areas: every expert of a row has
-    an x of its own. scales_x: rows of x are multiplied by powers of two. moves_x: four numbers of x lie together, aligned. begins_within:
-    the first block may lie within 16 bytes that begin before it. quads: fours of elements of x that a thread loads before it uses any;
-    holds_x: these are all it takes."""
+    written for, loops of them make a chunk. ahead: chunks of a warp that are sent to L2 while the launch before still runs. by_map: chunks
+    come as boxes of a tensor map; by_chunk: of one whose rows are chunks. phase: what the addresses of chunks are multiples of (4, 2, 1).
+    pieces: of 16 bytes that a row's chunk may touch; has_skew: it may begin within one. slot_areas: every expert of a row has an x of its
+    own. scales_x: rows of x are multiplied by powers of two. moves_x: four numbers of x lie together, aligned. begins_within: the first
+    block may lie within 16 bytes that begin before it. quads: fours of elements of x that a thread loads before it uses any; holds_x:
+    these are all it takes."""
 
     format: FormatConsts
     rows: int
@@ -49,9 +51,11 @@ class MatvecConsts:
     warps: int
     teams: int
     stages: int
+    ahead: int
     run: int
     loops: int
     by_map: bool
+    by_chunk: bool
     phase: int
     has_skew: bool
     pieces: int
@@ -84,6 +88,16 @@ class MatvecConsts:
     @property
     def columns(self) -> int:
         return self.rows * self.parts
+
+    @property
+    def spreads(self) -> bool:
+        """The columns of one row of x are eight groups of 32 of k, side by side."""
+        return self.columns == 1 and self.format.chain <= 2
+
+    @property
+    def quad_words(self) -> int:
+        """Of four elements of x in memory."""
+        return 4 if self.x_dtype == "f32" else 2
 
     @property
     def tiles(self) -> int:
@@ -145,6 +159,13 @@ class MatvecConsts:
     def sums(self, tile: int) -> list[str]:
         return [f"%sum{4 * tile + e}" for e in range(4)]
 
+    def numbers(self, tile: int) -> list[str]:
+        """Of x, two steps'."""
+        return [f"%x_of{4 * tile + e}" for e in range(4)]
+
+    def held(self, quad: int) -> list[str]:
+        return [f"%held{self.quad_words * quad + e}" for e in range(self.quad_words)]
+
     def accumulators(self, tile: int) -> list[str]:
         return [f"%acc{4 * tile + e}" for e in range(4)]
 
@@ -168,7 +189,7 @@ class _Layout:
 
 def _layout(c: MatvecConsts, panel_chunks: int) -> _Layout:
     columns = c.areas * c.parts
-    x_pitch = 2 * panel_chunks * c.chunk_size + 32
+    x_pitch = 2 * panel_chunks * c.chunk_size + 64  # 16 bytes a lane: two columns' four in different banks
     sums_pitch = ceil_div(panel_chunks * c.loops * c.units * 32, 128) * 128 + 32 if c.format.has_sums else 0
     sums = c.format.table_bytes + c.scale_bytes + c.barrier_bytes + columns * x_pitch
     partials = sums + columns * sums_pitch
@@ -196,8 +217,12 @@ def _consts(p: GgufMatvecProblem, config: EngineConfig) -> MatvecConsts:
     sets = _area_sets(areas, config["warps"], config["teams"])
     chunk_size = loops * run * f.size
     quads = ceil_div(_panel_chunks(p, chunk_size, config) * chunk_size // 4 * sets, 32 * config["warps"] * config["teams"])
-    most = 8 if config["warps"] * config["teams"] * config["ctas"] > 8 else 16  # registers hold more of few warps
-    return MatvecConsts(f, rows, 3 if x.dtype is F32 else 1, config["warps"], config["teams"], config["stages"], run, loops, by_map, phase,
+    # registers hold more of few warps, and of short numbers
+    most = 8 if x.dtype is F32 and config["warps"] * config["teams"] * config["ctas"] > 8 else 16
+    optional = {"ahead": config["stages"], "by_chunk": True} | dict(config.knobs)
+    by_chunk = by_map and chunk_bytes % 16 == 0 and blocks.shape[-1] % chunk_bytes == 0 and optional["by_chunk"]
+    return MatvecConsts(f, rows, 3 if x.dtype is F32 else 1, config["warps"], config["teams"], config["stages"], optional["ahead"], run, loops,
+                        by_map, by_chunk, phase,
                         together < 16, ceil_div(chunk_bytes + 16 - together + 4 * (phase == 1), 16), x.dtype.name,
                         "f32" if config["panels"] > 1 else p.desc("y").dtype.name, p.desc("ids").dtype.name if is_indexed else "",
                         p.desc("weights").dtype.name if p.has("weights") else "", slot_areas, areas,
@@ -226,7 +251,7 @@ def _map_fault(p: GgufMatvecProblem, device: DeviceInfo) -> str:
 
 
 def _map(p: GgufMatvecProblem, c: MatvecConsts) -> TensorMapSpec:
-    """Boxes of 16 rows and a chunk, in words."""
+    """Boxes of 16 rows and a chunk, in words. Where chunks are rows of the map, what a pitch has beyond them is not fetched."""
     blocks = p.desc("blocks")
     extents = tuple(reversed(blocks.shape[:-1]))
     step = blocks.shape[-1]
@@ -235,8 +260,11 @@ def _map(p: GgufMatvecProblem, c: MatvecConsts) -> TensorMapSpec:
         step = stride if extent > 1 else step
         strides.append(step)
         step *= extent
+    if c.by_chunk:
+        return TensorMapSpec("u32", (c.chunk_bytes // 4, blocks.shape[-1] // c.chunk_bytes, *extents), (c.chunk_bytes, *strides),
+                             (c.row_pitch // 4, 1, TILE, *(1 for _ in extents[1:])), l2_promotion=PROMOTION)
     return TensorMapSpec("u32", (blocks.shape[-1] // 4, *extents), tuple(strides),
-                         (c.row_pitch // 4, TILE, *(1 for _ in extents[1:])))
+                         (c.row_pitch // 4, TILE, *(1 for _ in extents[1:])), l2_promotion=PROMOTION)
 
 
 @dataclass(frozen=True, slots=True)

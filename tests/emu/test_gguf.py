@@ -12,6 +12,7 @@ import pytest
 import oxidnn
 from oxidnn.device import known_device
 from oxidnn.dispatch.registry import ENGINES
+from oxidnn.engines.gguf_formats import FORMAT_CONSTS
 from oxidnn.engines.gguf_matvec import GgufMatvec
 from oxidnn.errors import InvalidArgument
 from oxidnn.ops.case import parse_case
@@ -89,10 +90,13 @@ def test_columns_of_a_product_are_elements(h: oxidnn.DnnHandle, name: str) -> No
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_products_of_every_format_in_several_configs(name: str) -> None:
-    """Rows that a tensor map can describe, in panels of k where there are such; rows of any number of bytes at an odd address."""
+    """Rows that a tensor map can describe, in panels of k where there are such; rows of any number of bytes at an odd address, with several
+    rows of x and, where that is another loop, with one."""
     backend, engine = EmulatedBackend("sm_90a", checkers="all"), GgufMatvec()
     size, num_bytes = FORMATS[name]
-    for count, lies, x in ((8 if size == 256 else 32, "nchw", "f16[1,{}]"), (2 if size == 256 else 17, "({},1)@1", "f32[3,{}]")):
+    ways = [(8 if size == 256 else 32, "nchw", "f16[1,{}]"), (2 if size == 256 else 17, "({},1)@1", "f32[3,{}]")]
+    ways += [(1 if size == 256 else 11, "({},1)@1", "bf16[1,{}]")] if FORMAT_CONSTS[name].chain <= 2 else []
+    for count, lies, x in ways:
         row_bytes = count * num_bytes
         lies = lies.format(row_bytes + 3)
         problem = parse_case(f"gguf_matvec blocks=u8[19,{row_bytes}]{lies} x={x.format(count * size)}nchw format={name}")
@@ -170,6 +174,10 @@ def test_experts_are_added_in_order_and_missing_ones_add_nothing(h: oxidnn.DnnHa
     np.testing.assert_allclose(h.gguf_matvec(blocks, several, "Q8_0", ids=ids), want, rtol=2e-5, atol=2e-4)
     one = np.asarray(h.gguf_matvec(blocks, x, "Q8_0", ids=ids[:, 1].astype(np.int32)))
     np.testing.assert_allclose(one, of[:, 1], rtol=2e-5, atol=2e-4)
+    halves = several.astype(np.float16)  # of one column, whose scales are a lane's own
+    got = h.gguf_matvec(blocks, halves, "Q8_0", ids=ids, weights=weights, out_dtype="float32")
+    want = [sum(weights[r, j] * (w[e] @ halves[r, j].astype(np.float64)) for j, e in enumerate(ids[r]) if 0 <= e < 4) for r in range(3)]
+    np.testing.assert_allclose(got, want, rtol=2e-5, atol=2e-4)
 
 
 @pytest.mark.parametrize(("changed", "words"), [
