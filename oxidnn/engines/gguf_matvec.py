@@ -221,8 +221,8 @@ def _consts(p: GgufMatvecProblem, config: EngineConfig) -> MatvecConsts:
     most = 8 if x.dtype is F32 and config["warps"] * config["teams"] * config["ctas"] > 8 else 16
     optional = {"ahead": config["stages"], "by_chunk": True} | dict(config.knobs)
     by_chunk = by_map and chunk_bytes % 16 == 0 and blocks.shape[-1] % chunk_bytes == 0 and optional["by_chunk"]
-    return MatvecConsts(f, rows, 3 if x.dtype is F32 else 1, config["warps"], config["teams"], config["stages"], optional["ahead"], run, loops,
-                        by_map, by_chunk, phase,
+    return MatvecConsts(f, rows, 3 if x.dtype is F32 else 1, config["warps"], config["teams"], config["stages"], optional["ahead"], run,
+                        loops, by_map, by_chunk, phase,
                         together < 16, ceil_div(chunk_bytes + 16 - together + 4 * (phase == 1), 16), x.dtype.name,
                         "f32" if config["panels"] > 1 else p.desc("y").dtype.name, p.desc("ids").dtype.name if is_indexed else "",
                         p.desc("weights").dtype.name if p.has("weights") else "", slot_areas, areas,
