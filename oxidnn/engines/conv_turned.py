@@ -1,5 +1,6 @@
-"""An image gradient whose filter is turned first: wgmma takes operands of 32 and of 8 bits only where they lie along k, which ends in the
-filters here, and w lies along channels or taps. A copy puts it in the order of conv_reorder into the workspace, then follows the product.
+"""A convolution or image gradient whose filter is turned first: wgmma takes operands of 32 and of 8 bits only where they lie along k, which
+ends in the channels, of a gradient in the filters, and w often lies otherwise. A copy puts it in the order of conv_reorder into the
+workspace; the product follows.
 """
 
 from __future__ import annotations
@@ -18,12 +19,13 @@ from .composition import COPIES, Place, cheapest, following, moved
 from .matmul import MatmulEngine
 
 _NAME = "turned_filter"
+_USES = {"conv_dgrad": "dgrad", "conv_transpose": "dgrad", "conv_fprop": "fprop", "conv_transpose_dgrad": "fprop"}  # of conv_reorder
 
 
 @lru_cache(maxsize=256)
 def _product(p: ConvProblem) -> ConvProblem:
-    """The same gradient of the turned filter."""
-    tensors = {o.name: packed_filter(o.desc, "dgrad") if o.name == p.filter else o.desc for o in p.operands}
+    """The same problem with the turned filter."""
+    tensors = {o.name: packed_filter(o.desc, _USES[p.op]) if o.name == p.filter else o.desc for o in p.operands}
     found = OPS[p.op].make(tensors, dict(p.attrs), replace(p.policy, workspace_limit=None))
     assert isinstance(found, ConvProblem)
     return found
@@ -73,4 +75,4 @@ class TurnedFilter(Engine):
         return Build(tuple(following(steps)), scratch.num_bytes)
 
 
-ENGINES: dict[str, tuple[Engine, ...]] = {op: (TurnedFilter(op),) for op in ("conv_dgrad", "conv_transpose")}
+ENGINES: dict[str, tuple[Engine, ...]] = {op: (TurnedFilter(op),) for op in _USES}
