@@ -1,0 +1,302 @@
+"""Depthwise convolutions and their gradients by bands, sm_90a: of each channel a product of its own, on tensor cores.
+
+A row of a channel is cut into lines of 8 positions. A line and the next one, 16 positions, times a band of 16 x 8 (column n has the taps of a
+row from n on) give 8 positions of the target: with 7 taps 7 of 16 products are of use, where products of all 8 channels of a chunk with
+diagonals (conv_depthwise_mma, conv_depthwise_wgmma) have one of 8. Rows of A are 16 lines of a row, or of several images' rows.
+
+The filter's gradient has no bands to multiply by but bands in what comes out: x's windows of 16 positions times dy's lines of 8, summed over
+lines, is a matrix of 16 x 8 whose diagonals i - j are the taps.
+
+Pixels lie in memory, lines are wanted: boxes of whole rows come by tensor copies, and ldmatrix.trans with stmatrix turns 8 pixels of 8
+channels into a line of each channel; on the way back likewise. So channels never meet: an infinity or a NaN reaches the positions whose windows
+of 16 it lies in (of the filter's gradient, all taps of its channel), where it becomes a NaN.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from math import prod
+
+from ..codegen.fastdiv import magic
+from ..codegen.spec import Target
+from ..device import DeviceInfo
+from ..dtypes import F32
+from ..ops.base import Problem
+from ..ops.conv import ConvProblem
+from ..tensor import TensorDesc, packed_strides
+from .base import SUPPORTED, Arg, Build, Engine, EngineConfig, Scratch, Step, Support, TensorArg, TensorMapArg, refuse
+from .conv_depthwise import Axis, Depthwise
+from .conv_depthwise_tma import lower_to_boxes, tensor_map, why_no_maps
+from .digits import DigitConsts, Digits, ceil_div
+from .reduce_tree import reduction_steps
+
+_LINES = 16  # of a product
+_MAX_TAPS = 8  # across: at most one of taps k - n and k - n + 8 is there
+_MAX_STAGES = 16
+_SMEM_BYTES = 227 << 10
+_GROUPS = {2: (4, 2), 4: (8, 6, 4)}  # of 8 channels of a CTA, by channels of a warp
+
+
+@dataclass(frozen=True, slots=True)
+class BandConsts:
+    """Consts of conv/depthwise_band_sm90 and conv/depthwise_band_wgrad_sm90.
+
+    groups: of 8 channels; own: channels of a warp. An item's rows are `images` images' with `tiles` lines of the target each. stages: of a
+    row. taps_bytes: of the filter's axes (channel, row, column).
+    """
+
+    kind: str
+    target: str
+    sums_taps: bool
+    down: Axis
+    across: Axis
+    groups: int
+    own: int
+    images: int
+    tiles: int
+    stages: int
+    taps_bytes: tuple[int, int, int]
+    flip: bool
+    digits: DigitConsts = DigitConsts(("n", "strip", "tile"), False)
+
+    @property
+    def pitch(self) -> int:
+        """Of a pixel in a stage; chunks of 16 bytes are swizzled over as much."""
+        return 128 if self.groups > 4 else 64 if self.groups > 2 else 32
+
+    @property
+    def warps(self) -> int:
+        return 8 * self.groups // self.own
+
+    @property
+    def threads(self) -> int:
+        return 32 * self.warps
+
+    @property
+    def lines_across(self) -> int:
+        """Of an image: the last tile's window ends a line later."""
+        return self.tiles + 1
+
+    @property
+    def lines(self) -> int:
+        return self.images * self.lines_across
+
+    @property
+    def turns(self) -> int:
+        """Of a warp, of four lines of 8 channels at a time, from pixels to lines or back."""
+        return self.own // 2
+
+    @property
+    def _quads(self) -> int:
+        return ceil_div(self.images * self.tiles, 4)
+
+    def out_turns(self, turn: int) -> int:
+        """Warps that have lines of the target in their turn."""
+        return max(0, self.groups * (self._quads - 8 // self.own * turn))
+
+    @property
+    def turns_evenly(self) -> bool:
+        return all(self.out_turns(i) >= self.warps for i in range(self.turns))
+
+    @property
+    def line_pitch(self) -> int:
+        """From channel to channel: an odd number of lines, so that 8 channels' lie in all banks. The last one is nobody's."""
+        return (_LINES + 1) * 16
+
+    @property
+    def lines_bytes(self) -> int:
+        return 8 * self.groups * self.line_pitch
+
+    @property
+    def source_box_bytes(self) -> int:
+        return 8 * self.lines * 16 * self.groups
+
+    @property
+    def target_box_bytes(self) -> int:
+        return 8 * self.images * self.tiles * 16 * self.groups
+
+    @property
+    def source_bytes(self) -> int:
+        return ceil_div(8 * self.lines * self.pitch, 1024) * 1024
+
+    @property
+    def out_bytes(self) -> int:
+        """Pixels of a row of the target, and of lines that are none's."""
+        return 32 * self._quads * self.pitch
+
+    @property
+    def stage_bytes(self) -> int:
+        return self.source_bytes + (self.out_bytes if self.sums_taps else 0)
+
+    @property
+    def out_at(self) -> int:
+        return self.stages * self.stage_bytes
+
+    @property
+    def lines_at(self) -> int:
+        return self.out_at + (0 if self.sums_taps else 2 * self.out_bytes)
+
+    @property
+    def made_at(self) -> int:
+        """Lines of the target, in two buffers as those of the source."""
+        return self.lines_at + 2 * self.lines_bytes
+
+    @property
+    def barriers_at(self) -> int:
+        return self.made_at + 2 * self.lines_bytes
+
+    @property
+    def leaving_at(self) -> int:
+        """Where the rows that are lines or pixels by now belong."""
+        return ceil_div(self.barriers_at + 8 * self.stages, 16) * 16
+
+    @property
+    def sent_at(self) -> int:
+        """What the sending thread keeps."""
+        return self.leaving_at + 32
+
+    @property
+    def smem_bytes(self) -> int:
+        return self.sent_at + 32
+
+    @property
+    def registers(self) -> int:
+        """About what a thread needs."""
+        return self.own * (6 * self.down.taps + 2) + 24
+
+
+def _consts(p: ConvProblem, d: Depthwise, config: EngineConfig, stages: int = 0) -> BandConsts:
+    size, (channel, _, *steps) = d.filter.dtype.num_bytes, d.filter.strides
+    row, column = (0, *(s * size for s in steps))[-2:]
+    return BandConsts(d.source.dtype.name, d.target.dtype.name, d.kind == "wgrad", d.rows, d.columns, config["groups"], config["own"],
+                      config["images"], config["tiles"], stages or config["stages"], (channel * size, row, column), p.flip != (d.kind == "dgrad"))
+
+
+@lru_cache(maxsize=256)
+def _lower(p: ConvProblem) -> Depthwise | str:
+    d = lower_to_boxes(p)
+    if isinstance(d, str):
+        return d
+    if d.source.rank == 5:
+        return "3 dimensions (1 and 2 are supported)"
+    if {d.rows.stride, d.columns.stride, d.rows.dilation, d.columns.dilation} != {1}:
+        return f"stride {(d.rows.stride, d.columns.stride)}, dilation {(d.rows.dilation, d.columns.dilation)} (1 is supported)"
+    if p.epilogue is not None:
+        return "it has an epilogue"
+    if d.columns.taps > _MAX_TAPS:
+        return f"{d.columns.taps} taps across (at most {_MAX_TAPS})"
+    return why_no_maps(d) or d
+
+
+class BandDepthwiseEngine(Engine):
+    """All three directions of a convolution whose groups have one channel and one filter each; unit stride, 16-bit types, channels last."""
+
+    def __init__(self, op: str) -> None:
+        self.id = f"{op}.depthwise_band_sm90"  # type: ignore[misc]
+        self.op = op
+
+    def check_support(self, problem: Problem, device: DeviceInfo) -> Support:
+        assert isinstance(problem, ConvProblem)
+        if device.arch != "sm_90a":
+            return refuse(f"depthwise_band_sm90 needs sm_90a, the device is {device.arch}")
+        d = _lower(problem)
+        if isinstance(d, str):
+            return refuse(f"depthwise_band_sm90: {d}")
+        if problem.desc(problem.result).numel == 0 or problem.desc(problem.image).numel == 0:
+            return refuse("there are no products to sum: the direct engine writes the epilogue of 0")
+        if next(self._configs(problem, d), None) is None:
+            return refuse(f"depthwise_band_sm90: {d.rows.taps} rows of taps do not fit the registers")
+        return SUPPORTED
+
+    def configs(self, problem: Problem, device: DeviceInfo) -> tuple[EngineConfig, ...]:
+        assert isinstance(problem, ConvProblem)
+        d = _lower(problem)
+        assert isinstance(d, Depthwise)
+        return tuple(sorted(self._configs(problem, d), key=lambda c: self.estimate(problem, c, device)))
+
+    @staticmethod
+    def _configs(p: ConvProblem, d: Depthwise) -> Iterator[EngineConfig]:
+        """own and groups: chunks of channels as wide as registers allow; tiles: a row, in parts where it has more lines than a product."""
+        count, width = d.channels // 8, ceil_div(d.columns.target, 8)
+        tiles = ceil_div(width, ceil_div(width, _LINES - 1))
+        images = min(_LINES // (tiles + 1), d.images)
+        rows = d.rows.source if d.kind == "wgrad" else d.rows.target
+        strips = [s for s in dict.fromkeys(ceil_div(rows, parts) for parts in (1, 2, 3, 4)) if s == rows or s >= 2 * (d.rows.taps - 1)]
+        for own in _GROUPS:
+            for groups in [g for g in _GROUPS[own] if g <= count and 10 * (-count % g) <= count] or [min(_GROUPS[own][-1], count)]:
+                for ctas in (1, 2):
+                    shape = EngineConfig.of(groups=groups, own=own, images=images, tiles=tiles)
+                    c = _consts(p, d, shape, 2)
+                    room = _SMEM_BYTES // ctas - 1024 * (ctas - 1) - c.smem_bytes - 8 * _MAX_STAGES
+                    stages = min(_MAX_STAGES, room // c.stage_bytes + 2)
+                    if c.registers > min(255, 16384 // (32 * ctas * ceil_div(c.warps, 4)) // 8 * 8) or room < 0 or stages < 3:
+                        continue
+                    for strip in strips:
+                        yield EngineConfig.of(groups=groups, own=own, images=images, tiles=tiles, strip=strip, stages=stages, ctas=ctas)
+
+    @staticmethod
+    def _items(d: Depthwise, config: EngineConfig) -> tuple[int, int, int]:
+        """Blocks of images, strips of rows, tiles of columns."""
+        rows = d.rows.source if d.kind == "wgrad" else d.rows.target
+        return (ceil_div(d.images, config["images"]), ceil_div(rows, config["strip"]), ceil_div(d.columns.target, 8 * config["tiles"]))
+
+    def _shares(self, d: Depthwise, config: EngineConfig, device: DeviceInfo) -> tuple[int, int, int]:
+        """Chunks of channels, CTAs that share one, and items of each at most."""
+        items, chunks = prod(self._items(d, config)), ceil_div(d.channels // 8, config["groups"])
+        rounds = ceil_div(items, max(1, min(items, config["ctas"] * device.num_sms // chunks)))
+        return chunks, ceil_div(items, rounds), rounds
+
+    def estimate(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> float:
+        """Steps of an SM over the traffic."""
+        assert isinstance(problem, ConvProblem)
+        d = _lower(problem)
+        assert isinstance(d, Depthwise)
+        c = _consts(problem, d, config)
+        chunks, parts, rounds = self._shares(d, config, device)
+        strips, read = self._items(d, config)[1], d.rows.target if d.kind == "wgrad" else d.rows.source
+        steps = min(config["strip"] + d.rows.taps - 1, read / strips + (d.rows.taps - 1) * (1 - 1 / strips))
+        products = c.own * c.warps * d.rows.taps
+        if device.is_emulated:
+            return 20.0 * parts * rounds * chunks * steps * (products + 8) + config["stages"]
+        # a step: products, wavefronts of shared memory, what they wait for
+        step = (1.5 * products + 180) * (config["ctas"] if config["ctas"] * device.num_sms <= parts * chunks + device.num_sms else 1)
+        compute_us = rounds * (steps * step + 300) / 1750
+        bytes_us = problem.num_bytes / (device.bandwidth_gbs * 0.838e3 * (0.85 if c.pitch == 64 and chunks > 1 else 1.0))
+        return max(compute_us, bytes_us) + 0.115 * min(compute_us, bytes_us) + 9 + (2 if c.sums_taps else 0)
+
+    def build_steps(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> Build:
+        assert isinstance(problem, ConvProblem)
+        if problem.is_empty:
+            return Build(())
+        p, d = problem, _lower(problem)
+        assert isinstance(d, Depthwise)
+        c = _consts(p, d, config)
+        digits = Digits(c.digits.names, self._items(d, config), {})
+        chunks, parts, _ = self._shares(d, config, device)
+        multiplier, shift = magic(chunks)
+        source_map = tensor_map(d.source, (8 * c.groups, 8 * c.lines_across, 1, c.images), c.pitch)
+        target_map = tensor_map(d.target, (8 * c.groups, 8 * c.tiles, 1, c.images), c.pitch)
+        scratch, taps, desc = Scratch(), d.rows.taps * d.columns.taps, d.filter
+        partial = scratch.take(parts * d.channels * taps * 4) if c.sums_taps else TensorArg(d.names[2])
+        values = (("num_items", digits.size), ("parts", parts), ("chunks", chunks), ("chunks_multiplier", multiplier),
+                  ("chunks_shift", shift), ("channel_groups", d.channels // 8))
+        args = [Arg("map_source", "tensor_map", TensorMapArg(d.names[0], source_map)),
+                Arg("map_target", "tensor_map", TensorMapArg(d.names[1], target_map)),
+                Arg("ptr_partial" if c.sums_taps else "ptr_filter", "u64", partial), *(Arg(name, "u32", value) for name, value in values),
+                Arg("strip", "s32", config["strip"]), Arg("source_rows", "s32", d.rows.source), Arg("target_rows", "s32", d.rows.target),
+                *digits.args(c.digits.wide)]
+        first = Step.of("conv/depthwise_band_wgrad_sm90" if c.sums_taps else "conv/depthwise_band_sm90", self.op,
+                        Target.for_arch(device.arch, (8, 0)), c.threads, args, c, parts * chunks, dynamic_smem=c.smem_bytes,
+                        min_ctas_per_sm=config["ctas"], suffix=f"{c.kind}_{d.rows.taps}x{d.columns.taps}_g{c.groups}_o{c.own}_t{c.tiles}_{c.images}")
+        if not c.sums_taps:
+            return Build((first,))
+        whole = TensorDesc(F32, (parts, *desc.shape), (d.channels * taps, taps, taps, *packed_strides(desc.shape[2:])))
+        assert not isinstance(partial, TensorArg)
+        sums = reduction_steps(p.op, (whole, partial), (desc, TensorArg(d.names[2])), (0,), "sum", device, scratch, follows=True)
+        return Build((first, *sums), scratch.num_bytes)
+
+
+_OPS = ("conv_fprop", "conv_dgrad", "conv_transpose", "conv_transpose_dgrad", "conv_wgrad", "conv_transpose_wgrad")
+ENGINES: dict[str, tuple[Engine, ...]] = {op: (BandDepthwiseEngine(op),) for op in _OPS}
