@@ -109,6 +109,8 @@ class Launch:
             if pointer is not None:
                 self.memory.unregister(pointer)
             self.memory.settle()
+            if self.global_race is not None:
+                self.global_race.tables.clear()  # which know the states, and these the launch
         if self.global_race is not None and not self.global_race.lets_start_early:
             self.memory.touched = self.global_race.own  # the launches before have ended before that behind starts
         if not has_waited:
@@ -359,15 +361,17 @@ class State:
                     self.compact(current)
                     current = None
                 self._run_group(pc, current, budget)
+            if self.race is not None:
+                self.race.finish()
+                self.R.clear()
+                self.places.clear()
+                self.guards.clear()
+                self.fragments.clear()
+                self.shared = self.local = Window(0, 0, 0, False)
         except Fault as fault:
             raise self.report(fault) from None
-        if self.race is not None:
-            self.race.finish()
-            self.R.clear()
-            self.places.clear()
-            self.guards.clear()
-            self.fragments.clear()
-            self.shared = self.local = Window(0, 0, 0, False)
+        finally:
+            self.race = self.bank = None  # they know the state: its arrays would wait for the garbage collector
 
     def _run_group(self, pc: int, idx: Array | None, budget: int) -> None:
         """Run one group until it merges, parks, ends or has used its budget of blocks."""

@@ -127,24 +127,8 @@ class Program:
     def _decode(self, entry: nodes.Entry) -> None:
         flat: list[tuple[nodes.Instruction, Scope]] = []
         labels: dict[int, int] = {}  # id of a Label node -> pc
-
-        def walk(body: Sequence[nodes.Statement], scope: Scope) -> None:
-            for statement in body:
-                if isinstance(statement, nodes.RegDecl):
-                    self.decoder.scope = scope
-                    self.decoder.declare(statement)
-                elif isinstance(statement, nodes.VarDecl):
-                    self._variable(statement, scope)
-                elif isinstance(statement, nodes.Label):
-                    scope.names[statement.name] = statement
-                    labels[id(statement)] = len(flat)
-                elif isinstance(statement, nodes.Scope):
-                    walk(statement.body, Scope(scope))
-                else:
-                    flat.append((statement, scope))
-
         top = self.decoder.scope
-        walk(entry.body, top)
+        self._flatten(entry.body, top, flat, labels)
         # The dynamic array follows the static ones at the next multiple of 16, whatever alignment it declares: so an H100 places it for
         # what nvJitLink assembles. Only a kernel without static arrays gets the alignment of the window's first free kilobyte.
         self.dynamic_offset = align_up(self.static_shared, 16)
@@ -155,6 +139,23 @@ class Program:
             self.ops.append(self._build(pc, ins, scope))
         for op in self.ops:
             self._shorten(op)
+
+    def _flatten(self, body: Sequence[nodes.Statement], scope: Scope, flat: list[tuple[nodes.Instruction, Scope]],
+                 labels: dict[int, int]) -> None:
+        # A method, for a local function that calls itself is a cycle, and the whole program would wait for the garbage collector.
+        for statement in body:
+            if isinstance(statement, nodes.RegDecl):
+                self.decoder.scope = scope
+                self.decoder.declare(statement)
+            elif isinstance(statement, nodes.VarDecl):
+                self._variable(statement, scope)
+            elif isinstance(statement, nodes.Label):
+                scope.names[statement.name] = statement
+                labels[id(statement)] = len(flat)
+            elif isinstance(statement, nodes.Scope):
+                self._flatten(statement.body, Scope(scope), flat, labels)
+            else:
+                flat.append((statement, scope))
 
     def _shorten(self, op: Op) -> None:
         """A jump to ret is a ret: the rest of the batch then closes ranks at once (the usual tail guard)."""
