@@ -38,4 +38,4 @@ def test_the_picture_is_of_these_tables() -> None:
     texts = Counter(escape(title.removesuffix(bench["EAGER"]), quote=False) for title, *_ in rows)
     texts += Counter(f"{mean:.2f}" for _, _, mean, _ in rows)
     assert texts <= Counter(drawn), f"run python benches/plot.py: {texts - Counter(drawn)}"
-    assert len(drawn) == texts.total() + 2 * 9, "run python benches/plot.py: rows are drawn that are gone (beside two axes' ticks and labels)"
+    assert len(drawn) == texts.total() + 2 * 9, "run python benches/plot.py: rows are drawn that are gone (beside ticks and labels)"
