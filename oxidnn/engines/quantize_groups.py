@@ -24,6 +24,7 @@ from .quantize_map import LIMIT, MIN_CAPABILITY, QuantizeMap, map_step, target_o
 from .quantize_space import NF4, Space, halved, known_shifts, moves_packs, near_operands, nf4_cells
 
 _MOST_LANES = 1024
+_THREADS = 256  # of a CTA that has several scales
 _SECTOR_BYTES = 32
 _SWEEP_BYTES = 16384  # that a CTA reads at a time
 
@@ -251,7 +252,7 @@ def _arrangements(groups: Groups, device: DeviceInfo) -> tuple[EngineConfig, ...
 def _step(problem: QuantizeProblem, config: EngineConfig, device: DeviceInfo, global_name: str) -> Step:
     groups = _grouped(problem, config["vec"])
     lanes, packs = config["lanes"], config["packs"]
-    threads = max(256, lanes) if lanes <= 32 else lanes
+    threads = _THREADS if lanes <= 32 else lanes
     outer = halved(groups.outer)
     bounds = tuple(n for n, _ in groups.bounds)
     kept = {"x", "y", "scale", "zero_point", *bounds, *(["index"] if problem.stochastic else [])}
