@@ -63,7 +63,6 @@ class InterleavedConsts:
     filter_at: int
     is_boxed: bool  # a tile's pixels leave by a tensor copy, from where they are staged
     staging_at: int
-    streams: bool  # lines of positions leave L2 first
 
     @property
     def spans(self) -> int:
@@ -132,9 +131,8 @@ def _plan(p: ConvProblem) -> InterleavedConsts | str:
         return "an offset exceeds 31 bits, or a patch is too large"
     tile_n = -(-columns // 8) * 8
     is_boxed = image.shape[3] * channels * 2 % 16 == 0 and image.align % 16 == 0 and BLOCK * max(run, h.stride) <= MAX_BOX
-    streams = h.offsets == w.offsets == 1 and image.numel < result.numel  # lines that are read once, and more than are written
     consts = InterleavedConsts(RingConsts(0, 0, 0, 1), result.dtype.name, image.dtype.name, tile_n, WARPGROUPS, filters, channels, h, w, 0,
-                               is_boxed, 0, streams)
+                               is_boxed, 0)
     filter_bytes = consts.panels * tile_n * SPAN * 2
     staging_bytes = WARPGROUPS * STAGING_SLOTS * consts.slot_bytes
     stage_bytes = consts.spans * consts.patch_bytes
