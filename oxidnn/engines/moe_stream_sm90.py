@@ -87,7 +87,7 @@ class StreamConsts:
 
     @property
     def two(self) -> bool:
-        return self.of == "up" or self.ragged is not None or self.apart
+        return self.of != "down" or self.ragged is not None or self.apart
 
     @property
     def starts_early(self) -> bool:
@@ -123,11 +123,27 @@ class StreamConsts:
 
     @property
     def tiles(self) -> int:
-        return ceil_div(self.inter, self.rows) if self.of == "up" else ceil_div(self.hidden, self.rows * (2 if self.two else 1))
+        return self.up_tiles if self.of == "up" else self.down_tiles + (self.up_tiles if self.of == "both" else 0)
+
+    @property
+    def up_tiles(self) -> int:
+        return ceil_div(self.inter, self.rows)
+
+    @property
+    def down_tiles(self) -> int:
+        return ceil_div(self.hidden, self.rows * (2 if self.two else 1))
 
     @property
     def k_tiles(self) -> int:
-        return ceil_div(self.hidden if self.of == "up" else self.inter, TILE_K)
+        return self.up_k_tiles if self.of == "up" else self.down_k_tiles
+
+    @property
+    def up_k_tiles(self) -> int:
+        return ceil_div(self.hidden, TILE_K)
+
+    @property
+    def down_k_tiles(self) -> int:
+        return ceil_div(self.inter, TILE_K)
 
     @property
     def row_bytes(self) -> int:
@@ -247,6 +263,8 @@ class MoeStream(Engine):
             for splits in (1, 2, 4, 8):
                 if splits == 1 or tiles * splits <= share * device.num_sms:
                     found.append(EngineConfig.of(up=up, down=down, splits=splits))
+            if not p.has("scale_down"):
+                found.append(EngineConfig.of(both=apart))
             for counted in (False, True):
                 found.append(EngineConfig.of(up=up, down=apart, apart=True, counted=counted))
         return tuple(sorted(dict.fromkeys(found), key=lambda config: self.estimate(problem, config, device)))
@@ -262,9 +280,12 @@ class MoeStream(Engine):
         p = problem
         assert isinstance(p, MoeProblem)
         weights = 3 * _expected_hits(p) * p.hidden * p.inter * _consts(p, "up", 1).row_bytes / TILE_K
-        columns = 1 + 0.004 * max(0, p.tokens - 16)
-        memory_us = weights / (device.bandwidth_gbs * 1.03e3) * columns * (1.02 + 0.02 * (config["up"] < 10))
         knobs, hits = dict(config.knobs), _expected_hits(p)
+        stages = knobs.get("both", knobs.get("up"))
+        columns = 1 + 0.004 * max(0, p.tokens - 16)
+        memory_us = weights / (device.bandwidth_gbs * 1.03e3) * columns * (1.02 + 0.02 * (stages < 10))
+        if "both" in knobs:
+            return 16.0 + 1.01 * memory_us
         if p.has("scale_down"):
             is_apart, splits = "apart" in knobs, knobs.get("splits", 1)
             up, down = _consts(p, "up", knobs["up"]), _consts(p, "apart" if is_apart else "down", knobs["down"])
@@ -285,6 +306,8 @@ class MoeStream(Engine):
         assert isinstance(p, MoeProblem)
         scratch = Scratch()
         knobs = dict(config.knobs)
+        if "both" in knobs:
+            return _build_both(p, knobs["both"], device)
         is_apart = "apart" in knobs
         burst = knobs.get("burst", 1)
         up = replace(_consts(p, "up", knobs["up"]), apart=is_apart, counted=knobs.get("counted", False), burst=burst)
@@ -326,6 +349,33 @@ class MoeStream(Engine):
         if is_apart:
             steps.append(combine_step(p, result, inverse, held(p, "weights"), held(p, "y"), device))
         return Build(tuple(steps), scratch.num_bytes)
+
+
+def _build_both(p: MoeProblem, stages: int, device: DeviceInfo) -> Build:
+    scratch, most = Scratch(), min(p.experts, p.rows)
+    c = replace(_consts(p, "both", stages), apart=True, counted=True)
+    middle = scratch.take(most * p.tokens * c.middle_bytes)
+    table = scratch.take(8 * most * p.tokens)
+    inverse = Held(index(p.tokens, p.topk), scratch.take(4 * p.rows))
+    result = Held(packed(p.desc("x"), most * p.tokens, p.hidden), scratch.take(most * p.tokens * c.result_bytes))
+    counters = scratch.take(8 + 4 * most)
+    target, x, kind = Target.for_arch(device.arch), p.desc("x"), p.kind.name
+    tokens_map = TensorMapSpec(kind, (p.hidden, p.tokens, 1), (*_steps(x), p.tokens * _steps(x)[0]), (TILE_K, p.tokens, 1), swizzle=128)
+    middle_map = TensorMapSpec(kind, (p.inter, p.tokens, most), (c.middle_bytes, p.tokens * c.middle_bytes), (TILE_K, p.tokens, 1),
+                               swizzle=128)
+    num_ctas = min(device.num_sms * _per_sm(c, device), most * c.tiles)
+    args = [Arg("map_gate_up", "tensor_map", TensorMapArg("w_gate_up", _weights_map(p.desc("w_gate_up"), c))),
+            Arg("map_down", "tensor_map", TensorMapArg("w_down", _weights_map(p.desc("w_down"), c))),
+            Arg("map_x", "tensor_map", TensorMapArg("x", tokens_map)),
+            Arg("map_middle", "tensor_map", WorkspaceMapArg(middle_map, middle.byte_offset)),
+            *held(p, "ids").args("ids"), Arg("first_expert", "s64", p.first), *held(p, "weights").args("weights"),
+            Arg("ptr_middle", "u64", middle), Arg("ptr_table", "u64", table), Arg("ptr_inverse", "u64", inverse.place),
+            Arg("ptr_result", "u64", result.place), Arg("ptr_counter", "u64", counters), Arg("ptr_done", "u64", shifted(counters, 8)),
+            Arg("num_ctas", "u32", num_ctas)]
+    return Build((clear_step(p.op, counters, 4, 2 + most, device),
+                  Step.of("moe/stream_sm90", p.op, target, c.threads, args, c, num_ctas, dynamic_smem=c.smem_bytes, follows=True,
+                          suffix=f"both_{kind}_{c.tile_n}"),
+                  combine_step(p, result, inverse, held(p, "weights"), held(p, "y"), device)), scratch.num_bytes)
 
 
 def _per_sm(c: StreamConsts, device: DeviceInfo) -> int:
@@ -448,8 +498,8 @@ def _scale_args(p: MoeProblem, name: str) -> list[Arg]:
 
 
 def _consts(p: MoeProblem, of: str, stages: int) -> StreamConsts:
-    return StreamConsts(p.kind.name, p.desc("ids").dtype.name, "up" if of == "up" else "down", p.tokens, p.topk, p.experts, p.hidden,
-                        p.inter, stages, 1, 2 * ceil_div(p.inter, 8) * 8, p.gate if of == "up" else None, apart=of == "apart",
+    return StreamConsts(p.kind.name, p.desc("ids").dtype.name, "down" if of == "apart" else of, p.tokens, p.topk, p.experts, p.hidden,
+                        p.inter, stages, 1, 2 * ceil_div(p.inter, 8) * 8, p.gate if of in ("up", "both") else None, apart=of == "apart",
                         result_bytes=2 * ceil_div(p.hidden, 8) * 8, **_codes(p, "gate_up" if of == "up" else "down"))
 
 
