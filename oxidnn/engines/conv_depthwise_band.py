@@ -1,15 +1,15 @@
-"""Depthwise convolutions and their gradients by bands, sm_90a: of each channel a product of its own, on tensor cores.
+"""Depthwise convolutions and their gradients by bands, sm_90a: each channel is a product of its own, on tensor cores.
 
-A row of a channel is cut into lines of 8 positions. A line and the next one, 16 positions, times a band of 16 x 8 (column n has the taps of a
-row from n on) give 8 positions of the target: with 7 taps 7 of 16 products are of use, where products of all 8 channels of a chunk with
+A row of a channel is cut into lines of 8 positions. A line and the next one, 16 positions, times a band of 16 x 8 (column n has the taps of
+a row from n on) give 8 positions of the target: with 7 taps 7 of 16 products are of use, where products of all 8 channels of a chunk with
 diagonals (conv_depthwise_mma, conv_depthwise_wgmma) have one of 8. Rows of A are 16 lines of a row, or of several images' rows.
 
 The filter's gradient has no bands to multiply by but bands in what comes out: x's windows of 16 positions times dy's lines of 8, summed over
-lines, is a matrix of 16 x 8 whose diagonals i - j are the taps.
+lines, make a matrix of 16 x 8 whose diagonals i - j are the taps.
 
 Pixels lie in memory, lines are wanted: boxes of whole rows come by tensor copies, and ldmatrix.trans with stmatrix turns 8 pixels of 8
-channels into a line of each channel; on the way back likewise. So channels never meet: an infinity or a NaN reaches the positions whose windows
-of 16 it lies in (of the filter's gradient, all taps of its channel), where it becomes a NaN.
+channels into a line of each channel; on the way back likewise. So channels never meet: an infinity or a NaN reaches the positions in whose
+windows of 16 it lies (of the filter's gradient, all taps of its channel), where it becomes a NaN.
 """
 
 from __future__ import annotations
@@ -159,19 +159,21 @@ class BandConsts:
 
     @property
     def smem_bytes(self) -> int:
-        return self.sent_at + 32
+        """Of the filter's gradient the sums of all products fit, too."""
+        return max(self.sent_at + 32, 4096 * self.groups * self.down.taps if self.sums_taps else 0)
 
     @property
     def registers(self) -> int:
         """About what a thread needs."""
-        return self.own * (6 * self.down.taps + 2) + 24
+        return self.own * (6 * self.down.taps + (5 if self.sums_taps else 2)) + 24
 
 
 def _consts(p: ConvProblem, d: Depthwise, config: EngineConfig, stages: int = 0) -> BandConsts:
     size, (channel, _, *steps) = d.filter.dtype.num_bytes, d.filter.strides
     row, column = (0, *(s * size for s in steps))[-2:]
     return BandConsts(d.source.dtype.name, d.target.dtype.name, d.kind == "wgrad", d.rows, d.columns, config["groups"], config["own"],
-                      config["images"], config["tiles"], stages or config["stages"], (channel * size, row, column), p.flip != (d.kind == "dgrad"))
+                      config["images"], config["tiles"], stages or config["stages"], (channel * size, row, column),
+                      p.flip != (d.kind == "dgrad"))
 
 
 @lru_cache(maxsize=256)
@@ -289,7 +291,8 @@ class BandDepthwiseEngine(Engine):
                 *digits.args(c.digits.wide)]
         first = Step.of("conv/depthwise_band_wgrad_sm90" if c.sums_taps else "conv/depthwise_band_sm90", self.op,
                         Target.for_arch(device.arch, (8, 0)), c.threads, args, c, parts * chunks, dynamic_smem=c.smem_bytes,
-                        min_ctas_per_sm=config["ctas"], suffix=f"{c.kind}_{d.rows.taps}x{d.columns.taps}_g{c.groups}_o{c.own}_t{c.tiles}_{c.images}")
+                        min_ctas_per_sm=config["ctas"],
+                        suffix=f"{c.kind}_{d.rows.taps}x{d.columns.taps}_g{c.groups}_o{c.own}_t{c.tiles}_{c.images}")
         if not c.sums_taps:
             return Build((first,))
         whole = TensorDesc(F32, (parts, *desc.shape), (d.channels * taps, taps, taps, *packed_strides(desc.shape[2:])))
