@@ -4,8 +4,8 @@ A row of a channel is cut into lines of 8 positions. A line and the next one, 16
 a row from n on) give 8 positions of the target: with 7 taps 7 of 16 products are of use, where products of all 8 channels of a chunk with
 diagonals (conv_depthwise_mma, conv_depthwise_wgmma) have one of 8. Rows of A are 16 lines of a row, or of several images' rows.
 
-The filter's gradient has no bands to multiply by but bands in what comes out: x's windows of 16 positions times dy's lines of 8, summed over
-lines, make a matrix of 16 x 8 whose diagonals i - j are the taps.
+The filter's gradient has no bands to multiply by but bands in what comes out: x's windows of 16 positions times dy's lines of 8, summed
+over lines, make a matrix of 16 x 8 whose diagonals i - j are the taps.
 
 Pixels lie in memory, lines are wanted: boxes of whole rows come by tensor copies, and ldmatrix.trans with stmatrix turns 8 pixels of 8
 channels into a line of each channel; on the way back likewise. So channels never meet: an infinity or a NaN reaches the positions in whose
