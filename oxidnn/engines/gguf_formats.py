@@ -52,14 +52,19 @@ class FormatConsts:
         return self.steps // self.parts
 
     @property
-    def fuses(self) -> bool:
-        """Codes are multiplied with their factors as they are made; f16 holds 1024 + bias times a factor exactly."""
-        return self.folds and self.bias == 64
+    def has_eights(self) -> bool:
+        """In products a lane has eight neighbouring elements of every 32, four of a step and four of the next: an entry of the codebook."""
+        return bool(self.grid)
+
+    @property
+    def flips(self) -> bool:
+        """Codes have signs of their own."""
+        return self.has_eights and self.bias == 64
 
     @property
     def is_plain(self) -> bool:
         """Codes are taken as they are: as subnormal f16."""
-        return self.bias == 0 or self.lifts
+        return self.bias == 0 or self.lifts or self.flips
 
     @property
     def has_sums(self) -> bool:
@@ -143,6 +148,11 @@ class FormatConsts:
         return np.ascontiguousarray(grid(self.grid)).view("<u4").ravel().tolist() if self.grid else []
 
     @property
+    def eights_table(self) -> list[int]:
+        """The same as products take it: codes but for what their block adds."""
+        return self.grid_table if self.flips else [8 * word for word in self.grid_table]
+
+    @property
     def grid_bytes(self) -> int:
         return grid(self.grid).size if self.grid else 0
 
@@ -168,13 +178,13 @@ _FORMATS = (
     FormatConsts("Q5_K", 0, parts=4, has_factor=True, has_min=True),
     FormatConsts("Q6_K", 32, parts=2, scale_at=208, has_factor=True, group=1, lifts=True),
     FormatConsts("Q8_K", 128, parts=8),
-    FormatConsts("IQ1_S", 9, parts=8, scale_factor=0.125, has_factor=True, folds=True, grid="iq1_s"),
+    FormatConsts("IQ1_S", 9, parts=8, scale_factor=0.125, has_factor=True, grid="iq1_s"),
     FormatConsts("IQ1_M", 9, parts=8, has_factor=True, folds=True, group=1, grid="iq1_s"),
-    FormatConsts("IQ2_XXS", 64, parts=8, scale_factor=0.125, has_factor=True, folds=True, grid="iq2_xxs"),
+    FormatConsts("IQ2_XXS", 64, parts=8, scale_factor=0.125, has_factor=True, grid="iq2_xxs"),
     FormatConsts("IQ2_XS", 64, parts=8, scale_factor=0.125, has_factor=True, folds=True, group=1, grid="iq2_xs"),
     FormatConsts("IQ2_S", 64, parts=8, scale_factor=0.125, has_factor=True, folds=True, group=1, grid="iq2_s"),
-    FormatConsts("IQ3_XXS", 64, parts=8, scale_factor=0.25, has_factor=True, folds=True, grid="iq3_xxs"),
-    FormatConsts("IQ3_S", 64, parts=8, has_factor=True, folds=True, grid="iq3_s"),
+    FormatConsts("IQ3_XXS", 64, parts=8, scale_factor=0.25, has_factor=True, grid="iq3_xxs"),
+    FormatConsts("IQ3_S", 64, parts=8, has_factor=True, grid="iq3_s"),
     FormatConsts("IQ4_NL", 128, values=IQ4_VALUES, is_paired=True, shuffled=(3, 7)),
     FormatConsts("IQ4_XS", 128, parts=8, has_factor=True, values=IQ4_VALUES, is_paired=True),
     FormatConsts("TQ1_0", 1, scale_at=52), FormatConsts("TQ2_0", 1, parts=2, scale_at=64),
