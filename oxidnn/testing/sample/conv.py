@@ -122,6 +122,8 @@ def _draw(rng: np.random.Generator, op: str, size: str) -> Problem | None:
     kinds = ((kind,), (E4M3, E5M2), (S8, U8))[0 if is_inner else int(rng.choice(3, p=(0.7, 0.1, 0.2)))]
     tensors = {name: random_desc(rng, kinds[int(rng.integers(len(kinds)))], shapes[name], is_dense=is_dense)
                for name in definition.inputs if name in shapes}
+    if is_dense and not is_depthwise and "w" in tensors and rng.random() < 0.1:  # filters as frameworks hold them
+        tensors["w"] = TensorDesc.packed(tensors["w"].dtype, shapes["w"])
     if len(kinds) > 1:
         if "w" in tensors and rng.random() < (0.8 if is_dense else 0.2):  # as tensor cores want them
             tensors["w"] = packed_filter(tensors["w"], "dgrad" if op in ("conv_dgrad", "conv_transpose") else "fprop")
