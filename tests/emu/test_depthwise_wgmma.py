@@ -52,6 +52,17 @@ def test_against_the_reference(line: str) -> None:
         run_problem(backend, problem, engine, config, seed=len(line))
 
 
+@pytest.mark.parametrize("line", [line for line in LINES if "wgrad" in line])
+def test_operands_end_within_memory_as_memcheck_takes_them(line: str) -> None:
+    """It takes columns of 16 x 2 bytes each to follow the first line, whatever the descriptor says of neighbouring taps' lines."""
+    problem, device = parse_case(line), known_device("sm_90a")
+    (engine,) = ENGINES[problem.op]
+    for config in engine.configs(problem, device):
+        c = engine.build_steps(problem, config, device).steps[0].spec.consts
+        last = max(c.line_of(first) for first, _ in c.products)
+        assert (2 * c.groups - 1) * c.lines_bytes + 16 * last + 32 * c.columns <= c.smem_bytes, config.name
+
+
 @pytest.mark.parametrize("op", ("conv_wgrad", "conv_fprop"))
 @pytest.mark.parametrize("layer", ("56,96", "28,192", "7,768"))
 def test_all_taps_are_products_of_eight_channels(op: str, layer: str) -> None:
