@@ -20,7 +20,7 @@ from .digits import ceil_div, power_of_two
 from .rope import strides, vector
 
 _SMEM = 48 * 1024
-_WHOLE = 2048  # assignments that one CTA sorts
+WHOLE = 2048  # assignments that one CTA sorts
 _CHUNK = 1024  # of a CTA of several
 _MOST_CTAS = 64
 DEQUANTIZE_THREADS = 256
@@ -52,12 +52,13 @@ class SortConsts:
     warps: int
     mode: str
     limits: bool = False
-    clears: bool = False
+    clears: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class RowConsts:
-    """quads: pieces of a row, of vec elements (`bytes` together); parts: CTAs of a token; packs: pieces of a thread."""
+    """quads: pieces of a row, of vec elements (`bytes` together); parts: CTAs of a token; packs: pieces of a thread. lets_go: the next launch
+    starts at once, and waits itself for what those before this one make."""
 
     dtype: str
     compute: str
@@ -68,6 +69,7 @@ class RowConsts:
     packs: int = 1
     bytes: int = 0
     is_weighted: bool = False
+    lets_go: bool = False
 
     def names(self, stem: str, first: int) -> list[str]:
         """The registers of a piece's elements."""
@@ -159,9 +161,9 @@ def clear_step(op: str, words: Place, step: int, count: int, device: DeviceInfo)
 
 
 def _sort(op: str, experts: int, ids: Held, args: list[Arg], limits: bool, device: DeviceInfo, scratch: Scratch,
-          cleared: Place | None = None) -> list[Step]:
+          cleared: Place | None = None, words: int = 2) -> list[Step]:
     buckets, (_, topk), rows = experts + 1, ids.desc.shape, ids.desc.numel
-    num_ctas = 1 if rows <= _WHOLE else min(_MOST_CTAS, ceil_div(rows, _CHUNK))
+    num_ctas = 1 if rows <= WHOLE else min(_MOST_CTAS, ceil_div(rows, _CHUNK))
     room = power_of_two((_SMEM // (4 * buckets) - 1) // 2 + 1)  # the most warps whose counts fit beside the sums of all
     warps = max(1, min(32, room, power_of_two(ceil_div(ceil_div(rows, num_ctas), 32))))
     part = ceil_div(ceil_div(rows, num_ctas * warps), 32) * 32
@@ -174,7 +176,7 @@ def _sort(op: str, experts: int, ids: Held, args: list[Arg], limits: bool, devic
         modes = [("count", [counts, *first]), ("place", [*args, counts, Arg("num_ctas", "u32", num_ctas)])]
     steps = []
     for mode, own in modes:
-        clears = cleared is not None and mode != "place"
+        clears = words if cleared is not None and mode != "place" else 0
         consts = SortConsts(ids.desc.dtype.name, topk, experts, warps, mode, limits, clears)
         own = [*own, Arg("ptr_cleared", "u64", cleared)] if cleared is not None and clears else own
         steps.append(launch("sort", op, 32 * warps, [*shared, *own], consts, num_ctas, device, mode + ("_limits" if limits else "")))
@@ -182,12 +184,12 @@ def _sort(op: str, experts: int, ids: Held, args: list[Arg], limits: bool, devic
 
 
 def sort_steps(p: MoeProblem, ids: Held, order: Held, inverse: Held, counts: Held, device: DeviceInfo, scratch: Scratch,
-               cleared: Place | None = None) -> list[Step]:
-    """order, inverse and counts of the assignments; eight bytes cleared on the way."""
+               cleared: Place | None = None, words: int = 2) -> list[Step]:
+    """order, inverse and counts of the assignments; on the way `words` of 32 bits are cleared."""
     args = [Arg("first_expert", "s64", p.first), Arg("ptr_order", "u64", order.place),
             Arg("order_bytes", "s64", 4 * order.desc.strides[0]), *inverse.args("inverse"),
             Arg("ptr_counts", "u64", counts.place), Arg("counts_bytes", "s64", 4 * counts.desc.strides[0])]
-    return _sort(p.op, p.experts, ids, args, False, device, scratch, cleared)
+    return _sort(p.op, p.experts, ids, args, False, device, scratch, cleared, words)
 
 
 def limit_steps(op: str, experts: int, capacity: int, ids: Held, weights: Held, device: DeviceInfo, scratch: Scratch) -> list[Step]:
@@ -196,14 +198,14 @@ def limit_steps(op: str, experts: int, capacity: int, ids: Held, weights: Held, 
     return _sort(op, experts, ids, args, True, device, scratch)
 
 
-def scatter_step(p: MoeProblem, x: Held, inverse: Held, xs: Held, device: DeviceInfo) -> Step:
+def scatter_step(p: MoeProblem, x: Held, inverse: Held, xs: Held, device: DeviceInfo, lets_go: bool = False) -> Step:
     """Rows of x copied to where their assignments lie."""
     vec = vector(0, x.desc, xs.desc)
     quads = x.desc.shape[1] // vec
     packs = min(4, ceil_div(quads, 32))
     threads = max(32, min(256, power_of_two(ceil_div(quads, packs))))
     parts = ceil_div(quads, threads * packs)
-    consts = RowConsts("", "", vec, quads, parts, p.topk, packs, vec * x.desc.dtype.num_bytes)
+    consts = RowConsts("", "", vec, quads, parts, p.topk, packs, vec * x.desc.dtype.num_bytes, lets_go=lets_go)
     args = [*x.args("x", vec), *xs.args("xs", vec), *inverse.args("inverse")]
     return launch("scatter", p.op, threads, args, consts, p.tokens * parts, device, str(consts.bytes))
 

@@ -36,7 +36,7 @@ from .base import (
 from .composition import shifted
 from .digits import ceil_div
 from .moe_experts import working
-from .moe_rows import Held, clear_step, combine_step, held, index, packed, scatter_step, sort_steps
+from .moe_rows import WHOLE, Held, clear_step, combine_step, held, index, packed, scatter_step, sort_steps
 from .rope import strides
 
 MAX_TOKENS = 64
@@ -135,7 +135,7 @@ class StreamConsts:
 
     @property
     def k_tiles(self) -> int:
-        return self.up_k_tiles if self.of == "up" else self.down_k_tiles
+        return self.down_k_tiles if self.of == "down" else self.up_k_tiles
 
     @property
     def up_k_tiles(self) -> int:
@@ -416,6 +416,8 @@ class MoeStreamSorted(Engine):
                 up, down = (self._stages(p, of, columns, share, device) for of in ("up", "down"))
                 if up >= 3 or device.is_emulated:
                     found.append(EngineConfig.of(columns=columns, up=up, down=down))
+            if not is_coded:
+                found.append(EngineConfig.of(columns=columns, both=self._stages(p, "down", columns, 1, device)))
         for columns in () if is_coded else WIDE_COLUMNS:
             up, down = (self._stages(p, of, columns, 1, device, 2) for of in ("up", "down"))
             found.append(EngineConfig.of(columns=columns, up=up, down=down, warpgroups=2))
@@ -441,7 +443,8 @@ class MoeStreamSorted(Engine):
         weights, stages = 3 * size * p.hidden * p.inter, 3 * p.hidden * p.inter / (2 * ROWS * TILE_K)
         # What further tiles want again is partly gone from L2.
         memory_us = (hits + 0.4 * (tiles - hits)) * weights / (device.bandwidth_gbs * 1.06e3)
-        memory_us *= 1.0 if config["up"] >= 7 else 1.015 if columns < 64 else 1.1
+        knobs = dict(config.knobs)
+        memory_us *= 1.0 if knobs.get("both", knobs.get("up")) >= 7 else 1.015 if columns < 64 else 1.1
         l2_us = tiles * weights * (1 + columns / 128) / (device.num_sms * 75e3)
         multiply_us = tiles * stages / device.num_sms * (240.0 + 4.5 * columns) / 1.6e3
         if is_wide:
@@ -459,34 +462,57 @@ class MoeStreamSorted(Engine):
         ids, order, inverse, counts = working(p, device, scratch, steps)
         xs_desc, middle_desc = packed(p.desc("x"), p.rows, p.hidden), packed(p.desc("x"), p.rows, p.inter)
         xs, middle = (Held(d, scratch.take(d.shape[0] * d.strides[0] * 2)) for d in (xs_desc, middle_desc))
-        counters = scratch.take(8)
-        steps += sort_steps(p, ids, order, inverse, counts, device, scratch, counters)
-        steps.append(scatter_step(p, held(p, "x"), inverse, xs, device))
-        for of, source, weights, result in (("up", xs, "w_gate_up", middle), ("down", middle, "w_down", xs)):
-            knobs = dict(config.knobs)
-            c = replace(_sorted_consts(p, of, config["columns"], config[of]), warpgroups=knobs.get("warpgroups", 1),
-                        keeps=bool(knobs.get("keeps", knobs.get("warpgroups", 1) > 1)), burst=knobs.get("burst", 1))
+        knobs, columns = dict(config.knobs), config["columns"]
+        row_tiles = min(p.experts, p.rows) + p.rows // columns
+        # Of both products in turn: a counter; tiles of weights that all rows have met; and those of each tile of rows.
+        words = 2 + row_tiles if "both" in knobs else 2
+        counters = scratch.take(4 * words)
+        counts_itself = "both" in knobs and p.has("ids") and p.rows <= WHOLE
+        steps += sort_steps(p, ids, order, inverse, counts, device, scratch, counters, words)
+        steps.append(scatter_step(p, held(p, "x"), inverse, xs, device, lets_go=counts_itself))
+        groups = [Arg("ptr_group_sizes", "u64", counts.place), Arg("groups_step", "s64", 4)]
+        if counts_itself:
+            groups = [*ids.args("ids"), Arg("first_expert", "s64", p.first)]
+        groups += [Arg("groups_count", "u32", p.experts), Arg("groups_total", "u32", p.rows)]
+
+        def rows_map(source: Held, c: StreamConsts) -> WorkspaceMapArg:
             assert isinstance(source.place, WorkspaceArg)
-            rows, box = source.desc, (TILE_K, c.tile_n)
-            map_ = TensorMapSpec(p.kind.name, (rows.shape[1], rows.shape[0]), _steps(rows), box, swizzle=128)
-            tiles = min(p.experts, p.rows) + p.rows // c.tile_n
-            num_ctas = min(device.num_sms * _per_sm(c, device), tiles * c.tiles)
-            args = [Arg("map_weights", "tensor_map", TensorMapArg(weights, _weights_map(p.desc(weights), c))),
-                    Arg("map_tokens", "tensor_map", WorkspaceMapArg(map_, source.place.byte_offset)),
-                    Arg("ptr_group_sizes", "u64", counts.place),
-                    Arg("groups_count", "u32", p.experts), Arg("groups_total", "u32", p.rows),
-                    Arg("groups_step", "s64", 4), Arg("ptr_result", "u64", result.place),
-                    Arg("result_row_bytes", "s64", 2 * result.desc.strides[0]), Arg("num_ctas", "u32", num_ctas),
-                    Arg("ptr_counter", "u64", shifted(counters, 4 if of == "down" else 0)), *_scale_args(p, weights.removeprefix("w_"))]
-            steps.append(Step.of("moe/stream_sorted_sm90", p.op, Target.for_arch(device.arch), c.threads, args, c, num_ctas,
-                                 dynamic_smem=c.smem_bytes, follows=True, suffix=f"{of}_{p.kind.name}_{c.tile_n}"))
+            rows = source.desc
+            map_ = TensorMapSpec(p.kind.name, (rows.shape[1], rows.shape[0]), _steps(rows), (TILE_K, c.tile_n), swizzle=128)
+            return WorkspaceMapArg(map_, source.place.byte_offset)
+
+        def launch(c: StreamConsts, own: list[Arg]) -> Step:
+            num_ctas = min(device.num_sms * _per_sm(c, device), row_tiles * c.tiles)
+            return Step.of("moe/stream_sorted_sm90", p.op, Target.for_arch(device.arch), c.threads,
+                           [*own, *groups, Arg("num_ctas", "u32", num_ctas)], c, num_ctas, dynamic_smem=c.smem_bytes, follows=True,
+                           suffix=f"{c.of}_{p.kind.name}_{c.tile_n}")
+
+        result = xs
+        if "both" in knobs:
+            c = replace(_sorted_consts(p, "both", columns, knobs["both"]), ids=ids.desc.dtype.name if counts_itself else "", topk=p.topk)
+            result = Held(xs_desc, scratch.take(xs_desc.shape[0] * xs_desc.strides[0] * 2))
+            args = [Arg(f"map_{n}", "tensor_map", TensorMapArg(f"w_{n}", _weights_map(p.desc(f"w_{n}"), c))) for n in ("gate_up", "down")]
+            args += [Arg("map_rows", "tensor_map", rows_map(xs, c)), Arg("map_middle", "tensor_map", rows_map(middle, c)),
+                     Arg("ptr_counter", "u64", counters), Arg("ptr_done", "u64", shifted(counters, 4))]
+            for name, to in (("middle", middle), ("result", result)):
+                args += [Arg(f"ptr_{name}", "u64", to.place), Arg(f"{name}_row_bytes", "s64", 2 * to.desc.strides[0])]
+            steps.append(launch(c, args))
+        else:
+            for of, source, name, to in (("up", xs, "gate_up", middle), ("down", middle, "down", xs)):
+                c = replace(_sorted_consts(p, of, columns, knobs[of]), warpgroups=knobs.get("warpgroups", 1),
+                            keeps=bool(knobs.get("keeps", knobs.get("warpgroups", 1) > 1)), burst=knobs.get("burst", 1))
+                steps.append(launch(c, [
+                    Arg("map_weights", "tensor_map", TensorMapArg(f"w_{name}", _weights_map(p.desc(f"w_{name}"), c))),
+                    Arg("map_tokens", "tensor_map", rows_map(source, c)), Arg("ptr_result", "u64", to.place),
+                    Arg("result_row_bytes", "s64", 2 * to.desc.strides[0]),
+                    Arg("ptr_counter", "u64", shifted(counters, 4 if of == "down" else 0)), *_scale_args(p, name)]))
         weights_held = held(p, "weights") if p.has("weights") else None
-        steps.append(combine_step(p, xs, inverse, weights_held, held(p, "y"), device))
+        steps.append(combine_step(p, result, inverse, weights_held, held(p, "y"), device))
         return Build(tuple(steps), scratch.num_bytes)
 
 
 def _sorted_consts(p: MoeProblem, of: str, columns: int, stages: int) -> StreamConsts:
-    return StreamConsts(p.kind.name, "", of, columns, 0, p.experts, p.hidden, p.inter, stages, 1, 0, p.gate if of == "up" else None,
+    return StreamConsts(p.kind.name, "", of, columns, 0, p.experts, p.hidden, p.inter, stages, 1, 0, p.gate if of in ("up", "both") else None,
                         RaggedConsts("m", "s32", False), counted=True, **_codes(p, "gate_up" if of == "up" else "down"))
 
 
