@@ -15,6 +15,8 @@ from oxidnn.dispatch.registry import ENGINES
 from oxidnn.errors import InvalidArgument
 from oxidnn.ops.case import parse_case
 from oxidnn.runtime.assembler import assemble
+from oxidnn.runtime.emu_backend import EmulatedBackend
+from oxidnn.testing.harness import run_problem
 from oxidnn.testing.sample import CASES
 
 
@@ -63,8 +65,19 @@ def test_kernels_assemble_without_spills(arch: str) -> None:
     for op in ("pack4", "unpack4"):
         engine = ENGINES[op][0]
         for problem in map(parse_case, CASES[op]):
-            for step in engine.build_steps(problem, engine.configs(problem, device)[0], device).steps:
-                assert assemble(render(step.spec), arch).spill_bytes == 0
+            for config in engine.configs(problem, device):
+                for step in engine.build_steps(problem, config, device).steps:
+                    assert assemble(render(step.spec), arch).spill_bytes == 0
+
+
+@pytest.mark.parametrize("line", ["pack4 x=bf16[3,96]nchw kind=e2m1", "pack4 x=f16[5,48](64,1) kind=s4", "pack4 x=bf16[4,40]nchw kind=e2m1",
+                                  "pack4 x=f16[4,32]nchw y=u8[4,16](20,1) kind=e2m1"])
+def test_sixteen_numbers_a_thread_or_eight(line: str) -> None:
+    problem, engine, backend = parse_case(line), ENGINES["pack4"][0], EmulatedBackend("sm_90a", checkers="all")
+    configs = engine.configs(problem, backend.info)
+    assert [c["count"] for c in configs] == ([16, 8] if "y=" not in line and "40" not in line else [8])
+    for config in configs:
+        run_problem(backend, problem, engine, config)
 
 
 def test_refusals(h: oxidnn.DnnHandle) -> None:
