@@ -127,9 +127,20 @@ class FormatConsts:
         return self.name == "MXFP4" and step == 1
 
     @property
+    def has_trits(self) -> bool:
+        """Bytes hold five trits, of which products take the next as bits 8 and 9 of three times what is left: a subnormal, 256-fold."""
+        return self.name == "TQ1_0"
+
+    @property
     def unit(self) -> float:
         """What sums of products are multiplied with."""
+        if self.has_trits:
+            return 2.0**16
         return 2.0**24 if self.is_plain else 1.0 if not self.is_signed else 2.0**15 if self.has_factor else 2.0**14
+
+    def less(self, shift: int) -> float:
+        """What is added to a code as it is taken out, 2^shift-fold, and made single again."""
+        return -self.bias / self.unit if self.has_trits else -1024 * 2.0**-shift - self.bias
 
     @property
     def table(self) -> list[str]:

@@ -25,7 +25,6 @@ TILE = 16  # rows of W
 MAX_PANELS = 16
 _LIMIT = 2**31
 _COMBINE_THREADS = 128
-PROMOTION = 128
 # of a lane, a weight: as the disassembly counts them, or what timings of one row come to
 _INSTRUCTIONS = {"Q4_0": 1.6, "Q4_1": 1.3, "Q5_0": 2.8, "Q5_1": 2.6, "Q8_0": 2.5, "Q2_K": 2.2, "Q3_K": 3.6, "Q4_K": 1.5,
                  "Q5_K": 2.5, "Q6_K": 3.0, "Q8_K": 2.5, "IQ1_S": 4.8, "IQ1_M": 5.8, "IQ2_XXS": 6.0, "IQ2_XS": 6.2, "IQ2_S": 6.4,
@@ -39,7 +38,7 @@ _RINGS = ((1, 2), (2, 2), (4, 2), (1, 4), (2, 3))  # chunks of 256 elements, sta
 class MatvecConsts:
     """warps: of a team, which shares tiles. rows: of x that a CTA multiplies. parts: f16 numbers of one of x. run: blocks that code is
     written for, loops of them make a chunk. ahead: chunks of a warp that are sent to L2 while the launch before still runs. by_map: chunks
-    come as boxes of a tensor map; by_chunk: of one whose rows are chunks. phase: what the addresses of chunks are multiples of (4, 2, 1).
+    come as boxes of a tensor map. phase: what the addresses of chunks are multiples of (4, 2, 1).
     pieces: of 16 bytes that a row's chunk may touch; has_skew: it may begin within one. slot_areas: every expert of a row has an x of its
     own. scales_x: rows of x are multiplied by powers of two. moves_x: four numbers of x lie together, aligned. begins_within: the first
     block may lie within 16 bytes that begin before it. quads: fours of elements of x that a thread loads before it uses any; holds_x:
@@ -55,7 +54,6 @@ class MatvecConsts:
     run: int
     loops: int
     by_map: bool
-    by_chunk: bool
     phase: int
     has_skew: bool
     pieces: int
@@ -219,10 +217,9 @@ def _consts(p: GgufMatvecProblem, config: EngineConfig) -> MatvecConsts:
     quads = ceil_div(_panel_chunks(p, chunk_size, config) * chunk_size // 4 * sets, 32 * config["warps"] * config["teams"])
     # registers hold more of few warps, and of short numbers
     most = 8 if x.dtype is F32 and config["warps"] * config["teams"] * config["ctas"] > 8 else 16
-    optional = {"ahead": config["stages"], "by_chunk": True} | dict(config.knobs)
-    by_chunk = by_map and chunk_bytes % 16 == 0 and blocks.shape[-1] % chunk_bytes == 0 and optional["by_chunk"]
-    return MatvecConsts(f, rows, 3 if x.dtype is F32 else 1, config["warps"], config["teams"], config["stages"], optional["ahead"], run,
-                        loops, by_map, by_chunk, phase,
+    ahead = dict(config.knobs).get("ahead", config["stages"])
+    return MatvecConsts(f, rows, 3 if x.dtype is F32 else 1, config["warps"], config["teams"], config["stages"], ahead, run,
+                        loops, by_map, phase,
                         together < 16, ceil_div(chunk_bytes + 16 - together + 4 * (phase == 1), 16), x.dtype.name,
                         "f32" if config["panels"] > 1 else p.desc("y").dtype.name, p.desc("ids").dtype.name if is_indexed else "",
                         p.desc("weights").dtype.name if p.has("weights") else "", slot_areas, areas,
@@ -251,7 +248,7 @@ def _map_fault(p: GgufMatvecProblem, device: DeviceInfo) -> str:
 
 
 def _map(p: GgufMatvecProblem, c: MatvecConsts) -> TensorMapSpec:
-    """Boxes of 16 rows and a chunk, in words. Where chunks are rows of the map, what a pitch has beyond them is not fetched."""
+    """Boxes of 16 rows and a chunk, in words."""
     blocks = p.desc("blocks")
     extents = tuple(reversed(blocks.shape[:-1]))
     step = blocks.shape[-1]
@@ -260,11 +257,8 @@ def _map(p: GgufMatvecProblem, c: MatvecConsts) -> TensorMapSpec:
         step = stride if extent > 1 else step
         strides.append(step)
         step *= extent
-    if c.by_chunk:
-        return TensorMapSpec("u32", (c.chunk_bytes // 4, blocks.shape[-1] // c.chunk_bytes, *extents), (c.chunk_bytes, *strides),
-                             (c.row_pitch // 4, 1, TILE, *(1 for _ in extents[1:])), l2_promotion=PROMOTION)
     return TensorMapSpec("u32", (blocks.shape[-1] // 4, *extents), tuple(strides),
-                         (c.row_pitch // 4, TILE, *(1 for _ in extents[1:])), l2_promotion=PROMOTION)
+                         (c.row_pitch // 4, TILE, *(1 for _ in extents[1:])))
 
 
 @dataclass(frozen=True, slots=True)
