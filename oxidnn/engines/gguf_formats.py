@@ -79,7 +79,7 @@ class FormatConsts:
     @property
     def is_signed(self) -> bool:
         """Codes are e2m1 numbers, which are f16 but for a power of two."""
-        return self.values == E2M1_DOUBLED
+        return self.values == E2M1_DOUBLED and not self.is_paired
 
     def is_looked_up(self, block: int, step: int) -> bool:
         """The step, of a block of a run, takes its codes from a word whose bytes are looked up in shared memory."""
@@ -88,7 +88,8 @@ class FormatConsts:
     @property
     def pair_table(self) -> list[str]:
         """Of each byte, as a word: the f16 of its low and of its high half."""
-        halves = np.array(self.values).astype("<f2").view("<u2").tolist()
+        values = np.array(self.values) / (2 if self.values == E2M1_DOUBLED else 1)
+        halves = values.astype("<f2").view("<u2").tolist()
         return [f"0x{high << 16 | low:08X}" for high in halves for low in halves]
 
     @property
