@@ -140,6 +140,7 @@ class WgmmaConsts:
     target_params: tuple[tuple[str, str], ...] = ()
     ragged: tiling.RaggedConsts | None = None
     absent: tuple[tuple[int, int], ...] = ()  # (offset, bytes) of a stage's lines that no box brings
+    kept: int = 0  # tiles of k of B, all there are, that stay in shared memory: a CTA's tiles are all of one column; stages hold A alone
     own_k: int = 0  # k's of the first k tile that the second does not repeat; 0: none are repeated, the last tile ends beyond k
     skips: bool = False  # of groups' last tiles, warpgroups whose rows all lie beyond the group multiply nothing
 
@@ -174,7 +175,7 @@ class WgmmaConsts:
     @property
     def staging_panels(self) -> int:
         """Panels staged in turn, so that one is stored while the next is rounded; tiles hold a multiple of them."""
-        return direct_panels(self.tile_m, self.tile_n * PANEL // self.panel_columns, self.ring.consumers)
+        return direct_panels(self.tile_m, self.tile_n * PANEL // self.panel_columns, self.ring.consumers, self.kept > 0)
 
     @property
     def pending_panels(self) -> int:
@@ -363,9 +364,9 @@ def stores_panels(am: AffineMatmul, tile_n: int, accumulators: int) -> bool:
     return am.aux is None and epilogue_lines(am) * accumulators // (1 if am.up is None else 2) <= MAX_DIRECT_LINES
 
 
-def direct_panels(tile_m: int, tile_n: int, consumers: int) -> int:
+def direct_panels(tile_m: int, tile_n: int, consumers: int, keeps: bool = False) -> int:
     panels = tile_m * tile_n // (consumers * PANEL * PANEL)
-    return min(panels, 2 if panels % 2 == 0 else 3)
+    return min(panels, 2 if panels % 2 == 0 else 1 if keeps else 3)
 
 
 def plan_scales(am: AffineMatmul, d: tiling.Digits, tile_n: int) -> tuple[ScaleConsts, ...] | str:
@@ -395,6 +396,11 @@ def defers_of(config: EngineConfig) -> bool:
     return dict(config.knobs).get("defers", False)
 
 
+def keeps_of(config: EngineConfig) -> bool:
+    """Whether a CTA keeps the B of its one column of tiles."""
+    return dict(config.knobs).get("keeps", False)
+
+
 def streams_of(config: EngineConfig) -> int:
     """CTAs that the k tiles of all tiles are dealt out to; 0: tiles are."""
     return dict(config.knobs).get("streams", 0)
@@ -421,6 +427,15 @@ def stages_of(schedule: str, tile_m: int, tile_n: int) -> int:
     panels = direct_panels(tile_m, tile_n, 1 if schedule == "pingpong" else warpgroups)
     staging_bytes = max(panels * PANEL * PANEL * 2, PANEL * PANEL_PITCH * 4)
     return min(MAX_STAGES, (SMEM_BYTES - warpgroups * staging_bytes - 2 * BARRIER_BYTES * MAX_STAGES) // ((tile_m + tile_n) * SPAN_BYTES))
+
+
+def kept_stages(schedule: str, tile_m: int, tile_n: int, k_tiles: int) -> int:
+    """Stages of A that fit beside the staged panels and all of a column's B."""
+    warpgroups = warpgroups_of(schedule, tile_m)
+    panels = direct_panels(tile_m, tile_n, 1 if schedule == "pingpong" else warpgroups, True)
+    staging_bytes = max(panels * PANEL * PANEL * 2, PANEL * PANEL_PITCH * 4)
+    free = SMEM_BYTES - warpgroups * staging_bytes - k_tiles * tile_n * SPAN_BYTES - 2 * BARRIER_BYTES * (MAX_STAGES + 1)
+    return min(MAX_STAGES, free // (tile_m * SPAN_BYTES))
 
 
 def prefetches(am: AffineMatmul, grid: tiling.Grid, walk: Walk, stages: int, a: Boxes | Halo) -> bool:
@@ -531,9 +546,16 @@ def _plan(am: AffineMatmul | MatmulGroup, config: EngineConfig) -> _Plan | str:
         if b[0].major == "row" and rows_n % CHUNK_ROWS:
             return "halves of its tiles are no whole panels"
         b_consts = replace(b_consts, shared_rows=rows_n)
+    keeps = keeps_of(config)
+    if keeps:
+        if {"shares", "lead", "defers", "streams"} & set(dict(config.knobs)) or not is_alone or halo is not None or promotes_of(config):
+            return "B stays in plain loops of one product alone"
+        if prod(b[0].map.box) * b_consts.chunks != tile_n * tile_k:
+            return "boxes of B that stay are whole"
+        b_consts = replace(b_consts, smem_offset=config["stages"] * tile_m * SPAN_BYTES)
     inner = tiling.inner_direction(digits[0])
     pair = (tile_m * (2 if shares else 1), tile_n, tile_k)  # tiles of CTAs that share, one below the other
-    grids = [plan_grid(part, pair, config["split_k"], inner, walk.k_tiles, dict(config.knobs).get("group", 0))
+    grids = [plan_grid(part, pair, config["split_k"], inner, walk.k_tiles, 1 if keeps else dict(config.knobs).get("group", 0))
              for part, walk in zip(parts, walks, strict=True)]
     if halo is not None and isinstance(a[0], Halo):
         m_tiles = -(-a[0].num_blocks // halo.blocks)
@@ -560,6 +582,8 @@ def _plan(am: AffineMatmul | MatmulGroup, config: EngineConfig) -> _Plan | str:
         if grids[0].splits > 1 or not 1 < streams < 2**16 or grids[0].ctas >= streams or first.k.size == 0:
             return f"{grids[0].ctas} tiles in {grids[0].splits} parts for {streams} CTAs"
     is_split = grids[0].splits > 1
+    if keeps and (is_split or grids[0].slices > 1):
+        return "B stays where it is one matrix, whose sums have one part"
     wide = any(tiling.needs_wide(d) or grid.partial_elements > tiling.INT32_MAX for d, grid in zip(digits, grids, strict=True))
     accumulators = tile_m * tile_n // (consumers * 128)
     promotes, defers = promotes_of(config), defers_of(config)
@@ -599,13 +623,16 @@ def _plan(am: AffineMatmul | MatmulGroup, config: EngineConfig) -> _Plan | str:
             return f"{accumulators} accumulators and a rounded tile leave too few registers"
         if min_k_tiles(grids[0]) < accumulators // 32:
             return "a tile has fewer tiles of k than panels to store meanwhile"
-    stage_bytes = (tile_m if halo is None else 0) * SPAN_BYTES + tile_n * SPAN_BYTES
-    panels = direct_panels(tile_m, tile_n if first.up is None else tile_n // 2, consumers)
+    kept = walks[0].k_tiles if keeps else 0
+    stage_bytes = (tile_m if halo is None else 0) * SPAN_BYTES + (0 if keeps else tile_n * SPAN_BYTES)
+    panels = direct_panels(tile_m, tile_n if first.up is None else tile_n // 2, consumers, keeps)
     staging_bytes = panels * PANEL * PANEL * 2 if stored[0] else epilogue.smem_bytes
     stages = config["stages"]
     staging_at = stages * stage_bytes + (-(-halo.slots * halo.slot_bytes // 1024) * 1024 if halo is not None else 0)
+    staging_at += kept * tile_n * SPAN_BYTES
     absent = []
-    for x, loader, rows in ((a[0], a_consts, tile_m), (b[0], b_consts, tile_n)) if halo is None and not shares else ():
+    brought = () if halo is not None or shares else ((a[0], a_consts, tile_m), *(() if keeps else ((b[0], b_consts, tile_n),)))
+    for x, loader, rows in brought:
         missing = rows * SPAN_BYTES - loader.chunks * prod(x.map.box) * size
         if missing:
             absent.append((loader.smem_offset + rows * SPAN_BYTES - missing, missing))
@@ -618,14 +645,16 @@ def _plan(am: AffineMatmul | MatmulGroup, config: EngineConfig) -> _Plan | str:
                          stored[0] is not None, bool(stored[0] and stored[0].has_positions),
                          stored[0].batch_digits if stored[0] else (), staging_at, staging_bytes, grids[0].slices > 1, is_split,
                          grids[0].n_tiles > 1, len(parts),
-                         not (shares or is_merged) and prefetches(first, grids[0], walks[0], stages, a[0]),
+                         not (shares or is_merged or keeps) and prefetches(first, grids[0], walks[0], stages, a[0]),
                          streamed(first, grids[0], walks[0], (a[0], b[0])) if halo is None else (), scales, halo, defers,
                          lead, streams)
     own = 0
-    if is_alone and not (promotes or scales or is_split or streams) and isinstance(a[0], Boxes):
+    if is_alone and not (promotes or scales or is_split or streams or keeps) and isinstance(a[0], Boxes):
         own = own_k(first, digits[0], walks[0], (a[0], b[0]), size)
-    consts = replace(consts, absent=tuple(absent), own_k=own, ragged=tiling.RaggedConsts.of(first), skips=skips(consts, first, walks[0]),
+    consts = replace(consts, absent=tuple(absent), kept=kept, own_k=own, ragged=tiling.RaggedConsts.of(first), skips=skips(consts, first, walks[0]),
                      streamed=() if ragged is not None else consts.streamed, prefetches=consts.prefetches and ragged is None)
+    if keeps and consts.table_at + BARRIER_BYTES > SMEM_BYTES:
+        return f"{kept} tiles of k of B leave too little shared memory"
     if consts.table_at + _table_bytes(first) > SMEM_BYTES:
         return f"a table of {ragged.count if ragged else 0} groups leaves too little shared memory"
     members: list[_Member] = []
@@ -858,9 +887,9 @@ class WgmmaSm90Matmul:
         half = pixels and first.a.dtype.num_bytes * plan.members[0].d.k[-1] == SPAN_BYTES // 2
         cut_rows = sum(rows for x, rows in zip(plan.members[0].boxes, (min(c.tile_m, first.m.size), c.tile_n), strict=True)
                        if isinstance(x, Boxes) and x.major == "k" and x.map.dims[0] * first.a.dtype.num_bytes < SPAN_BYTES)
-        columns = c.tile_n - sum(b for at, b in c.absent if at >= c.tile_m * SPAN_BYTES) // SPAN_BYTES  # that are brought
+        columns = 0 if c.kept else c.tile_n - sum(b for at, b in c.absent if at >= c.tile_m * SPAN_BYTES) // SPAN_BYTES  # that are brought
         # So does one that lies beyond the last column, of which the last tile of a row has some: with a tile an SM all wait for that.
-        beyond = grid.n_tiles * c.tile_n - tiling.columns_of(first) if grid.n_tiles > 1 and c.b.major == "k" else 0
+        beyond = grid.n_tiles * c.tile_n - tiling.columns_of(first) if grid.n_tiles > 1 and c.b.major == "k" and not c.kept else 0
         beyond_clocks = 5.1 * beyond / (1 if num_ctas <= device.num_sms else grid.n_tiles)
         load_clocks = max((rows_bytes + columns * SPAN_BYTES) / rate + beyond_clocks, 3.5 * pixels, (3.5 if half else 7.0) * cut_rows)
         # So, nearly, do the rows of a tap's last box where channels end within it (80 of them, 3 taps: 36.4 us; products take 17), and as
@@ -943,12 +972,15 @@ class WgmmaSm90Matmul:
         c, m = plan.consts, plan.members[0]
         target = PtxTarget.for_arch(device.arch, (8, 4) if c.product == "s32" and c.kind != c.kind_b else (8, 0))
         tile_step = c.streams or min(plan.num_tiles, max(1, device.num_sms // c.ring.ctas))
+        if c.kept:  # a CTA stays in its column of tiles, the raster's inner direction
+            tile_step = min(plan.num_tiles, max(1, device.num_sms // m.grid.n_tiles) * m.grid.n_tiles)
         num_ctas = tile_step * c.ring.ctas
         smem = c.ring.barriers_at + 2 * BARRIER_BYTES * (c.ring.stages + (c.halo.slots if c.halo is not None else 0))
+        smem += BARRIER_BYTES if c.kept else 0
         smem += _table_bytes(m.am)
         kinds = (c.kind if c.kind_b == c.kind else f"{c.kind}_{c.kind_b}") + ("_promoted" if c.promotes else "")
         suffix = f"{kinds}_{c.tile_m}x{c.tile_n}x{c.tile_k}{'_pingpong' if c.is_ping_pong else ''}{'_halo' if c.halo is not None else ''}"
-        suffix += "_shares_b" if c.ring.ctas > 1 else ""
+        suffix += "_shares_b" if c.ring.ctas > 1 else "_keeps_b" if c.kept else ""
         args = _arguments(plan, tile_step, workspace_offset)
         step = Step.of("matmul/wgmma_sm90", op, target, 128 * (c.warpgroups + (not c.ring.is_merged)), args, c, num_ctas, dynamic_smem=smem,
                        cluster=c.ring.ctas, suffix=suffix + ("_streams" if c.streams else ""), follows=c.streams > 0)
