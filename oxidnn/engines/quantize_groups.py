@@ -89,8 +89,8 @@ class QuantizeGroupsConsts:
 
     @property
     def resident(self) -> int:
-        """CTAs that an SM is to have room for. Of FP4 a thread has much to do between 32 bytes read and 8 written: with 40 registers, not 48,
-        there are threads enough that others read meanwhile. (f32 held in registers leaves no such room.)"""
+        """CTAs that an SM is to have room for. Of FP4 a thread has much to do between 32 bytes read and 8 written: with 40 registers, not
+        48, there are threads enough that others read meanwhile. (f32 held in registers leaves no such room.)"""
         return 6 if self.by_sizes and self.vec * self.packs == 16 and (self.holds_words or self.form == "e8m0") else 1
 
     @property
