@@ -93,12 +93,8 @@ class BandConsts:
         return ceil_div(self.images * self.tiles, 4)
 
     def out_turns(self, turn: int) -> int:
-        """Warps that have lines of the target in their turn."""
+        """Warps that have lines of dy in their turn."""
         return max(0, self.groups * (self._quads - 8 // self.own * turn))
-
-    @property
-    def turns_evenly(self) -> bool:
-        return all(self.out_turns(i) >= self.warps for i in range(self.turns))
 
     @property
     def line_pitch(self) -> int:
@@ -123,8 +119,8 @@ class BandConsts:
 
     @property
     def out_bytes(self) -> int:
-        """Pixels of a row of the target, and of lines that are none's."""
-        return 32 * self._quads * self.pitch
+        """Pixels of a row of the target; of one that is made, of all lines."""
+        return (32 * self._quads if self.sums_taps else 8 * _LINES) * self.pitch
 
     @property
     def stage_bytes(self) -> int:
@@ -148,24 +144,14 @@ class BandConsts:
         return self.made_at + 2 * self.lines_bytes
 
     @property
-    def leaving_at(self) -> int:
-        """Where the rows that are lines or pixels by now belong."""
-        return ceil_div(self.barriers_at + 8 * self.stages, 16) * 16
-
-    @property
-    def sent_at(self) -> int:
-        """What the sending thread keeps."""
-        return self.leaving_at + 32
-
-    @property
     def smem_bytes(self) -> int:
         """Of the filter's gradient the sums of all products fit, too."""
-        return max(self.sent_at + 32, 4096 * self.groups * self.down.taps if self.sums_taps else 0)
+        return max(self.barriers_at + 8 * self.stages, 4096 * self.groups * self.down.taps if self.sums_taps else 0)
 
     @property
     def registers(self) -> int:
         """About what a thread needs."""
-        return self.own * (6 * self.down.taps + (5 if self.sums_taps else 2)) + 24
+        return self.own * (6 * self.down.taps + 10) + 24
 
 
 def _consts(p: ConvProblem, d: Depthwise, config: EngineConfig, stages: int = 0) -> BandConsts:
