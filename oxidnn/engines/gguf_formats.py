@@ -104,8 +104,8 @@ class FormatConsts:
 
     @property
     def order(self) -> tuple[int, ...]:
-        """Elements of a lane in the order of the f16 that stand for them."""
-        return (0, 2, 1, 3)
+        """Elements of a lane in the order of the f16 that stand for them; of pairs two lanes put theirs together."""
+        return (0, 1, 2, 3) if self.is_paired else (0, 2, 1, 3)
 
     @property
     def is_split(self) -> bool:
