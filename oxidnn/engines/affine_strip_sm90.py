@@ -25,6 +25,7 @@ HALF = 8  # k elements of a half of wgmma's 16, each half in one row of the imag
 MAX_UNIT = 64
 SPAN_K = 64  # k elements of a panel of the filter: 128 bytes
 MAX_TILE_N = 128
+REGISTERS = {**MAX_REGISTERS, 4: 96}  # of a thread, by warpgroups that multiply
 MAX_TILE_N_OF_THREE = 96  # columns for which three warpgroups have the registers
 MAX_POSITIONS = 512  # of a tile
 MAX_BOX = 256
@@ -203,8 +204,8 @@ class _Plan:
 
 
 @lru_cache(maxsize=256)
-def _plan(am: AffineMatmul, tile_rows: int = 0) -> _Plan | str:
-    """Strips for m's positions in tiles of so many rows (0: of which a large problem takes), or why there are none."""
+def _plan(am: AffineMatmul, tile_rows: int = 0, warpgroups: int = 0) -> _Plan | str:
+    """Strips for m's positions in tiles of so many rows by so many warpgroups (0: as a large problem takes them), or why there are none."""
     size, d = am.a.dtype.num_bytes, am.d
     if len(am.n.extents) != 1 or am.batch.size != 1:
         return "there are groups, or several digits of n"
@@ -223,7 +224,7 @@ def _plan(am: AffineMatmul, tile_rows: int = 0) -> _Plan | str:
 
     in_lines = am.n.size % PANEL > 0 and s.columns * am.n.size % PANEL == 0
     tile_n = _aligned(am.n.size, 16 if in_lines else PANEL)
-    warpgroups = 3 if tile_n <= MAX_TILE_N_OF_THREE else 2
+    warpgroups = warpgroups or (3 if tile_n <= MAX_TILE_N_OF_THREE else 2)
     shift = s.lead % 2
     row_halves = -(-(s.run + shift) // HALF)
     units = s.units(row_halves * HALF - shift)
@@ -235,15 +236,17 @@ def _plan(am: AffineMatmul, tile_rows: int = 0) -> _Plan | str:
     # Least padding of blocks, then the fewest rows read again.
     choices = [r for r in range(1, s.rows + 1) if s.rows % r == 0 and r * s.columns <= max(MAX_POSITIONS, s.columns)
                and s.strip_rows(r) <= MAX_BOX and free // _aligned(s.strip_rows(r) * row_bytes, 128) >= warpgroups]
-    if not choices or units > MAX_BOX:
+    if not choices or units > MAX_BOX or tile_rows and tile_rows not in choices:
         return "a strip does not fit shared memory or a box"
     tile_rows = tile_rows or min(choices, key=lambda r: (round(_aligned(r * s.columns, PANEL) / (r * s.columns), 2), -r))
     copied = s.strip_rows(tile_rows) * row_bytes
     stage_bytes = _aligned(copied, 128)
     stages = warpgroups * min(4, free // stage_bytes // warpgroups)
     merged = tiling.merged_digits(am)
-    accumulators = tile_n // 2 + 4 * min(steps, STEPS_AT_ONCE)
-    epilogue = plan_epilogue(merged, am, tiling.needs_wide(merged), False, MAX_REGISTERS[warpgroups] - accumulators)
+    spare_registers = REGISTERS[warpgroups] - tile_n // 2 - 4 * min(steps, STEPS_AT_ONCE)
+    if warpgroups == 4 and (spare_registers < 32 or am.operands):
+        return "four warpgroups leave too few registers"
+    epilogue = plan_epilogue(merged, am, tiling.needs_wide(merged), False, spare_registers)
     if epilogue_lines(am) * tile_n // 2 > MAX_LINES:
         return "its epilogue is too long to apply to all accumulators of a thread"
     filter_at = _aligned(stages * stage_bytes, 1024)
@@ -302,17 +305,17 @@ class StripSm90Matmul:
         return _check(self.name, _plan, am, device)
 
     def configs(self, am: AffineMatmul, device: DeviceInfo) -> tuple[EngineConfig, ...]:
-        """The tiles a large problem takes, and fewer rows of them while there are fewer tiles than SMs; the fastest by estimate first."""
+        """Tiles of fewer and fewer rows, by two to four warpgroups; the fastest by estimate first."""
         plan = _plan(am)
         assert not isinstance(plan, str), plan
-        rows = [plan.tile_rows]
-        while rows[-1] > 1 and plan.strips.images * (plan.strips.rows // rows[-1]) < device.num_sms:
-            rows.append(max(r for r in range(1, rows[-1]) if plan.strips.rows % r == 0))
-        return tuple(sorted((EngineConfig.of(tile_rows=r) for r in rows), key=lambda c: self.estimate(am, c, device)))
+        every = (EngineConfig.of(tile_rows=r, warpgroups=w) for w in dict.fromkeys((plan.consts.warpgroups, 4))
+                 for r in range(plan.tile_rows, 0, -1) if plan.strips.rows % r == 0)
+        legal = (c for c in every if not isinstance(_plan(am, c["tile_rows"], c["warpgroups"]), str))
+        return tuple(sorted(legal, key=lambda c: self.estimate(am, c, device)))
 
     def estimate(self, am: AffineMatmul, config: EngineConfig, device: DeviceInfo) -> float:
         """Blocks of 64 positions over the SMs, at the time their products and shared memory accesses take, over the traffic."""
-        plan = _plan(am, config["tile_rows"])
+        plan = _plan(am, config["tile_rows"], config["warpgroups"])
         assert not isinstance(plan, str), plan
         c = plan.consts
         clocks = c.blocks * (1.3 * c.steps * max(32, c.tile_n // 2) + 16 * c.steps + 1.5 * c.tile_n)
@@ -320,17 +323,20 @@ class StripSm90Matmul:
         alone = -(-plan.num_tiles // (device.num_sms * c.warpgroups)) * c.blocks * (c.steps * 60 + 500)
         compute_us = max(plan.num_tiles * clocks / device.num_sms, alone) / 1620
         num_bytes = 2 * (tiling.source_elements(am.a, am.m, am.k, am.batch) + am.m.size * am.n.size)
-        memory_us = num_bytes / (device.bandwidth_gbs * 0.95e3)
+        # SMs that have a tile more are at memory alone; a warpgroup whose only stage is being filled waits.
+        rounds = -(-plan.num_tiles // device.num_sms)
+        memory_us = num_bytes / (device.bandwidth_gbs * 0.95e3) * rounds * device.num_sms / plan.num_tiles
+        waits_us = 1.2 * rounds / c.warpgroups if c.ring.stages == c.warpgroups else 0.0
         if device.is_emulated:
             return 1000.0 * plan.num_tiles * c.blocks * c.steps
-        return max(compute_us, memory_us) + 0.1 * min(compute_us, memory_us) + 7
+        return max(compute_us, memory_us) + 0.1 * min(compute_us, memory_us) + waits_us + 6
 
     def build(self, op: str, am: AffineMatmul, config: EngineConfig, device: DeviceInfo, workspace_offset: int = 0) -> Build:
         """One persistent CTA per SM."""
         empty = tiling.empty_build(am)
         if empty is not None:
             return empty
-        plan = _plan(am, config["tile_rows"])
+        plan = _plan(am, config["tile_rows"], config["warpgroups"])
         assert not isinstance(plan, str), plan
         c = plan.consts
         num_ctas = min(plan.num_tiles, device.num_sms)
@@ -346,7 +352,7 @@ class StripSm90Matmul:
                 Arg("map_d", "tensor_map", TensorMapArg(am.d.name, plan.stored, am.d.base * am.d.dtype.num_bytes))]
         smem = c.ring.barriers_at + 2 * BARRIER_BYTES * c.ring.stages
         return Build((Step.of("matmul/strip_sm90", op, PtxTarget.for_arch(device.arch, (8, 0)), 128 * (1 + c.warpgroups), maps + t.args, c,
-                              num_ctas, dynamic_smem=smem, suffix=f"{c.kind}_{c.tap_rows}x{c.run}x{c.tile_n}"),))
+                              num_ctas, dynamic_smem=smem, suffix=f"{c.kind}_{c.tap_rows}x{c.run}x{c.tile_n}_{c.warpgroups}"),))
 
 
 # ---- The filter's gradient ----------------------------------------------------------------------------------------------

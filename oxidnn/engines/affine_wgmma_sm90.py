@@ -651,8 +651,9 @@ def _plan(am: AffineMatmul | MatmulGroup, config: EngineConfig) -> _Plan | str:
     own = 0
     if is_alone and not (promotes or scales or is_split or streams or keeps) and isinstance(a[0], Boxes):
         own = own_k(first, digits[0], walks[0], (a[0], b[0]), size)
-    consts = replace(consts, absent=tuple(absent), kept=kept, own_k=own, ragged=tiling.RaggedConsts.of(first), skips=skips(consts, first, walks[0]),
-                     streamed=() if ragged is not None else consts.streamed, prefetches=consts.prefetches and ragged is None)
+    consts = replace(consts, absent=tuple(absent), kept=kept, own_k=own, ragged=tiling.RaggedConsts.of(first),
+                     skips=skips(consts, first, walks[0]), streamed=() if ragged is not None else consts.streamed,
+                     prefetches=consts.prefetches and ragged is None)
     if keeps and consts.table_at + BARRIER_BYTES > SMEM_BYTES:
         return f"{kept} tiles of k of B leave too little shared memory"
     if consts.table_at + _table_bytes(first) > SMEM_BYTES:
