@@ -130,6 +130,7 @@ def torch_of(problem: Problem) -> Torch:
 
         return blocks
     size = {"token": problem.desc("x").shape[1], "mxfp8": 32, "mxfp4": 32, "nvfp4": 16}.get(scaling) or scaling[1]
+    laid_out = tiled if attrs.get("layout") == "128x4" else lambda scale: scale
 
     def groups(t: Tensors) -> Any:
         x = t["x"] if t["x"].dtype == torch.float64 else t["x"].float()
@@ -137,16 +138,23 @@ def torch_of(problem: Problem) -> Torch:
         amax = x.abs().amax(-1).float()
         if scaling in ("mxfp8", "mxfp4"):
             exponent = ((amax.view(torch.int32) >> 23) - KINDS[kind].exponent).clamp(min=0)
-            return codes_of(x * ((254 - exponent) << 23).view(torch.float32)[..., None], kind).flatten(1), exponent.to(torch.uint8)
+            inverse = ((254 - exponent) << 23).view(torch.float32)
+            return codes_of(x * inverse[..., None], kind).flatten(1), laid_out(exponent.to(torch.uint8))
         if scaling == "nvfp4":
             scale = (amax / (t["global_scale"] * 6)).clamp(max=448).to(FP8["e4m3"])
             total = scale.float() * t["global_scale"]
             inverse = torch.where(total == 0, 0.0, torch.full((), 1.0, device=x.device) / total)
-            return codes_of(x * inverse[..., None], kind).flatten(1), scale
+            return codes_of(x * inverse[..., None], kind).flatten(1), laid_out(scale)
         scale = _scale(amax, KINDS[kind].largest)
         return codes_of(x / scale[..., None], kind).flatten(1), scale.squeeze(-1) if scaling == "token" else scale
 
     return groups
+
+
+def tiled(scale: torch.Tensor) -> torch.Tensor:
+    """In the layout 128x4."""
+    rows, columns = scale.shape
+    return scale.view(rows // 128, 4, 32, columns // 4, 4).permute(0, 3, 2, 1, 4).reshape(rows, columns)
 
 
 def _grouped(x: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
@@ -209,6 +217,8 @@ def lines(rows: int, columns: int, x: str = "bf16") -> list[tuple[str, str]]:
              (f"mxfp8 {size}", f"dynamic_quantize x={x}{shape} kind=e4m3 scaling=mxfp8"),
              (f"mxfp4 {size}", f"dynamic_quantize x={x}{shape} kind=e2m1 scaling=mxfp4"),
              (f"nvfp4 {size}", f"dynamic_quantize x={x}{shape} kind=e2m1 scaling=nvfp4 global_scale=f32[]nchw"),
+             (f"mxfp8 128x4 {size}", f"dynamic_quantize x={x}{shape} kind=e4m3 scaling=mxfp8 layout=128x4"),
+             (f"nvfp4 128x4 {size}", f"dynamic_quantize x={x}{shape} kind=e2m1 scaling=nvfp4 global_scale=f32[]nchw layout=128x4"),
              (f"e4m3 {size}", f"cast x={x}{shape} dtype=e4m3"),
              (f"from e4m3 {size}", f"cast x=e4m3{shape} dtype={x}"),
              (f"e4m3 given {size}", f"quantize x={x}{shape} kind=e4m3 scale=f32[]nchw"),
