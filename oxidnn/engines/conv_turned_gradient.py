@@ -46,6 +46,7 @@ from .matmul import lower
 _NAME = "turned_gradient"
 _LINE = SPAN_BYTES // 4  # positions of a k tile, and channels of a box
 _TILES = ((128, 256), (256, 128), (128, 128), (256, 64), (128, 64))  # channels of taps, filters
+_WARPGROUPS = 2
 _WAVES = (1, 2, 3, 4)
 _MAX_STEP = 8  # of an im2col map
 
@@ -53,7 +54,7 @@ _MAX_STEP = 8  # of an im2col map
 @dataclass(frozen=True, slots=True)
 class TurnedGradientConsts:
     """Consts of conv/turned_gradient_sm90. A tile has tile_m / 32 boxes of x, 32 channels of a tap each, and tile_n filters of dy; a stage
-    32 positions of both. late: parameters that place the sums."""
+    32 positions of both, used up by each of 8 warps. late: parameters that place the sums."""
 
     ring: RingConsts
     tile_m: int
@@ -72,7 +73,7 @@ class TurnedGradientConsts:
     @property
     def blocks(self) -> int:
         """Blocks of 64 rows of a warpgroup: two boxes each."""
-        return self.tile_m // (64 * self.ring.consumers)
+        return self.tile_m // (64 * _WARPGROUPS)
 
     @property
     def products(self) -> list[tuple[int, int]]:
@@ -264,13 +265,13 @@ class TurnedGradient(Engine):
         loads = len(t.args)
         t.add("channels", "u32", plan.channels)
         tiling._partial_arguments(t, grid, am, plan.epilogue, parts.byte_offset)
-        ring = RingConsts(stages, stage_bytes, stages * stage_bytes, 2)
+        ring = RingConsts(stages, stage_bytes, stages * stage_bytes, 4 * _WARPGROUPS)
         c = TurnedGradientConsts(ring, tile_m, tile_n, p.spatial, tuple(a.name for a in t.args[loads:]))
         lines = TensorMapSpec("tf32", (plan.positions, filters), (4 * pitch,), (_LINE, tile_n), swizzle=SPAN_BYTES)
         maps = [Arg("map_a", "tensor_map", TensorMapArg(p.image, plan.pixels)),
                 Arg("map_b", "tensor_map", WorkspaceMapArg(lines, place.byte_offset))]
         target = PtxTarget.for_arch(device.arch, (8, 0))
-        product = Step.of("conv/turned_gradient_sm90", p.op, target, 128 * (1 + ring.consumers), maps + t.args, c,
+        product = Step.of("conv/turned_gradient_sm90", p.op, target, 128 * (1 + _WARPGROUPS), maps + t.args, c,
                           splits * m_tiles * n_tiles, dynamic_smem=ring.barriers_at + 2 * BARRIER_BYTES * stages, follows=True,
                           suffix=f"{tile_m}x{tile_n}")
         reduce = tiling.reduce_step(p.op, am, plan.digits, grid, plan.epilogue, target, plan.epilogue.wide, parts.byte_offset)
