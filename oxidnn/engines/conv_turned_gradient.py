@@ -171,8 +171,6 @@ def _plan(p: ConvProblem) -> _Plan | str:
 class TurnedGradient(Engine):
     """Workspace: dy turned, and the parts."""
 
-    sums_coarsely = True
-
     def __init__(self, op: str) -> None:
         self.id = f"{op}.{_NAME}"  # type: ignore[misc]
 

@@ -246,6 +246,9 @@ KERNELS = {
     "halo_gradient": Kernel("matmul/halo_gradient_sm90", "conv_wgrad.igemm_halo_gradient_sm90", (
         "conv_wgrad dy=bf16[3,72,8,16]nhwc x=bf16[3,72,7,17]nhwc w_shape=(72,72,3,3) padding='((1,2),(0,1))'",),
                             {"splits": 2, "stages": 2}),
+    "turned_gradient": Kernel("conv/turned_gradient_sm90", "conv_wgrad.turned_gradient", (
+        "conv_wgrad x=f32[6,36,9,8]nhwc dy=f32[6,70,7,8]nhwc w_shape=(70,36,3,2) padding=((1,1),(0,2)) dilation=2 math=tf32",),
+                              {"tile_m": 256, "tile_n": 128, "splits": 2}),
     "planes": Kernel("matmul/planes_sm90", "conv_fprop.igemm_planes_sm90", (
         "conv_fprop x=bf16[1,32,3,9,18]nhwc w=bf16[72,32,3,3,2]nhwc padding='((1,1),(0,2),(1,0))' bias=f32[72] epilogue=bias_relu",),
                      {"tile_n": 64}),
@@ -731,7 +734,7 @@ def sample(found: list[Mutant], count: int) -> list[Mutant]:
 FLOOR = {
     "stream": (25, 26), "stream_gradient": (25, 26),
     "strip": (25, 26), "strip_gradient": (23, 26), "interleaved": (25, 26), "halo_gradient": (25, 26),
-    "planes": (26, 26), "planes_gradient": (26, 26), "planes_sequence": (26, 26),
+    "turned_gradient": (23, 26), "planes": (26, 26), "planes_gradient": (26, 26), "planes_sequence": (26, 26),
     "wgmma_coop": (26, 26), "wgmma_pingpong": (26, 26), "wgmma_halo": (26, 26), "wgmma_pair": (26, 26), "wgmma_defers": (24, 26),
     "wgmma_streams": (25, 26), "wgmma_scales": (26, 26), "wgmma_groups": (23, 26), "wgmma_group_terms": (25, 26), "wgmma_gate": (26, 26),
     "skinny_parts": (25, 26),
