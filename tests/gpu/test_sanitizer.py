@@ -14,8 +14,8 @@ from ..emu.test_registry import IDS
 
 ROOT = Path(__file__).resolve().parents[2]
 SHARDS = 4  # processes that deal out the engines
-# One lane arrives on an mbarrier for its warp, behind bar.warp.sync or wgmma.wait_group: racecheck credits that lane alone, and reports what
-# the others read as a race. The emulator's race checker, which follows both, covers these.
+# One lane arrives on an mbarrier for its warp, behind bar.warp.sync or wgmma.wait_group: racecheck credits that lane alone, and reports
+# what the others read as a race. The emulator's race checker, which follows both, covers these.
 ARRIVE_BY_WARP = ("winograd_fused_f2x3", "turned_gradient")
 CLEAN = {"memcheck": "ERROR SUMMARY: 0 errors", "racecheck": "RACECHECK SUMMARY: 0 hazards displayed (0 errors, 0 warnings)"}
 
