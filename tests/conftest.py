@@ -22,6 +22,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_collection_finish() -> None:
     gc.freeze()  # thousands of tests and all modules: no collection need look at them again
+    gc.set_threshold(50_000, 20, 20)  # decoded kernels live long, and neither they nor launches are garbage in cycles
 
 
 @pytest.fixture(autouse=True, scope="session")

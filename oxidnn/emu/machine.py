@@ -193,7 +193,7 @@ class State:
         self.places: dict[int, Place] = {}
         self.fragments: dict[Any, tuple[tuple[Array, ...], Array]] = {}  # dense mma operands of registers
         self.guards: dict[tuple[int, bool], tuple[Any, Array, int, Array | None]] = {}
-        self.checked: set[tuple[int, int]] = set()
+        self.checked = bytearray(len(program.ops))  # instructions all of whose registers something has written
         self.barrier_rounds = 0
 
     # -- places and times
@@ -398,7 +398,7 @@ class State:
                 lanes = self.N if idx is None else len(idx)
                 counters.instructions += count * lanes
                 blocks[pc, end] = blocks.get((pc, end), 0) + lanes
-                if self.undef or self.busy or (pc, end) not in self.checked:
+                if self.undef or self.busy or self.checked.find(0, pc, end) >= 0:
                     self._run_checked(pc, end, idx)
                 else:
                     for p in range(pc, end):
@@ -453,17 +453,16 @@ class State:
     def _run_checked(self, pc: int, end: int, idx: Array | None) -> None:
         """The same as the fast loop, looking for reads of registers that nothing wrote.
 
-        A register that no thread has written is found when a block runs for the first time in a batch; one that only
+        A register that no thread has written is found when an instruction runs for the first time in a batch; one that only
         some threads have written stands in `undef`, and instructions that touch it are checked each time.
         """
         ops, code, touched, undef, busy = self.program.ops, self.program.code, self.program.touched, self.undef, self.busy
-        first = (pc, end) not in self.checked
-        complete = True
+        checked = self.checked
         for p in range(pc, end):
             self.pc = p
             if busy and not touched[p].isdisjoint(busy):
                 self.products.check(self, ops[p], idx)
-            if not first and (not undef or touched[p].isdisjoint(undef)):
+            if checked[p] and (not undef or touched[p].isdisjoint(undef)):
                 code[p](self, idx)
                 continue
             op = ops[p]
@@ -474,16 +473,14 @@ class State:
                 mask, count = self.guard_mask(op.guard, idx)
                 wide = wide and count == self.N
                 if count == 0:
-                    complete = False
                     continue
             if op.reads:
                 self._check_reads(op.reads, idx, mask, op)
             code[p](self, idx)
+            checked[p] = 1
             if undef and wide:
                 for slot in op.writes:
                     undef.pop(slot, None)
-        if complete and first:
-            self.checked.add((pc, end))
 
     def guard_mask(self, guard: Source, idx: Array | None) -> tuple[Array | None, int]:
         """Mask of the lanes of `idx` whose guard holds (None: all of them), and their number."""
@@ -572,10 +569,10 @@ class State:
                 self.add(pc + 1, rest)
                 idx = active
                 self.group = idx
-        if op.reads and (self.undef or (pc, pc) not in self.checked):
+        if op.reads and (self.undef or not self.checked[pc]):
             self._check_reads(op.reads, idx, None, op)
             if not self.undef:
-                self.checked.add((pc, pc))
+                self.checked[pc] = 1
         if op.kind == "exit":
             self._exit(pc, idx)
             return None
@@ -725,12 +722,11 @@ def _random_schedule(S: State, random: np.random.Generator) -> Callable[[], tupl
         idx = S.ready.pop(pc)
         budget = int(random.integers(1, 24))
         if random.random() < 0.5:
-            warps = S.warp if idx is None else S.warp.take(idx)
-            names = np.unique(warps)
-            if len(names) > 1:
-                chosen = random.random(int(names[-1]) + 1) < random.random()
+            warps = S.warp if idx is None else S.warp.take(idx)  # sorted
+            if warps[0] != warps[-1]:
+                chosen = random.random(int(warps[-1]) + 1) < random.random()
                 picked = chosen.take(warps)
-                if picked.any() and not picked.all():
+                if 0 < np.count_nonzero(picked) < len(picked):
                     positions = np.arange(S.N) if idx is None else idx
                     S.add(pc, positions[~picked])
                     idx = positions[picked]

@@ -26,17 +26,20 @@ from .assembler import dump
 from .backend import POISON
 from .kernel import Value, check_launch, check_shared_memory, check_value, pack
 
-_PROGRAMS_KEPT = 512
+_INSTRUCTIONS_KEPT = 1 << 17  # of 2 KB each
 _programs: OrderedDict[str, Any] = OrderedDict()  # by text, for all devices: a Program knows no memory
+
 
 def _program(text: str) -> tuple[Any, bool]:
     program = _programs.get(text)
     if program is not None:
+        _programs.move_to_end(text)
         return program, True
     program = emu.load(parse(text))
     _programs[text] = program
-    while len(_programs) > _PROGRAMS_KEPT:
-        _programs.popitem(last=False)
+    kept = sum(len(p.ops) for p in _programs.values())
+    while kept > _INSTRUCTIONS_KEPT and len(_programs) > 1:
+        kept -= len(_programs.popitem(last=False)[1].ops)
     return program, False
 
 

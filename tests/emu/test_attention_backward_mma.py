@@ -38,9 +38,10 @@ def problem(heads: int, groups: int, length: int, keys: int, dim: int, more: str
     problem(4, 2, 231, 199, 32, "cu_seqlens_q=s32[5] cu_seqlens_kv=s32[5] causal=bottom_right bias=bf16[4,4,1,1] sinks=f32[4]"),
 ], ids=["groups", "f16", "lengths", "scores", "sequences"])
 def test_walks(engine: Engine, arch: str, p: Problem) -> None:
-    backend = EmulatedBackend(arch, checkers="all", schedule=("random", 3))
-    for config in engine.configs(p, backend.info)[:1 if arch == "sm_80" else None]:
-        run_problem(backend, p, engine, config, seed=5)
+    """Under two schedules in turn: every first config under both."""
+    backends = [EmulatedBackend(arch, checkers="all", schedule=schedule) for schedule in ("lowest_pc", ("random", 3))]
+    for i, config in enumerate(engine.configs(p, backends[0].info)[:1 if arch == "sm_80" else None]):
+        run_problem(backends[(i + (arch != "sm_80")) % 2], p, engine, config, seed=5)
 
 
 @pytest.mark.parametrize("p", [problem(2, 1, 70, 75, 192), problem(1, 1, 41, 70, 256, "causal=bottom_right", 130)], ids=["192", "256"])

@@ -6,11 +6,12 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from oxidnn import array
+from oxidnn import array, emu
 from oxidnn.dtypes import F32
 from oxidnn.emu.memory import host_view
 from oxidnn.errors import EmulatorFault, InvalidArgument, LaunchError, PtxError
 from oxidnn.interchange import as_view
+from oxidnn.ptx.parser import parse
 from oxidnn.runtime import emu_backend
 from oxidnn.runtime.backend import POISON
 from oxidnn.runtime.emu_backend import EmulatedBackend
@@ -116,8 +117,9 @@ def test_unwritten_memory_is_reported(backend: EmulatedBackend) -> None:
 
 def test_programs_are_kept_by_text(backend: EmulatedBackend, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(emu_backend, "_programs", type(emu_backend._programs)())
-    monkeypatch.setattr(emu_backend, "_PROGRAMS_KEPT", 2)
     texts = [scale_text(SPEC, str(i)) for i in range(3)]
+    size = len(emu.load(parse(texts[0])).ops)
+    monkeypatch.setattr(emu_backend, "_INSTRUCTIONS_KEPT", 3 * size - 1)  # two of them
     assert [backend.load(t, SPEC).origin for t in (texts[0], texts[0], texts[1], texts[2], texts[0])] == [
         "emulated", "memory", "emulated", "emulated", "emulated"]
     assert EmulatedBackend("sm_90a").load(texts[0], SPEC).origin == "memory"
