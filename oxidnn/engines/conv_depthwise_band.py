@@ -43,7 +43,8 @@ _GROUPS = {2: (4, 2), 4: (8, 6, 4)}  # of 8 channels of a CTA, by channels of a 
 class BandConsts:
     """Consts of conv/depthwise_band_sm90 and conv/depthwise_band_wgrad_sm90.
 
-    groups: of 8 channels; own: channels of a warp. An item's rows are `images` images' with `tiles` lines of the target each. stages: of a
+    groups: of 8 channels; own: channels of a warp. An item's row is `images` images' rows one after the other, `span` positions from each
+    to the next, of which those beyond the tensor are zeros; target_span: the same of the target. column: from item to item. stages: of a
     row. taps_bytes: of the filter's axes (channel, row, column).
     """
 
@@ -55,7 +56,9 @@ class BandConsts:
     groups: int
     own: int
     images: int
-    tiles: int
+    span: int
+    target_span: int
+    column: int
     stages: int
     taps_bytes: tuple[int, int, int]
     flip: bool
@@ -75,30 +78,18 @@ class BandConsts:
         return 32 * self.warps
 
     @property
-    def lines_across(self) -> int:
-        """Of an image: the last tile's window ends a line later."""
-        return self.tiles + 1
-
-    @property
-    def lines(self) -> int:
-        return self.images * self.lines_across
-
-    @property
     def turns(self) -> int:
         """Of a warp, of four lines of 8 channels at a time, from pixels to lines or back."""
         return self.own // 2
 
     @property
-    def _quads(self) -> int:
-        return ceil_div(self.images * self.tiles, 4)
-
-    def out_turns(self, turn: int) -> int:
-        """Warps that have lines of dy in their turn."""
-        return max(0, self.groups * (self._quads - 8 // self.own * turn))
+    def turn_lines(self) -> int:
+        """From turn to turn."""
+        return 32 // self.own
 
     @property
     def line_pitch(self) -> int:
-        """From channel to channel: an odd number of lines, so that 8 channels' lie in all banks. The last one is nobody's."""
+        """From channel to channel: an odd number of lines, so that 8 channels' lie in all banks. The last one stays zero."""
         return (_LINES + 1) * 16
 
     @property
@@ -107,24 +98,26 @@ class BandConsts:
 
     @property
     def source_box_bytes(self) -> int:
-        return 8 * self.lines * 16 * self.groups
+        return self.images * self.span * 16 * self.groups
 
     @property
     def target_box_bytes(self) -> int:
-        return 8 * self.images * self.tiles * 16 * self.groups
+        return self.images * self.target_span * 16 * self.groups
 
     @property
-    def source_bytes(self) -> int:
-        return ceil_div(8 * self.lines * self.pitch, 1024) * 1024
-
-    @property
-    def out_bytes(self) -> int:
-        """Pixels of a row of the target; of one that is made, of all lines."""
-        return (32 * self._quads if self.sums_taps else 8 * _LINES) * self.pitch
+    def row_bytes(self) -> int:
+        """Of pixels, those of no image included."""
+        return 8 * _LINES * self.pitch
 
     @property
     def stage_bytes(self) -> int:
-        return self.source_bytes + (self.out_bytes if self.sums_taps else 0)
+        return self.row_bytes * (2 if self.sums_taps else 1)
+
+    @property
+    def none_at(self) -> tuple[int, ...]:
+        """Where in a stage pixels of no image begin, which stay zero."""
+        ends = (self.images * self.span, self.images * self.target_span)[: 2 if self.sums_taps else 1]
+        return tuple(i * self.row_bytes + end * self.pitch for i, end in enumerate(ends))
 
     @property
     def out_at(self) -> int:
@@ -132,7 +125,7 @@ class BandConsts:
 
     @property
     def lines_at(self) -> int:
-        return self.out_at + (0 if self.sums_taps else 2 * self.out_bytes)
+        return self.out_at + (0 if self.sums_taps else 2 * self.row_bytes)
 
     @property
     def made_at(self) -> int:
@@ -154,12 +147,28 @@ class BandConsts:
         return self.own * (6 * self.down.taps + 10) + 24
 
 
+def _across(d: Depthwise) -> tuple[int, int, int, int]:
+    """images, span, target_span and column of BandConsts: as many images as a row of lines takes.
+
+    Rows of the filter's gradient follow each other closely, since all images' are summed; else images begin with a line, of which none has
+    windows in two of them, so that an infinity or a NaN stays in its image.
+    """
+    a, most = d.columns, 8 * _LINES
+    lines = 8 * (ceil_div(a.target, 8) + 1)
+    needed = a.target + a.taps - 1
+    close = min(needed, max(a.source + a.low, needed - a.low, a.target))
+    span = close if d.kind == "wgrad" else lines
+    if span <= most:
+        return min(most // span, d.images), span, span, a.target
+    column = 8 * ceil_div(ceil_div(a.target, 8), ceil_div(lines // 8 - 1, _LINES - 1))
+    return 1, column + 8, column, column
+
+
 def _consts(p: ConvProblem, d: Depthwise, config: EngineConfig, stages: int = 0) -> BandConsts:
     size, (channel, _, *steps) = d.filter.dtype.num_bytes, d.filter.strides
     row, column = (0, *(s * size for s in steps))[-2:]
     return BandConsts(d.source.dtype.name, d.target.dtype.name, d.kind == "wgrad", d.rows, d.columns, config["groups"], config["own"],
-                      config["images"], config["tiles"], stages or config["stages"], (channel * size, row, column),
-                      p.flip != (d.kind == "dgrad"))
+                      *_across(d), stages or config["stages"], (channel * size, row, column), p.flip != (d.kind == "dgrad"))
 
 
 @lru_cache(maxsize=256)
@@ -206,29 +215,27 @@ class BandDepthwiseEngine(Engine):
 
     @staticmethod
     def _configs(p: ConvProblem, d: Depthwise) -> Iterator[EngineConfig]:
-        """own and groups: chunks of channels as wide as registers allow; tiles: a row, in parts where it has more lines than a product."""
-        count, width = d.channels // 8, ceil_div(d.columns.target, 8)
-        tiles = ceil_div(width, ceil_div(width, _LINES - 1))
-        images = min(_LINES // (tiles + 1), d.images)
+        """own and groups: chunks of channels as wide as registers allow."""
+        count = d.channels // 8
         rows = d.rows.source if d.kind == "wgrad" else d.rows.target
         strips = [s for s in dict.fromkeys(ceil_div(rows, parts) for parts in (1, 2, 3, 4)) if s == rows or s >= 2 * (d.rows.taps - 1)]
         for own in _GROUPS:
             for groups in [g for g in _GROUPS[own] if g <= count and 10 * (-count % g) <= count] or [min(_GROUPS[own][-1], count)]:
                 for ctas in (1, 2):
-                    shape = EngineConfig.of(groups=groups, own=own, images=images, tiles=tiles)
-                    c = _consts(p, d, shape, 2)
+                    c = _consts(p, d, EngineConfig.of(groups=groups, own=own), 2)
                     room = _SMEM_BYTES // ctas - 1024 * (ctas - 1) - c.smem_bytes - 8 * _MAX_STAGES
                     stages = min(_MAX_STAGES, room // c.stage_bytes + 2)
                     if c.registers > min(255, 16384 // (32 * ctas * ceil_div(c.warps, 4)) // 8 * 8) or room < 0 or stages < 3:
                         continue
                     for strip in strips:
-                        yield EngineConfig.of(groups=groups, own=own, images=images, tiles=tiles, strip=strip, stages=stages, ctas=ctas)
+                        yield EngineConfig.of(groups=groups, own=own, strip=strip, stages=stages, ctas=ctas)
 
     @staticmethod
     def _items(d: Depthwise, config: EngineConfig) -> tuple[int, int, int]:
         """Blocks of images, strips of rows, tiles of columns."""
         rows = d.rows.source if d.kind == "wgrad" else d.rows.target
-        return (ceil_div(d.images, config["images"]), ceil_div(rows, config["strip"]), ceil_div(d.columns.target, 8 * config["tiles"]))
+        images, _, _, column = _across(d)
+        return ceil_div(d.images, images), ceil_div(rows, config["strip"]), ceil_div(d.columns.target, column)
 
     def _shares(self, d: Depthwise, config: EngineConfig, device: DeviceInfo) -> tuple[int, int, int]:
         """Chunks of channels, CTAs that share one, and items of each at most."""
@@ -264,8 +271,8 @@ class BandDepthwiseEngine(Engine):
         digits = Digits(c.digits.names, self._items(d, config), {})
         chunks, parts, _ = self._shares(d, config, device)
         multiplier, shift = magic(chunks)
-        source_map = tensor_map(d.source, (8 * c.groups, 8 * c.lines_across, 1, c.images), c.pitch)
-        target_map = tensor_map(d.target, (8 * c.groups, 8 * c.tiles, 1, c.images), c.pitch)
+        source_map = tensor_map(d.source, (8 * c.groups, c.span, 1, c.images), c.pitch)
+        target_map = tensor_map(d.target, (8 * c.groups, c.target_span, 1, c.images), c.pitch)
         scratch, taps, desc = Scratch(), d.rows.taps * d.columns.taps, d.filter
         partial = scratch.take(parts * d.channels * taps * 4) if c.sums_taps else TensorArg(d.names[2])
         values = (("num_items", digits.size), ("parts", parts), ("chunks", chunks), ("chunks_multiplier", multiplier),
@@ -278,7 +285,7 @@ class BandDepthwiseEngine(Engine):
         first = Step.of("conv/depthwise_band_wgrad_sm90" if c.sums_taps else "conv/depthwise_band_sm90", self.op,
                         Target.for_arch(device.arch, (8, 0)), c.threads, args, c, parts * chunks, dynamic_smem=c.smem_bytes,
                         min_ctas_per_sm=config["ctas"],
-                        suffix=f"{c.kind}_{d.rows.taps}x{d.columns.taps}_g{c.groups}_o{c.own}_t{c.tiles}_{c.images}")
+                        suffix=f"{c.kind}_{d.rows.taps}x{d.columns.taps}_g{c.groups}_o{c.own}_{c.images}x{c.span}")
         if not c.sums_taps:
             return Build((first,))
         whole = TensorDesc(F32, (parts, *desc.shape), (d.channels * taps, taps, taps, *packed_strides(desc.shape[2:])))
