@@ -110,13 +110,13 @@ class FormatConsts:
     @property
     def is_split(self) -> bool:
         """Codes are taken out of a word where they are."""
-        return self.name in ("Q4_0", "Q4_1", "Q4_K", "Q2_K", "Q3_K", "TQ2_0")
+        return self.name in ("Q4_0", "Q4_1", "Q4_K", "Q5_K", "Q2_K", "Q3_K", "TQ2_0")
 
     def shift(self, step: int) -> int:
         """Codes of the step are taken out 2^shift-fold."""
         if not self.is_split:
             return 0
-        return 4 * step if self.size == 32 else step // 2 % 2 * 4 if self.name == "Q4_K" else step % 8 // 2 * 2
+        return 4 * step if self.size == 32 else step // 2 % 2 * 4 if self.name in ("Q4_K", "Q5_K") else step % 8 // 2 * 2
 
     @property
     def shifts(self) -> list[int]:
