@@ -398,6 +398,16 @@ class StripGradientConsts:
         return -(-self.tile_n // PANEL)
 
     @property
+    def tail(self) -> int:
+        """Filters of the last panel, of which nobody reads more; 0: all panels are full."""
+        return self.tile_n % PANEL
+
+    @property
+    def gradient_bytes(self) -> int:
+        """That copies bring of the result's gradients."""
+        return self.panel_bytes // PANEL * self.tile_n
+
+    @property
     def blocks(self) -> int:
         """Of 64 elements of the window."""
         return self.ring.consumers // self.sharers
@@ -467,7 +477,7 @@ def _gradient_plan(am: AffineMatmul, sharers: int = 1, streams: bool = False) ->
     consts = StripGradientConsts(ring, y.dtype.name, tile_n, sharers, streams, tile_rows, s.columns, taps, s.run, row_bytes,
                                  s.lead * size, s.step * size, s.step_rows, s.strip_rows(tile_rows) * row_bytes)
     gradients = TensorMapSpec(y.dtype.name, (filters, s.columns, s.rows, s.images), tuple(size * stride for stride in reversed(packed)),
-                              (PANEL, padded_columns, tile_rows, 1), swizzle=128)
+                              (min(PANEL, tile_n), padded_columns, tile_rows, 1), swizzle=128)
     return _GradientPlan(consts, merged, epilogue, s, s.boxed(units, tile_rows), gradients)
 
 
@@ -515,6 +525,9 @@ class StripGradientSm90Matmul:
         tiling._partial_arguments(t, grid, am, plan.epilogue, workspace_offset)
         maps = [Arg("map_a", "tensor_map", TensorMapArg(am.b.name, plan.map, plan.strips.byte_offset)),
                 Arg("map_b", "tensor_map", TensorMapArg(am.a.name, plan.gradients, am.a.base * am.a.dtype.num_bytes))]
+        if c.tail and c.panels > 1:
+            narrow = replace(plan.gradients, box=(c.tail, *plan.gradients.box[1:]))
+            maps.append(Arg("map_b_tail", "tensor_map", TensorMapArg(am.a.name, narrow, am.a.base * am.a.dtype.num_bytes)))
         target = PtxTarget.for_arch(device.arch, (8, 0))
         smem = c.ring.barriers_at + 2 * BARRIER_BYTES * c.ring.stages
         step = Step.of("matmul/strip_gradient_sm90", op, target, 128 * (1 + c.ring.consumers), maps + t.args, c, num_ctas,

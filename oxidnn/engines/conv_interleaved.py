@@ -69,6 +69,16 @@ class InterleavedConsts:
         return -(-self.filters // SPAN)
 
     @property
+    def tail(self) -> int:
+        """Filters of the last span, in whole products; 0: all spans are full."""
+        return -(-(self.filters % SPAN) // 16) * 16 % SPAN
+
+    @property
+    def copied_bytes(self) -> int:
+        """Of a stage; nobody reads the rest."""
+        return (self.spans - 1) * self.patch_bytes + self.patch_bytes // SPAN * (self.tail or SPAN)
+
+    @property
     def columns(self) -> int:
         return self.h.stride * self.w.stride * self.channels
 
@@ -213,6 +223,8 @@ class InterleavedGradient(Engine):
         patches = TensorMapSpec(result.dtype.name, (k, columns, rows, n), (k * 2, columns * k * 2, rows * columns * k * 2),
                                 (SPAN, c.w.patch, c.h.patch, 1), swizzle=128)
         maps = [Arg("map_dy", "tensor_map", TensorMapArg(p.result, patches))]
+        if c.tail:
+            maps.append(Arg("map_dy_tail", "tensor_map", TensorMapArg(p.result, replace(patches, box=(c.tail, *patches.box[1:])))))
         if c.is_boxed:
             pixels = TensorMapSpec(image.dtype.name, (row, image.shape[2], n), (row * 2, image.shape[2] * row * 2),
                                    (BLOCK * c.run, BLOCK * c.h.stride, 1))
