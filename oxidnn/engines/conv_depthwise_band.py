@@ -137,9 +137,14 @@ class BandConsts:
         return self.made_at + 2 * self.lines_bytes
 
     @property
+    def scrap_at(self) -> int:
+        """A word of each thread, of the filter's gradient."""
+        return self.barriers_at + 8 * self.stages
+
+    @property
     def smem_bytes(self) -> int:
         """Of the filter's gradient the sums of all products fit, too."""
-        return max(self.barriers_at + 8 * self.stages, 4096 * self.groups * self.down.taps if self.sums_taps else 0)
+        return max(self.scrap_at + 4 * self.threads, 4096 * self.groups * self.down.taps) if self.sums_taps else self.scrap_at
 
     @property
     def registers(self) -> int:
