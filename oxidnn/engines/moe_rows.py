@@ -52,13 +52,13 @@ class SortConsts:
     warps: int
     mode: str
     limits: bool = False
-    clears: int = 0
+    clears: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class RowConsts:
-    """quads: pieces of a row, of vec elements (`bytes` together); parts: CTAs of a token; packs: pieces of a thread. lets_go: the next launch
-    starts at once, and waits itself for what those before this one make."""
+    """quads: pieces of a row, of vec elements (`bytes` together); parts: CTAs of a token; packs: pieces of a thread. lets_go: the next
+    launch starts at once, and waits itself for what those before this one make."""
 
     dtype: str
     compute: str
@@ -176,9 +176,10 @@ def _sort(op: str, experts: int, ids: Held, args: list[Arg], limits: bool, devic
         modes = [("count", [counts, *first]), ("place", [*args, counts, Arg("num_ctas", "u32", num_ctas)])]
     steps = []
     for mode, own in modes:
-        clears = words if cleared is not None and mode != "place" else 0
+        clears = cleared is not None and mode != "place"
         consts = SortConsts(ids.desc.dtype.name, topk, experts, warps, mode, limits, clears)
-        own = [*own, Arg("ptr_cleared", "u64", cleared)] if cleared is not None and clears else own
+        if cleared is not None and clears:
+            own = [*own, Arg("ptr_cleared", "u64", cleared), Arg("num_cleared", "u32", words)]
         steps.append(launch("sort", op, 32 * warps, [*shared, *own], consts, num_ctas, device, mode + ("_limits" if limits else "")))
     return steps
 

@@ -44,20 +44,21 @@ MAX_EXPERTS = 1024  # whose list is kept in shared memory
 TILE_K = 64
 ROWS = 64
 MAX_STAGES = 24  # of codes twice as many
-WIDE_COLUMNS = (64, 80, 96, 112, 128, 144, 160, 176)  # of two warpgroups
+WIDE_COLUMNS = (96, 112, 128, 136, 144, 152, 160)  # of two warpgroups
+BURST = 2  # stages that are filled at once, 256 bytes of a row; fewer than there are, the last of which waits for the next to be released
+AHEAD = 0
 _BOX_BYTES = 2 * ROWS * TILE_K
 
 
 @dataclass(frozen=True, slots=True)
 class StreamConsts:
-    """of: "up" or "down". columns: tokens, of tile_n that wgmma takes; tiles: of 64 rows of weights (two: of two such blocks); k_tiles: of
-    an expert's sum; middle_bytes: of a token's middle; splits: CTAs of a cluster that deal out k tiles; pitch: words from token to token of
-    staged sums. ragged: rows are sorted by expert. apart: results of experts are added up by another launch, a token's of result_bytes.
-    counted: CTAs take what is next by a counter, so that none waits for others; an "up" that is apart and not counted clears it.
-    warpgroups: that multiply, of the same tokens each two blocks of 64 rows of its own. keeps: weights stay in L2 for an expert's further
-    tiles. burst: stages that are filled at once.
+    """of: "up", "down" or "both". columns: tokens, of tile_n that wgmma takes; tiles: of 64 rows of weights (two: of two such blocks);
+    k_tiles: of an expert's sum; middle_bytes, result_bytes: of a token's; splits: CTAs of a cluster that deal out k tiles; pitch: words
+    from token to token of staged sums. ragged: rows are sorted by expert. warpgroups: that multiply, of the same tokens each two blocks of
+    64 rows of its own. burst: stages that are filled at once; ahead: stages' weights on their way to L2 while the ring waits for its first
+    tokens. ids: their type, where experts' rows are not counted before.
     codes: weights are "e4m3", "s8" or "s4", with scales of blocks of block[0] rows and block[1] columns, of type `scale`.
-    scale_span: bytes of the scales of 64 rows, where they lie side by side."""
+    scale_spans: bytes of the scales of 64 rows of both matrices, where they lie side by side."""
 
     kind: str
     ids: str
@@ -68,26 +69,29 @@ class StreamConsts:
     hidden: int
     inter: int
     stages: int
-    splits: int
-    middle_bytes: int
-    gate: Expression | None
-    ragged: RaggedConsts | None = None
-    apart: bool = False
+    splits: int = 1
+    middle_bytes: int = 0
     result_bytes: int = 0
-    counted: bool = False
+    gate: Expression | None = None
+    ragged: RaggedConsts | None = None
     codes: str = ""
     scale: str = ""
     block: tuple[int, int] = (1, 1)
-    scale_span: int = 0
+    scale_spans: tuple[int, int] = (0, 0)
     warpgroups: int = 1
-    keeps: bool = False
     burst: int = 1
+    ahead: int = 0
 
     pitch = ROWS + 4
 
     @property
     def two(self) -> bool:
-        return self.of != "down" or self.ragged is not None or self.apart
+        return self.of != "down" or self.ragged is not None
+
+    @property
+    def counted(self) -> bool:
+        """CTAs take what is next by a counter, so that none waits for others."""
+        return self.of == "both" or self.ragged is not None
 
     @property
     def starts_early(self) -> bool:
@@ -253,20 +257,17 @@ class MoeStream(Engine):
         return SUPPORTED
 
     def configs(self, problem: Problem, device: DeviceInfo) -> tuple[EngineConfig, ...]:
-        """stages of both rings: as many as fill shared memory, or half of it; splits of the second product. apart: its sums over experts by
-        a launch of their own; counted: of both products, else of the second."""
+        """stages of both rings, as many as fill shared memory, or a part of it, and splits of the second product; or those of the ring that
+        both products have (both), whose sums over experts are a launch of their own."""
         p = problem
         assert isinstance(p, MoeProblem)
         tiles, found = ceil_div(p.hidden, ROWS), []
         for share in (1, 2, 3) if p.has("scale_down") else (1, 2):  # numbers are made beside products of another CTA
-            up, down, apart = (self._stages(p, of, share, device) for of in ("up", "down", "apart"))
+            up, down, both = (self._stages(p, of, share, device) for of in ("up", "down", "both"))
             for splits in (1, 2, 4, 8):
                 if splits == 1 or tiles * splits <= share * device.num_sms:
                     found.append(EngineConfig.of(up=up, down=down, splits=splits))
-            if not p.has("scale_down"):
-                found.append(EngineConfig.of(both=apart))
-            for counted in (False, True):
-                found.append(EngineConfig.of(up=up, down=apart, apart=True, counted=counted))
+            found.append(EngineConfig.of(both=both))
         return tuple(sorted(dict.fromkeys(found), key=lambda config: self.estimate(problem, config, device)))
 
     @staticmethod
@@ -281,19 +282,21 @@ class MoeStream(Engine):
         assert isinstance(p, MoeProblem)
         weights = 3 * _expected_hits(p) * p.hidden * p.inter * _consts(p, "up", 1).row_bytes / TILE_K
         knobs, hits = dict(config.knobs), _expected_hits(p)
-        stages = knobs.get("both", knobs.get("up"))
+        stages = knobs["both" if "both" in knobs else "up"]
         columns = 1 + 0.004 * max(0, p.tokens - 16)
         memory_us = weights / (device.bandwidth_gbs * 1.03e3) * columns * (1.02 + 0.02 * (stages < 10))
-        if "both" in knobs:
-            return 16.0 + 1.01 * memory_us
         if p.has("scale_down"):
-            is_apart, splits = "apart" in knobs, knobs.get("splits", 1)
-            up, down = _consts(p, "up", knobs["up"]), _consts(p, "apart" if is_apart else "down", knobs["down"])
-            items, k_tiles = (hits * down.tiles, down.k_tiles) if is_apart else (down.tiles * splits, hits * down.k_tiles / splits)
-            made_us = _coded_us(hits * up.tiles, up, device, up.k_tiles) + _coded_us(items, down, device, k_tiles)
-            return 12.0 + max(memory_us, made_us) + (2.0 if knobs.get("counted") else 0.0)
-        if "apart" in knobs:
-            return 15.0 + 1.01 * memory_us + min(0.08 * memory_us, 10.0) + (3.5 if knobs["counted"] else 0.01 * memory_us)
+            if "both" in knobs:
+                c = _consts(p, "both", knobs["both"])
+                stages = c.up_tiles * c.up_k_tiles + c.down_tiles * c.down_k_tiles
+                made_us = _coded_us(hits * stages / c.up_k_tiles, c, device, c.up_k_tiles)
+            else:
+                up, down = _consts(p, "up", knobs["up"]), _consts(p, "down", knobs["down"])
+                made_us = _coded_us(hits * up.tiles, up, device, up.k_tiles)
+                made_us += _coded_us(down.tiles * knobs["splits"], down, device, hits * down.k_tiles / knobs["splits"])
+            return 12.0 + max(memory_us, made_us)
+        if "both" in knobs:
+            return 18.0 + 1.01 * memory_us + min(0.05 * memory_us, 8.0)
         # A static deal of what comes at uneven speeds: the last CTA is late. Larger clusters than pairs do not all find room at once.
         ctas = ceil_div(p.hidden, ROWS) * knobs["splits"]
         share = min(1.0, ctas / (0.7 * device.num_sms))
@@ -304,78 +307,51 @@ class MoeStream(Engine):
     def build_steps(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> Build:
         p = problem
         assert isinstance(p, MoeProblem)
-        scratch = Scratch()
-        knobs = dict(config.knobs)
-        if "both" in knobs:
-            return _build_both(p, knobs["both"], device)
-        is_apart = "apart" in knobs
-        burst = knobs.get("burst", 1)
-        up = replace(_consts(p, "up", knobs["up"]), apart=is_apart, counted=knobs.get("counted", False), burst=burst)
-        down = replace(_consts(p, "apart" if is_apart else "down", knobs["down"]), splits=knobs.get("splits", 1), counted=is_apart,
-                       burst=burst if is_apart else 1)
-        most = min(p.experts, p.rows)
+        scratch, knobs, steps = Scratch(), dict(config.knobs), list[Step]()
+        is_both, most = "both" in knobs, min(p.experts, p.rows)
+        up = _consts(p, "both", knobs["both"]) if is_both else _consts(p, "up", knobs["up"])
         middle = scratch.take(most * p.tokens * up.middle_bytes)
-        table = Arg("ptr_table", "u64", scratch.take(8 * most * p.tokens))
-        inverse = Held(index(p.tokens, p.topk), scratch.take(4 * p.rows))
-        result = Held(packed(p.desc("x"), most * p.tokens, p.hidden), scratch.take(most * p.tokens * up.result_bytes if is_apart else 0))
-        counters = scratch.take(8)
+        table = scratch.take(8 * most * p.tokens)
         target, x, kind = Target.for_arch(device.arch), p.desc("x"), p.kind.name
         ids = [*held(p, "ids").args("ids"), Arg("first_expert", "s64", p.first)]
-        tokens_map = TensorMapSpec(kind, (p.hidden, p.tokens), _steps(x), (TILE_K, p.tokens), swizzle=128)
+        # Tokens are planes of the same rank as the middle of an expert.
+        x_map = TensorMapSpec(kind, (p.hidden, p.tokens, 1), (*_steps(x), p.tokens * _steps(x)[0]), (TILE_K, p.tokens, 1), swizzle=128)
         middle_map = TensorMapSpec(kind, (p.inter, p.tokens, most), (up.middle_bytes, p.tokens * up.middle_bytes), (TILE_K, p.tokens, 1),
                                    swizzle=128)
-        steps = []
-        if up.counted:
-            steps.append(clear_step(p.op, counters, 4, 2, device))
+        shared = [*ids, *held(p, "weights").args("weights"), Arg("ptr_middle", "u64", middle), Arg("ptr_table", "u64", table)]
+
+        def launch(c: StreamConsts, args: list[Arg], num_ctas: int) -> None:
+            steps.append(Step.of("moe/stream_sm90", p.op, target, c.threads, args, c, num_ctas, dynamic_smem=c.smem_bytes, cluster=c.splits,
+                                 follows=True, suffix=f"{c.of}_{kind}_{c.tile_n}"))
+
         num_ctas = min(device.num_sms * _per_sm(up, device), most * up.tiles)
-        args = [Arg("map_weights", "tensor_map", TensorMapArg("w_gate_up", _weights_map(p.desc("w_gate_up"), up))),
-                Arg("map_tokens", "tensor_map", TensorMapArg("x", tokens_map)), *ids, *held(p, "weights").args("weights"),
-                Arg("ptr_middle", "u64", middle), table, Arg("num_ctas", "u32", num_ctas)]
-        args += [*_scale_args(p, "gate_up"), *([Arg("ptr_inverse", "u64", inverse.place)] if is_apart else [])]
-        args += [Arg("ptr_counter", "u64", shifted(counters, 0 if up.counted else 4))] if is_apart else []
-        steps.append(Step.of("moe/stream_sm90", p.op, target, up.threads, args, up, num_ctas, dynamic_smem=up.smem_bytes, follows=True,
-                             suffix=f"up_{kind}_{up.tile_n}"))
-        args = [Arg("map_weights", "tensor_map", TensorMapArg("w_down", _weights_map(p.desc("w_down"), down))),
-                Arg("map_tokens", "tensor_map", WorkspaceMapArg(middle_map, middle.byte_offset)), *ids, table,
-                *_scale_args(p, "down")]
-        num_ctas = min(device.num_sms * _per_sm(down, device), most * down.tiles) if is_apart else down.tiles * down.splits
-        if is_apart:
-            args += [Arg("ptr_result", "u64", result.place), Arg("ptr_counter", "u64", shifted(counters, 4)),
-                     Arg("num_ctas", "u32", num_ctas)]
-        else:
-            args += held(p, "y").args("y")
-        steps.append(Step.of("moe/stream_sm90", p.op, target, down.threads, args, down, num_ctas, dynamic_smem=down.smem_bytes,
-                             cluster=down.splits, follows=True, suffix=f"{'apart' if is_apart else 'down'}_{kind}_{down.tile_n}"))
-        if is_apart:
+        shared.append(Arg("num_ctas", "u32", num_ctas))
+        if is_both:
+            inverse = Held(index(p.tokens, p.topk), scratch.take(4 * p.rows))
+            result = Held(packed(p.desc("x"), most * p.tokens, p.hidden), scratch.take(most * p.tokens * up.result_bytes))
+            counters = scratch.take(4 + 4 * most)
+            steps.append(clear_step(p.op, counters, 4, 1 + most, device))
+            launch(up, [*_both_maps(p, up, TensorMapArg("x", x_map), WorkspaceMapArg(middle_map, middle.byte_offset)), *shared,
+                        Arg("ptr_inverse", "u64", inverse.place), Arg("ptr_result", "u64", result.place),
+                        Arg("ptr_counter", "u64", counters), Arg("ptr_done", "u64", shifted(counters, 4))], num_ctas)
             steps.append(combine_step(p, result, inverse, held(p, "weights"), held(p, "y"), device))
+            return Build(tuple(steps), scratch.num_bytes)
+        down = replace(_consts(p, "down", knobs["down"]), splits=knobs["splits"])
+        launch(up, [Arg("map_weights", "tensor_map", TensorMapArg("w_gate_up", _weights_map(p.desc("w_gate_up"), up))),
+                    Arg("map_tokens", "tensor_map", TensorMapArg("x", x_map)), *shared, *_scale_args(p, "gate_up")], num_ctas)
+        launch(down, [Arg("map_weights", "tensor_map", TensorMapArg("w_down", _weights_map(p.desc("w_down"), down))),
+                      Arg("map_tokens", "tensor_map", WorkspaceMapArg(middle_map, middle.byte_offset)), *ids,
+                      Arg("ptr_table", "u64", table), *_scale_args(p, "down"), *held(p, "y").args("y")], down.tiles * down.splits)
         return Build(tuple(steps), scratch.num_bytes)
 
 
-def _build_both(p: MoeProblem, stages: int, device: DeviceInfo) -> Build:
-    scratch, most = Scratch(), min(p.experts, p.rows)
-    c = replace(_consts(p, "both", stages), apart=True, counted=True)
-    middle = scratch.take(most * p.tokens * c.middle_bytes)
-    table = scratch.take(8 * most * p.tokens)
-    inverse = Held(index(p.tokens, p.topk), scratch.take(4 * p.rows))
-    result = Held(packed(p.desc("x"), most * p.tokens, p.hidden), scratch.take(most * p.tokens * c.result_bytes))
-    counters = scratch.take(8 + 4 * most)
-    target, x, kind = Target.for_arch(device.arch), p.desc("x"), p.kind.name
-    tokens_map = TensorMapSpec(kind, (p.hidden, p.tokens, 1), (*_steps(x), p.tokens * _steps(x)[0]), (TILE_K, p.tokens, 1), swizzle=128)
-    middle_map = TensorMapSpec(kind, (p.inter, p.tokens, most), (c.middle_bytes, p.tokens * c.middle_bytes), (TILE_K, p.tokens, 1),
-                               swizzle=128)
-    num_ctas = min(device.num_sms * _per_sm(c, device), most * c.tiles)
-    args = [Arg("map_gate_up", "tensor_map", TensorMapArg("w_gate_up", _weights_map(p.desc("w_gate_up"), c))),
-            Arg("map_down", "tensor_map", TensorMapArg("w_down", _weights_map(p.desc("w_down"), c))),
-            Arg("map_x", "tensor_map", TensorMapArg("x", tokens_map)),
-            Arg("map_middle", "tensor_map", WorkspaceMapArg(middle_map, middle.byte_offset)),
-            *held(p, "ids").args("ids"), Arg("first_expert", "s64", p.first), *held(p, "weights").args("weights"),
-            Arg("ptr_middle", "u64", middle), Arg("ptr_table", "u64", table), Arg("ptr_inverse", "u64", inverse.place),
-            Arg("ptr_result", "u64", result.place), Arg("ptr_counter", "u64", counters), Arg("ptr_done", "u64", shifted(counters, 8)),
-            Arg("num_ctas", "u32", num_ctas)]
-    return Build((clear_step(p.op, counters, 4, 2 + most, device),
-                  Step.of("moe/stream_sm90", p.op, target, c.threads, args, c, num_ctas, dynamic_smem=c.smem_bytes, follows=True,
-                          suffix=f"both_{kind}_{c.tile_n}"),
-                  combine_step(p, result, inverse, held(p, "weights"), held(p, "y"), device)), scratch.num_bytes)
+def _both_maps(p: MoeProblem, c: StreamConsts, x: TensorMapArg | WorkspaceMapArg, middle: WorkspaceMapArg) -> list[Arg]:
+    """And where scales are."""
+    maps = [Arg(f"map_{n}", "tensor_map", TensorMapArg(f"w_{n}", _weights_map(p.desc(f"w_{n}"), c))) for n in ("gate_up", "down")]
+    maps += [Arg("map_x", "tensor_map", x), Arg("map_middle", "tensor_map", middle)]
+    for name in ("gate_up", "down") if c.codes else ():
+        maps += _scale_args(p, name, f"scale_{name}")
+    return maps
 
 
 def _per_sm(c: StreamConsts, device: DeviceInfo) -> int:
@@ -405,28 +381,25 @@ class MoeStreamSorted(Engine):
         return SUPPORTED
 
     def configs(self, problem: Problem, device: DeviceInfo) -> tuple[EngineConfig, ...]:
-        """columns: rows of an expert that a tile takes."""
+        """columns: rows of an expert that a tile takes; stages of the ring of both products, or with two warpgroups of each one's."""
         p = problem
         assert isinstance(p, MoeProblem)
         found = []
         is_coded = p.has("scale_down")
-        for columns in (8, 16, 24, 32, 48, 64, 72) if is_coded else (8, 16, 24, 32, 48, 64, 80, 96):  # more find no registers
-            shares = [s for s, most in ((1, 96), (2, 96 if not is_coded else 32), (3, 16 if is_coded else 0)) if columns <= most]
-            for share in shares:
-                up, down = (self._stages(p, of, columns, share, device) for of in ("up", "down"))
-                if up >= 3 or device.is_emulated:
-                    found.append(EngineConfig.of(columns=columns, up=up, down=down))
-            if not is_coded:
-                found.append(EngineConfig.of(columns=columns, both=self._stages(p, "down", columns, 1, device)))
+        for columns in (8, 16, 24, 32, 48, 64, 72) if is_coded else (8, 16, 24, 32, 48, 64, 80, 96):  # more of codes find no registers
+            for share in (s for s, most in ((1, 96), (2, 32 if is_coded else 0), (3, 16 if is_coded else 0)) if columns <= most):
+                both = self._stages(p, columns, share, device)
+                if both >= 3 or device.is_emulated:
+                    found.append(EngineConfig.of(columns=columns, both=both))
         for columns in () if is_coded else WIDE_COLUMNS:
-            up, down = (self._stages(p, of, columns, 1, device, 2) for of in ("up", "down"))
-            found.append(EngineConfig.of(columns=columns, up=up, down=down, warpgroups=2))
+            stages = self._stages(p, columns, 1, device, 2)
+            found.append(EngineConfig.of(columns=columns, up=stages, down=stages))
         return tuple(sorted(dict.fromkeys(found), key=lambda config: self.estimate(problem, config, device)))
 
     @staticmethod
-    def _stages(p: MoeProblem, of: str, columns: int, share: int, device: DeviceInfo, warpgroups: int = 1) -> int:
+    def _stages(p: MoeProblem, columns: int, share: int, device: DeviceInfo, warpgroups: int = 1) -> int:
         room = min(device.smem_per_cta, device.smem_per_sm // share - 1024) - 40 * MAX_STAGES - 8 * p.experts - 16
-        c = replace(_sorted_consts(p, of, columns, 1), warpgroups=warpgroups)
+        c = _sorted_consts(p, "both", columns, 1, warpgroups)
         most = min(room // c.stage_bytes, MAX_STAGES * (2 if c.codes else 1))
         return max(1, min(most, 3 if device.is_emulated else most))
 
@@ -434,7 +407,7 @@ class MoeStreamSorted(Engine):
         """Weights once from memory, again from L2 for every further tile of an expert's rows; rows from L2 with every block of weights."""
         p = problem
         assert isinstance(p, MoeProblem)
-        hits, columns, is_wide = _expected_hits(p), config["columns"], "warpgroups" in dict(config.knobs)
+        hits, columns, is_wide = _expected_hits(p), config["columns"], "up" in dict(config.knobs)
         each = p.rows / hits
         # Of random experts: a tile more for each multiple of its rows that an expert's are above
         spread = (2 * max(each, 1.0)) ** 0.5
@@ -444,14 +417,14 @@ class MoeStreamSorted(Engine):
         # What further tiles want again is partly gone from L2.
         memory_us = (hits + 0.4 * (tiles - hits)) * weights / (device.bandwidth_gbs * 1.06e3)
         knobs = dict(config.knobs)
-        memory_us *= 1.0 if knobs.get("both", knobs.get("up")) >= 7 else 1.015 if columns < 64 else 1.1
+        memory_us *= 1.0 if knobs["both" if "both" in knobs else "up"] >= 7 else 1.015 if columns < 64 else 1.1
         l2_us = tiles * weights * (1 + columns / 128) / (device.num_sms * 75e3)
         multiply_us = tiles * stages / device.num_sms * (240.0 + 4.5 * columns) / 1.6e3
         if is_wide:
             multiply_us = tiles * stages / 2 / device.num_sms * (130.0 + 8.5 * columns) / 1.5e3 * 1.03
         if size < 2:
-            both = (_sorted_consts(p, of, columns, config[of]) for of in ("up", "down"))
-            multiply_us = sum(_coded_us(tiles * c.tiles, c, device, c.k_tiles) for c in both)
+            c = _sorted_consts(p, "both", columns, knobs["both"])
+            multiply_us = _coded_us(tiles * (c.up_tiles + c.down_tiles * c.down_k_tiles / c.up_k_tiles), c, device, c.up_k_tiles)
         moved_us = (p.tokens + 3 * p.rows) * p.hidden * 2 / (device.bandwidth_gbs * 800)
         most_us = max(memory_us, l2_us, multiply_us)
         return 24.0 + most_us + min(0.12 * most_us, 18.0) + moved_us
@@ -491,16 +464,14 @@ class MoeStreamSorted(Engine):
         if "both" in knobs:
             c = replace(_sorted_consts(p, "both", columns, knobs["both"]), ids=ids.desc.dtype.name if counts_itself else "", topk=p.topk)
             result = Held(xs_desc, scratch.take(xs_desc.shape[0] * xs_desc.strides[0] * 2))
-            args = [Arg(f"map_{n}", "tensor_map", TensorMapArg(f"w_{n}", _weights_map(p.desc(f"w_{n}"), c))) for n in ("gate_up", "down")]
-            args += [Arg("map_rows", "tensor_map", rows_map(xs, c)), Arg("map_middle", "tensor_map", rows_map(middle, c)),
-                     Arg("ptr_counter", "u64", counters), Arg("ptr_done", "u64", shifted(counters, 4))]
+            args = [*_both_maps(p, c, rows_map(xs, c), rows_map(middle, c)), Arg("ptr_counter", "u64", counters),
+                    Arg("ptr_done", "u64", shifted(counters, 4))]
             for name, to in (("middle", middle), ("result", result)):
                 args += [Arg(f"ptr_{name}", "u64", to.place), Arg(f"{name}_row_bytes", "s64", 2 * to.desc.strides[0])]
             steps.append(launch(c, args))
         else:
             for of, source, name, to in (("up", xs, "gate_up", middle), ("down", middle, "down", xs)):
-                c = replace(_sorted_consts(p, of, columns, knobs[of]), warpgroups=knobs.get("warpgroups", 1),
-                            keeps=bool(knobs.get("keeps", knobs.get("warpgroups", 1) > 1)), burst=knobs.get("burst", 1))
+                c = _sorted_consts(p, of, columns, knobs[of], 2)
                 steps.append(launch(c, [
                     Arg("map_weights", "tensor_map", TensorMapArg(f"w_{name}", _weights_map(p.desc(f"w_{name}"), c))),
                     Arg("map_tokens", "tensor_map", rows_map(source, c)), Arg("ptr_result", "u64", to.place),
@@ -511,35 +482,39 @@ class MoeStreamSorted(Engine):
         return Build(tuple(steps), scratch.num_bytes)
 
 
-def _sorted_consts(p: MoeProblem, of: str, columns: int, stages: int) -> StreamConsts:
-    return StreamConsts(p.kind.name, "", of, columns, 0, p.experts, p.hidden, p.inter, stages, 1, 0, p.gate if of in ("up", "both") else None,
-                        RaggedConsts("m", "s32", False), counted=True, **_codes(p, "gate_up" if of == "up" else "down"))
+def _sorted_consts(p: MoeProblem, of: str, columns: int, stages: int, warpgroups: int = 1) -> StreamConsts:
+    return StreamConsts(p.kind.name, "", of, columns, 0, p.experts, p.hidden, p.inter, stages, gate=None if of == "down" else p.gate,
+                        ragged=RaggedConsts("m", "s32", False), warpgroups=warpgroups, burst=BURST if warpgroups == 1 and stages > BURST else 1,
+                        ahead=AHEAD if of == "both" else 0, **_codes(p))
 
 
-def _scale_args(p: MoeProblem, name: str) -> list[Arg]:
+def _scale_args(p: MoeProblem, name: str, prefix: str = "scale") -> list[Arg]:
     if not p.has(f"scale_{name}"):
         return []
     scale = f"scale_{name}"
-    return [Arg("ptr_scale", "u64", TensorArg(scale)), *strides("scale", ("expert", "row", "column"), p.desc(scale))]
+    return [Arg(f"ptr_{prefix}", "u64", TensorArg(scale)), *strides(prefix, ("expert", "row", "column"), p.desc(scale))]
 
 
 def _consts(p: MoeProblem, of: str, stages: int) -> StreamConsts:
-    return StreamConsts(p.kind.name, p.desc("ids").dtype.name, "down" if of == "apart" else of, p.tokens, p.topk, p.experts, p.hidden,
-                        p.inter, stages, 1, 2 * ceil_div(p.inter, 8) * 8, p.gate if of in ("up", "both") else None, apart=of == "apart",
-                        result_bytes=2 * ceil_div(p.hidden, 8) * 8, **_codes(p, "gate_up" if of == "up" else "down"))
+    return StreamConsts(p.kind.name, p.desc("ids").dtype.name, of, p.tokens, p.topk, p.experts, p.hidden, p.inter, stages,
+                        middle_bytes=2 * ceil_div(p.inter, 8) * 8, result_bytes=2 * ceil_div(p.hidden, 8) * 8,
+                        gate=None if of == "down" else p.gate, burst=BURST if stages > BURST else 1, **_codes(p))
 
 
-def _codes(p: MoeProblem, name: str) -> dict[str, Any]:
-    if not p.has(f"scale_{name}"):
+def _codes(p: MoeProblem) -> dict[str, Any]:
+    if not p.has("scale_down"):
         return {}
-    kind, scale = p.desc(f"w_{name}").dtype.name, p.desc(f"scale_{name}")
-    step, size = p.block[0], scale.dtype.num_bytes
-    line = scale.shape[2] * size
-    span = line * max(1, ROWS // step)
-    is_whole = p.inter % ROWS == 0 and p.hidden % (2 * ROWS) == 0 and (ROWS % step == 0 or step % ROWS == 0)
-    is_packed = scale.strides[1:] == (scale.shape[2], 1) and scale.align % 16 == 0 and scale.strides[0] * size % 16 == line % 16 == 0
-    return {"codes": "s4" if kind == "u8" else kind, "scale": scale.dtype.name, "block": p.block,
-            "scale_span": span if is_whole and is_packed else 0}
+    spans, step = [], p.block[0]
+    for name in ("gate_up", "down"):
+        scale = p.desc(f"scale_{name}")
+        size = scale.dtype.num_bytes
+        line = scale.shape[2] * size
+        is_whole = p.inter % ROWS == 0 and p.hidden % (2 * ROWS) == 0 and (ROWS % step == 0 or step % ROWS == 0)
+        is_packed = scale.strides[1:] == (scale.shape[2], 1) and scale.align % 16 == 0 and scale.strides[0] * size % 16 == line % 16 == 0
+        spans.append(line * max(1, ROWS // step) if is_whole and is_packed else 0)
+    kind = p.desc("w_down").dtype.name
+    return {"codes": "s4" if kind == "u8" else kind, "scale": p.desc("scale_down").dtype.name, "block": p.block,
+            "scale_spans": (spans[0], spans[1])}
 
 
 ENGINES: dict[str, tuple[Engine, ...]] = {"moe": (MoeStream("moe"), MoeStreamSorted("moe")),
