@@ -45,7 +45,8 @@ TILE_K = 64
 ROWS = 64
 MAX_STAGES = 24  # of codes twice as many
 WIDE_COLUMNS = (96, 112, 128, 136, 144, 152, 160)  # of two warpgroups
-BURST = 2  # stages that are filled at once, 256 bytes of a row; fewer than there are, the last of which waits for the next to be released
+# Stages that are filled at once: 256 bytes of a row. Fewer than there are: the last is released once the next is multiplied.
+BURST = 2
 AHEAD = 0
 _BOX_BYTES = 2 * ROWS * TILE_K
 
