@@ -485,8 +485,8 @@ class MoeStreamSorted(Engine):
 
 def _sorted_consts(p: MoeProblem, of: str, columns: int, stages: int, warpgroups: int = 1) -> StreamConsts:
     return StreamConsts(p.kind.name, "", of, columns, 0, p.experts, p.hidden, p.inter, stages, gate=None if of == "down" else p.gate,
-                        ragged=RaggedConsts("m", "s32", False), warpgroups=warpgroups, burst=BURST if warpgroups == 1 and stages > BURST else 1,
-                        ahead=AHEAD if of == "both" else 0, **_codes(p))
+                        ragged=RaggedConsts("m", "s32", False), warpgroups=warpgroups,
+                        burst=BURST if warpgroups == 1 and stages > BURST else 1, ahead=AHEAD if of == "both" else 0, **_codes(p))
 
 
 def _scale_args(p: MoeProblem, name: str, prefix: str = "scale") -> list[Arg]:

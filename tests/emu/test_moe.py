@@ -9,6 +9,7 @@ import pytest
 
 import oxidnn
 from oxidnn.dispatch.registry import ENGINES
+from oxidnn.engines.base import EngineConfig
 from oxidnn.errors import InvalidArgument
 from oxidnn.ops.case import parse_case
 from oxidnn.runtime.emu_backend import EmulatedBackend
@@ -102,6 +103,24 @@ def test_every_config_with_experts_of_no_token(line: str, engine: Any) -> None:
     for config in engine.configs(problem, backend.info):
         got = execute(backend, problem, engine, config, inputs)
         compare(problem, got, want, f"{engine.id} {config.name}", is_coarse=engine.sums_coarsely)
+
+
+@pytest.mark.parametrize(("tokens", "experts", "shares"), [
+    pytest.param(30, 6, (0.7, 0.02, 0, 0.02, 0.16, 0.02, 0.08), id="one_sort"), pytest.param(1030, 2, (0.5, 0.45, 0.05), id="sorts")])
+def test_tiles_that_bring_rows_of_others(tokens: int, experts: int, shares: tuple[float, ...]) -> None:
+    """Sorted streams: an expert of several tiles, others whose tiles reach into many more, rows of no expert; more assignments than one CTA
+    sorts."""
+    engine = next(e for e in ENGINES["moe"] if "sorted" in e.id)
+    backend = EmulatedBackend("sm_90a", checkers="all")
+    hidden, inter = (136, 72) if tokens < 100 else (64, 8)
+    problem = parse_case(f"moe x=bf16[{tokens},{hidden}] ids=s64[{tokens},2] weights=f32[{tokens},2] "
+                         f"w_gate_up=bf16[{experts},{2 * inter},{hidden}] w_down=bf16[{experts},{hidden},{inter}]")
+    inputs = random_inputs(problem, np.random.default_rng(5))
+    inputs["ids"] = np.random.default_rng(5).choice(np.arange(-1, experts), (tokens, 2), p=(shares[-1], *shares[:-1]))
+    want = REFERENCES[problem.op](problem, exact(problem, inputs), {})
+    columns = 8 if tokens < 100 else 96
+    for config in (EngineConfig.of(columns=columns, both=4), EngineConfig.of(columns=2 * columns, up=3, down=3)):
+        compare(problem, execute(backend, problem, engine, config, inputs), want, config.name)
 
 
 def test_gradients_by_differences(h: oxidnn.DnnHandle) -> None:
