@@ -595,7 +595,7 @@ def _plan(am: AffineMatmul | MatmulGroup, config: EngineConfig) -> _Plan | str:
     accumulators = tile_m * tile_n // (consumers * 128)
     promotes, defers = promotes_of(config), defers_of(config)
     is_merged = defers or (warpgroups == 3 and (promotes or accumulators > 96))
-    if is_merged and (is_ping_pong or halo is not None or len(parts) > 1 or ragged is not None or streams):
+    if is_merged and (is_ping_pong or halo is not None or len(parts) > 1 or ragged is not None or streams or keeps):
         return "only plain loops of cooperating warpgroups fill stages themselves"
     spare_registers = (MERGED_REGISTERS if is_merged else MAX_REGISTERS)[warpgroups] - accumulators
     scales = plan_scales(first, digits[0], tile_n)
