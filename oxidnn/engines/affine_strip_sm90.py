@@ -25,7 +25,6 @@ HALF = 8  # k elements of a half of wgmma's 16, each half in one row of the imag
 MAX_UNIT = 64
 SPAN_K = 64  # k elements of a panel of the filter: 128 bytes
 MAX_TILE_N = 128
-REGISTERS = {**MAX_REGISTERS, 4: 96}  # of a thread, by warpgroups that multiply
 MAX_TILE_N_OF_THREE = 96  # columns for which three warpgroups have the registers
 MAX_POSITIONS = 512  # of a tile
 MAX_BOX = 256
@@ -204,8 +203,8 @@ class _Plan:
 
 
 @lru_cache(maxsize=256)
-def _plan(am: AffineMatmul, tile_rows: int = 0, warpgroups: int = 0) -> _Plan | str:
-    """Strips for m's positions in tiles of so many rows by so many warpgroups (0: as a large problem takes them), or why there are none."""
+def _plan(am: AffineMatmul, tile_rows: int = 0) -> _Plan | str:
+    """Strips for m's positions in tiles of so many rows (0: the most that fit), or why there are none."""
     size, d = am.a.dtype.num_bytes, am.d
     if len(am.n.extents) != 1 or am.batch.size != 1:
         return "there are groups, or several digits of n"
@@ -224,7 +223,7 @@ def _plan(am: AffineMatmul, tile_rows: int = 0, warpgroups: int = 0) -> _Plan | 
 
     in_lines = am.n.size % PANEL > 0 and s.columns * am.n.size % PANEL == 0
     tile_n = _aligned(am.n.size, 16 if in_lines else PANEL)
-    warpgroups = warpgroups or (3 if tile_n <= MAX_TILE_N_OF_THREE else 2)
+    warpgroups = 3 if tile_n <= MAX_TILE_N_OF_THREE else 2
     shift = s.lead % 2
     row_halves = -(-(s.run + shift) // HALF)
     units = s.units(row_halves * HALF - shift)
@@ -243,10 +242,8 @@ def _plan(am: AffineMatmul, tile_rows: int = 0, warpgroups: int = 0) -> _Plan | 
     stage_bytes = _aligned(copied, 128)
     stages = warpgroups * min(4, free // stage_bytes // warpgroups)
     merged = tiling.merged_digits(am)
-    spare_registers = REGISTERS[warpgroups] - tile_n // 2 - 4 * min(steps, STEPS_AT_ONCE)
-    if warpgroups == 4 and (spare_registers < 32 or am.operands):
-        return "four warpgroups leave too few registers"
-    epilogue = plan_epilogue(merged, am, tiling.needs_wide(merged), False, spare_registers)
+    accumulators = tile_n // 2 + 4 * min(steps, STEPS_AT_ONCE)
+    epilogue = plan_epilogue(merged, am, tiling.needs_wide(merged), False, MAX_REGISTERS[warpgroups] - accumulators)
     if epilogue_lines(am) * tile_n // 2 > MAX_LINES:
         return "its epilogue is too long to apply to all accumulators of a thread"
     filter_at = _aligned(stages * stage_bytes, 1024)
@@ -305,17 +302,15 @@ class StripSm90Matmul:
         return _check(self.name, _plan, am, device)
 
     def configs(self, am: AffineMatmul, device: DeviceInfo) -> tuple[EngineConfig, ...]:
-        """Tiles of fewer and fewer rows, by two to four warpgroups; the fastest by estimate first."""
+        """Tiles of fewer and fewer rows; the fastest by estimate first."""
         plan = _plan(am)
         assert not isinstance(plan, str), plan
-        every = (EngineConfig.of(tile_rows=r, warpgroups=w) for w in dict.fromkeys((plan.consts.warpgroups, 4))
-                 for r in range(plan.tile_rows, 0, -1) if plan.strips.rows % r == 0)
-        legal = (c for c in every if not isinstance(_plan(am, c["tile_rows"], c["warpgroups"]), str))
-        return tuple(sorted(legal, key=lambda c: self.estimate(am, c, device)))
+        every = (EngineConfig.of(tile_rows=r) for r in range(plan.tile_rows, 0, -1) if plan.strips.rows % r == 0)
+        return tuple(sorted(every, key=lambda c: self.estimate(am, c, device)))
 
     def estimate(self, am: AffineMatmul, config: EngineConfig, device: DeviceInfo) -> float:
         """Blocks of 64 positions over the SMs, at the time their products and shared memory accesses take, over the traffic."""
-        plan = _plan(am, config["tile_rows"], config["warpgroups"])
+        plan = _plan(am, config["tile_rows"])
         assert not isinstance(plan, str), plan
         c = plan.consts
         clocks = c.blocks * (1.3 * c.steps * max(32, c.tile_n // 2) + 16 * c.steps + 1.5 * c.tile_n)
@@ -323,10 +318,10 @@ class StripSm90Matmul:
         alone = -(-plan.num_tiles // (device.num_sms * c.warpgroups)) * c.blocks * (c.steps * 60 + 500)
         compute_us = max(plan.num_tiles * clocks / device.num_sms, alone) / 1620
         num_bytes = 2 * (tiling.source_elements(am.a, am.m, am.k, am.batch) + am.m.size * am.n.size)
-        # SMs that have a tile more are at memory alone; a warpgroup whose only stage is being filled waits.
+        # SMs that have a tile more are at memory alone; a tile costs a little, and more where the next one does not come meanwhile.
         rounds = -(-plan.num_tiles // device.num_sms)
         memory_us = num_bytes / (device.bandwidth_gbs * 0.95e3) * rounds * device.num_sms / plan.num_tiles
-        waits_us = 1.2 * rounds / c.warpgroups if c.ring.stages == c.warpgroups else 0.0
+        waits_us = rounds * {1: 0.4, 2: 0.1}.get(c.ring.stages // c.warpgroups, 0.02)
         if device.is_emulated:
             return 1000.0 * plan.num_tiles * c.blocks * c.steps
         return max(compute_us, memory_us) + 0.1 * min(compute_us, memory_us) + waits_us + 6
@@ -336,7 +331,7 @@ class StripSm90Matmul:
         empty = tiling.empty_build(am)
         if empty is not None:
             return empty
-        plan = _plan(am, config["tile_rows"], config["warpgroups"])
+        plan = _plan(am, config["tile_rows"])
         assert not isinstance(plan, str), plan
         c = plan.consts
         num_ctas = min(plan.num_tiles, device.num_sms)
@@ -352,7 +347,7 @@ class StripSm90Matmul:
                 Arg("map_d", "tensor_map", TensorMapArg(am.d.name, plan.stored, am.d.base * am.d.dtype.num_bytes))]
         smem = c.ring.barriers_at + 2 * BARRIER_BYTES * c.ring.stages
         return Build((Step.of("matmul/strip_sm90", op, PtxTarget.for_arch(device.arch, (8, 0)), 128 * (1 + c.warpgroups), maps + t.args, c,
-                              num_ctas, dynamic_smem=smem, suffix=f"{c.kind}_{c.tap_rows}x{c.run}x{c.tile_n}_{c.warpgroups}"),))
+                              num_ctas, dynamic_smem=smem, suffix=f"{c.kind}_{c.tap_rows}x{c.run}x{c.tile_n}"),))
 
 
 # ---- The filter's gradient ----------------------------------------------------------------------------------------------
