@@ -4,8 +4,9 @@ A row a case: our untuned choice (with --configs also the best config), TB/s by 
 in the same run ("/large") and to a copy of as many bytes beside it ("/copy"), and how many times as fast as eager and compiled PyTorch.
 Times are medians in microseconds; before each run L2 is flushed and the work queued ahead.
 
-With workers the cases are dealt out to processes that prepare their shares side by side (our kernels assembled; torch.compile, static
-shapes, for --compile shapes of each op, Triton's own search under a lock) and then measure one after another, alone on the device.
+With workers, processes take cases in turn and prepare them side by side (our kernels assembled; torch.compile, static shapes, for --compile
+shapes of each op, Triton's own search under a lock), and then measure one after another, alone on the device. They are forked from one that
+has imported the compiler and seen no device.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +44,13 @@ from oxidnn.runtime.cuda_backend import CudaBackend
 
 TORCH_TYPES = FLOAT_TYPES | {"f64": torch.float64, "s8": torch.int8, "u8": torch.uint8, "s32": torch.int32, "s64": torch.int64,
                              "bool": torch.bool}
+COMPILER = (  # what torch.compile imports on its way
+    "torch._dynamo.backends.inductor", "torch._functorch.aot_autograd", "torch._inductor.compile_fx", "torch._inductor.async_compile",
+    "torch._inductor.codegen.triton", "torch._inductor.codegen.cuda_combined_scheduling", "torch._inductor.codegen.wrapper_fxir",
+    "torch._inductor.codegen.cpp_wrapper_gpu", "torch._inductor.runtime.triton_heuristics", "torch._inductor.runtime.caching",
+    "torch._inductor.fx_passes.fuse_attention", "torch._inductor.fx_passes.pad_mm", "torch._inductor.fx_passes.post_grad",
+    "torch._inductor.fx_passes.quantization", "torch._inductor.fx_passes.joint_graph", "torch._inductor.fx_passes.freezing_patterns",
+    "triton.language", "triton.compiler", "triton.backends.nvidia.compiler")
 LARGE_COPY = 1 << 30  # bytes read, and as many written
 KEPT_BYTES = 32 << 30  # of device memory, that a process keeps from case to case
 Forward = Callable[[Tensors], Any]
@@ -224,15 +233,14 @@ def _worker(pipe: Any, *args: Any) -> None:
     try:
         _work(pipe, *args)
     except Exception:
-        pipe.send([traceback.format_exc()])
+        pipe.send((False, [traceback.format_exc()]))
         raise
 
 
-def _work(pipe: Any, lock: Any, build: Callable[[argparse.Namespace], list[Case]], options: argparse.Namespace, share: int) -> None:
-    """Prepares cases share, share + workers, ..., waits for its turn, and measures them."""
+def _work(pipe: Any, lock: Any, taken: Any, build: Callable[[argparse.Namespace], list[Case]], options: argparse.Namespace) -> None:
+    """Prepares one case after another of those that no process has `taken`, waits for its turn, and measures them."""
     begin = time.monotonic()
     cases = build(options)
-    mine = compiled_first(cases, options.compile)[share::options.workers]
     backend = opened()
     if options.compile:
         import torch._dynamo as dynamo
@@ -241,32 +249,51 @@ def _work(pipe: Any, lock: Any, build: Callable[[argparse.Namespace], list[Case]
         dynamo.config.recompile_limit = dynamo.config.accumulated_recompile_limit = 1000  # the shapes of an op share their code
         functorch.donated_buffer = False  # a gradient is run again and again
         _searches_alone(lock)
-    failures = []
-    for index, wants_compiled in mine:
+    mine, failures = [], []
+    order = compiled_first(cases, options.compile)
+    while True:
+        with taken.get_lock():
+            place, taken.value = taken.value, taken.value + 1
+        if place >= len(order):
+            break
+        index, wants_compiled = order[place]
+        mine.append(index)
         is_late = time.monotonic() - begin > options.prepare_seconds
         try:
             prepare(backend, cases[index], options, wants_compiled and not is_late, lock)
         except Exception as error:
             failures.append(f"torch.compile {cases[index].name}: {type(error).__name__}: {error}"[:300])
         tidy()
-    gc.freeze()  # what compilers leave is not looked through after every case
-    pipe.send(failures)
+        gc.freeze()  # what compilers leave is not looked through after every case
+    pipe.send((True, failures))
     end = time.monotonic() + pipe.recv()
-    for index in sorted(index for index, _ in mine):
+    for index in sorted(mine):
         pipe.send((index, measured(backend, cases[index], options) if time.monotonic() < end else None))
     tidy()
     pipe.send(None)
 
 
-def _by_workers(build: Callable[[argparse.Namespace], list[Case]], options: argparse.Namespace,
+def _forking(options: argparse.Namespace) -> Any:
+    """Starts the process that others are forked from, before this one has work for them."""
+    here = Path(__file__).resolve().parent
+    paths = [str(here), str(here.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+    # no pools below each process; whether there is a device is asked without opening it
+    os.environ |= {"TORCHINDUCTOR_COMPILE_THREADS": "1", "OMP_NUM_THREADS": "1", "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
+                   "PYTHONPATH": os.pathsep.join(paths)}
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["moving", *(COMPILER if options.compile else ())])
+    forkserver.ensure_running()
+    return context
+
+
+def _by_workers(context: Any, build: Callable[[argparse.Namespace], list[Case]], options: argparse.Namespace,
                 end: float) -> Iterator[tuple[int, dict[str, Any] | str | None]]:
     """What the processes send: (index, row, or a failure in words, or None where no time was left)."""
-    os.environ |= {"TORCHINDUCTOR_COMPILE_THREADS": "1", "OMP_NUM_THREADS": "1"}  # no pools below each process
-    begin, context = time.monotonic(), multiprocessing.get_context("spawn")
-    lock, workers = context.Lock(), []
-    for share in range(options.workers):
+    begin = time.monotonic()
+    lock, taken, workers = context.Lock(), context.Value("i", 0), []
+    for _ in range(options.workers):
         ours, theirs = context.Pipe()
-        process = context.Process(target=_worker, args=(theirs, lock, build, options, share), daemon=True)
+        process = context.Process(target=_worker, args=(theirs, lock, taken, build, options), daemon=True)
         process.start()
         theirs.close()
         workers.append((ours, process))
@@ -276,9 +303,11 @@ def _by_workers(build: Callable[[argparse.Namespace], list[Case]], options: argp
         try:
             if not pipe.poll(max(0.0, left)):
                 raise EOFError
-            for line in pipe.recv():
+            is_ready, lines = pipe.recv()
+            for line in lines:
                 print(line)
-            ready.append((pipe, process))
+            if is_ready:
+                ready.append((pipe, process))
         except (EOFError, OSError):
             process.kill()
             print(f"a process was not ready after {time.monotonic() - begin:.0f} s")
@@ -318,14 +347,15 @@ def run(build: Callable[[argparse.Namespace], list[Case]], options: argparse.Nam
 
     build: a function of a module, so that processes find it.
     """
-    begin, backend = time.monotonic(), opened()
+    begin, context = time.monotonic(), _forking(options) if options.workers else None
+    backend = opened()
     copy_us = median_us(backend, [copy_of(2 * LARGE_COPY)], 5)[0]
     torch.cuda.empty_cache()
     large = 2 * LARGE_COPY / copy_us
     print(f"{backend.info.name}, median of {options.repeats}; a copy of {LARGE_COPY >> 20} MiB: {large / 1e6:.2f} TB/s", flush=True)
     cases, end = build(options), begin + options.seconds
     if options.workers:
-        rows = _by_workers(build, options, end)
+        rows = _by_workers(context, build, options, end)
     else:
         rows = ((i, measured(backend, case, options) if time.monotonic() < end else None) for i, case in enumerate(cases))
     print(f"{'op':24} {'case':28} {'us':>8} {'TB/s':>5} {'/large':>6} {'/copy':>6} {'eager x':>8} {'compil x':>8} {'regret':>6}  config")
