@@ -18,7 +18,7 @@ class FormatConsts:
     scale_factor: where the f16 scale lies, and what it is multiplied with. has_factor: steps have factors, two f16, which, if `folds`, make
     f16 numbers of codes exactly. group: steps that share factor and minimum. lifts: products take codes as they are, and what their bias
     adds is taken off as minima are. values: of the codes of four bits; is_paired: products look the two of a byte up together, in shared
-    memory; shuffled: of eight words those whose codes byte permutations look up instead."""
+    memory."""
 
     name: str
     bias: int
@@ -33,7 +33,6 @@ class FormatConsts:
     grid: str = ""
     values: tuple[int, ...] = ()
     is_paired: bool = False
-    shuffled: tuple[int, ...] = ()
 
     @property
     def size(self) -> int:
@@ -80,10 +79,6 @@ class FormatConsts:
     def is_signed(self) -> bool:
         """Codes are e2m1 numbers, which are f16 but for a power of two."""
         return self.values == E2M1_DOUBLED and not self.is_paired
-
-    def is_looked_up(self, block: int, step: int) -> bool:
-        """The step, of a block of a run, takes its codes from a word whose bytes are looked up in shared memory."""
-        return self.is_paired and (block * self.steps + step) // 2 % 8 not in self.shuffled
 
     @property
     def pair_table(self) -> list[str]:
@@ -197,7 +192,7 @@ _FORMATS = (
     FormatConsts("IQ2_S", 64, parts=8, scale_factor=0.125, has_factor=True, folds=True, group=1, grid="iq2_s"),
     FormatConsts("IQ3_XXS", 64, parts=8, scale_factor=0.25, has_factor=True, grid="iq3_xxs"),
     FormatConsts("IQ3_S", 64, parts=8, has_factor=True, grid="iq3_s"),
-    FormatConsts("IQ4_NL", 128, values=IQ4_VALUES, is_paired=True, shuffled=(3, 7)),
+    FormatConsts("IQ4_NL", 128, values=IQ4_VALUES, is_paired=True),
     FormatConsts("IQ4_XS", 128, parts=8, has_factor=True, values=IQ4_VALUES, is_paired=True),
     FormatConsts("TQ1_0", 1, scale_at=52), FormatConsts("TQ2_0", 1, parts=2, scale_at=64),
     FormatConsts("MXFP4", 16, values=E2M1_DOUBLED),

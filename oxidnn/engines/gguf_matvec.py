@@ -25,10 +25,11 @@ TILE = 16  # rows of W
 MAX_PANELS = 16
 _LIMIT = 2**31
 _COMBINE_THREADS = 128
-# of a lane, a weight: as the disassembly counts them, or what timings of one row come to
-_INSTRUCTIONS = {"Q4_0": 1.6, "Q4_1": 1.3, "Q5_0": 2.8, "Q5_1": 2.6, "Q8_0": 2.5, "Q2_K": 2.2, "Q3_K": 3.6, "Q4_K": 1.5,
-                 "Q5_K": 2.5, "Q6_K": 3.0, "Q8_K": 2.5, "IQ1_S": 4.8, "IQ1_M": 5.8, "IQ2_XXS": 6.0, "IQ2_XS": 6.2, "IQ2_S": 6.4,
-                 "IQ3_XXS": 5.7, "IQ3_S": 5.6, "IQ4_NL": 2.5, "IQ4_XS": 2.4, "TQ1_0": 3.9, "TQ2_0": 1.8, "MXFP4": 2.3, "NVFP4": 3.3}
+# of a lane, a weight, with one row of x in chunks of 512, as the disassembly counts them: all, or, if these are more, twice those of the
+# ALU's pipe, half as wide; of codebooks what timings come to, whose entries meet in banks
+_INSTRUCTIONS = {"Q4_0": 1.8, "Q4_1": 1.5, "Q5_0": 3.3, "Q5_1": 3.2, "Q8_0": 2.2, "Q2_K": 1.8, "Q3_K": 3.2, "Q4_K": 1.9,
+                 "Q5_K": 3.0, "Q6_K": 3.1, "Q8_K": 1.8, "IQ1_S": 3.4, "IQ1_M": 4.1, "IQ2_XXS": 3.9, "IQ2_XS": 3.9, "IQ2_S": 4.6,
+                 "IQ3_XXS": 4.1, "IQ3_S": 4.5, "IQ4_NL": 2.2, "IQ4_XS": 2.2, "TQ1_0": 2.5, "TQ2_0": 1.5, "MXFP4": 2.4, "NVFP4": 2.7}
 _SHAPES = ((4, 1, 2), (4, 2, 1), (8, 1, 1), (4, 4, 1), (8, 1, 2), (4, 2, 2), (8, 2, 1),
            (4, 1, 1))  # warps of a team, teams, CTAs of an SM
 _RINGS = ((1, 2), (2, 2), (4, 2), (1, 4), (2, 3))  # chunks of 256 elements, stages
@@ -37,12 +38,11 @@ _RINGS = ((1, 2), (2, 2), (4, 2), (1, 4), (2, 3))  # chunks of 256 elements, sta
 @dataclass(frozen=True, slots=True)
 class MatvecConsts:
     """warps: of a team, which shares tiles. rows: of x that a CTA multiplies. parts: f16 numbers of one of x. run: blocks that code is
-    written for, loops of them make a chunk. ahead: chunks of a warp that are sent to L2 while the launch before still runs. by_map: chunks
-    come as boxes of a tensor map. phase: what the addresses of chunks are multiples of (4, 2, 1).
-    pieces: of 16 bytes that a row's chunk may touch; has_skew: it may begin within one. slot_areas: every expert of a row has an x of its
-    own. scales_x: rows of x are multiplied by powers of two. moves_x: four numbers of x lie together, aligned. begins_within: the first
-    block may lie within 16 bytes that begin before it. quads: fours of elements of x that a thread loads before it uses any; holds_x:
-    these are all it takes."""
+    written for, loops of them make a chunk. by_map: chunks come as boxes of a tensor map. phase: what the addresses of chunks are multiples
+    of (4, 2, 1). pieces: of 16 bytes that a row's chunk may touch; has_skew: it may begin within one. slot_areas: every expert of a row has
+    an x of its own. scales_x: rows of x are multiplied by powers of two. moves_x: four numbers of x lie together, aligned. begins_within:
+    the first block may lie within 16 bytes that begin before it. quads: fours of elements of x that a thread loads before it uses any;
+    holds_x: these are all it takes."""
 
     format: FormatConsts
     rows: int
@@ -50,7 +50,6 @@ class MatvecConsts:
     warps: int
     teams: int
     stages: int
-    ahead: int
     run: int
     loops: int
     by_map: bool
@@ -217,9 +216,7 @@ def _consts(p: GgufMatvecProblem, config: EngineConfig) -> MatvecConsts:
     quads = ceil_div(_panel_chunks(p, chunk_size, config) * chunk_size // 4 * sets, 32 * config["warps"] * config["teams"])
     # registers hold more of few warps, and of short numbers
     most = 8 if x.dtype is F32 and config["warps"] * config["teams"] * config["ctas"] > 8 else 16
-    ahead = dict(config.knobs).get("ahead", config["stages"])
-    return MatvecConsts(f, rows, 3 if x.dtype is F32 else 1, config["warps"], config["teams"], config["stages"], ahead, run,
-                        loops, by_map, phase,
+    return MatvecConsts(f, rows, 3 if x.dtype is F32 else 1, config["warps"], config["teams"], config["stages"], run, loops, by_map, phase,
                         together < 16, ceil_div(chunk_bytes + 16 - together + 4 * (phase == 1), 16), x.dtype.name,
                         "f32" if config["panels"] > 1 else p.desc("y").dtype.name, p.desc("ids").dtype.name if is_indexed else "",
                         p.desc("weights").dtype.name if p.has("weights") else "", slot_areas, areas,
@@ -283,7 +280,7 @@ def _plan(p: GgufMatvecProblem, config: EngineConfig, device: DeviceInfo) -> _Pl
     panel_chunks = _panel_chunks(p, c.chunk_size, config)
     panels = max(ceil_div(num_chunks, panel_chunks), 1)
     per_sm = config["ctas"]
-    places = ceil_div(per_sm * device.num_sms, panels * (p.rows if p.has("ids") else 1))
+    places = per_sm * device.num_sms // (panels * (p.rows if p.has("ids") else 1))
     return _Plan(c, _layout(c, panel_chunks), num_chunks, panels, panel_chunks, max(1, min(ceil_div(p.n, TILE * c.teams), places)), per_sm)
 
 
@@ -345,7 +342,7 @@ def _estimate(p: GgufMatvecProblem, config: EngineConfig, device: DeviceInfo) ->
     under_way = warps * min(c.stages - 1, turns * plan.rounds) * c.stage_bytes
     memory_us = p.num_bytes / (device.bandwidth_gbs * 1.06e3) * uneven * max(1.0, 32e3 / max(under_way, 1)) ** 0.5 * (1 + 8 / c.row_pitch)
     weights = p.n * p.k * max(p.num_ids, 1) * (p.rows if p.has("ids") else 1)
-    instructions = _INSTRUCTIONS[p.format] + 32 / c.chunk_size + 0.2 * (c.columns > 1) + 0.3 * (c.tiles - 1) + (not c.by_map)
+    instructions = _INSTRUCTIONS[p.format] + 128 / c.chunk_size - 0.25 + 0.5 * (c.columns > 1) + 0.3 * (c.tiles - 1) + (not c.by_map)
     issue_us = weights * instructions / (32 * 4 * device.num_sms * 1.7e3 * _issued(warps)) * uneven
     busy_us = (memory_us**3 + issue_us**3) ** (1 / 3)
     numbers = c.areas * c.parts * plan.panel_chunks * c.chunk_size
@@ -414,8 +411,10 @@ class GgufMatvec(Engine):
             out = [Arg("ptr_y", "u64", sums), Arg("y_row_step", "s64", 4 * p.n), Arg("y_step", "s64", 4),
                    Arg("y_panel_step", "s64", 4 * p.rows * p.n)]
         grid = plan.tile_ctas * plan.panels * (p.rows if p.has("ids") else 1)
+        # more than there is for another: CTAs of the launch after would fill SMs two by two
+        alone = device.smem_per_sm // (plan.per_sm + 1) - 1023 if dict(config.knobs).get("alone", follows) else 0
         step = Step.of("gguf/matvec", p.op, target, 32 * c.warps * c.teams, [*_arguments(p, plan), *out], c, grid,
-                       dynamic_smem=plan.layout.num_bytes, min_ctas_per_sm=plan.per_sm, follows=follows,
+                       dynamic_smem=max(plan.layout.num_bytes, alone), min_ctas_per_sm=plan.per_sm, follows=follows,
                        suffix=f"{p.format.lower()}_{c.x_dtype}_{c.rows}_{config.name}")
         return Build((step, *combine), scratch.num_bytes)
 
