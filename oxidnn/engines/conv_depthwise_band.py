@@ -62,6 +62,7 @@ class BandConsts:
     stages: int
     taps_bytes: tuple[int, int, int]
     flip: bool
+    late: bool
     digits: DigitConsts = DigitConsts(("n", "strip", "tile"), False)
 
     @property
@@ -120,12 +121,17 @@ class BandConsts:
         return tuple(i * self.row_bytes + end * self.pitch for i, end in enumerate(ends))
 
     @property
+    def outs(self) -> int:
+        """Rows of the target as pixels: one that is made, one that leaves, one whose buffer the copy may read still."""
+        return 3
+
+    @property
     def out_at(self) -> int:
         return self.stages * self.stage_bytes
 
     @property
     def lines_at(self) -> int:
-        return self.out_at + (0 if self.sums_taps else 2 * self.row_bytes)
+        return self.out_at + (0 if self.sums_taps else self.outs * self.row_bytes)
 
     @property
     def made_at(self) -> int:
@@ -173,7 +179,8 @@ def _consts(p: ConvProblem, d: Depthwise, config: EngineConfig, stages: int = 0)
     size, (channel, _, *steps) = d.filter.dtype.num_bytes, d.filter.strides
     row, column = (0, *(s * size for s in steps))[-2:]
     return BandConsts(d.source.dtype.name, d.target.dtype.name, d.kind == "wgrad", d.rows, d.columns, config["groups"], config["own"],
-                      *_across(d), stages or config["stages"], (channel * size, row, column), p.flip != (d.kind == "dgrad"))
+                      *_across(d), stages or config["stages"], (channel * size, row, column), p.flip != (d.kind == "dgrad"),
+                      config.get("late", True) if hasattr(config, "get") else bool(dict(config.knobs).get("late", True)))
 
 
 @lru_cache(maxsize=256)
@@ -233,7 +240,8 @@ class BandDepthwiseEngine(Engine):
                     if c.registers > min(255, 16384 // (32 * ctas * ceil_div(c.warps, 4)) // 8 * 8) or room < 0 or stages < 3:
                         continue
                     for strip in strips:
-                        yield EngineConfig.of(groups=groups, own=own, strip=strip, stages=stages, ctas=ctas)
+                        for late in (True, False):
+                            yield EngineConfig.of(groups=groups, own=own, strip=strip, stages=stages, ctas=ctas, late=late)
 
     @staticmethod
     def _items(d: Depthwise, config: EngineConfig) -> tuple[int, int, int]:
