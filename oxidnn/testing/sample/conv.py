@@ -98,7 +98,7 @@ def _draw(rng: np.random.Generator, op: str, size: str) -> Problem | None:
     is_dense |= is_depthwise
     halves_only = not is_depthwise or is_inner
     kind = (F16, BF16, F32)[int(rng.integers(2 if halves_only else 3))] if is_dense else (F32, F64, F16, BF16)[int(rng.integers(4))]
-    if is_dense and not is_depthwise and rng.random() < 0.15:
+    if is_dense and not is_depthwise and rng.random() < 0.1:
         kind, policy = F32, policy if policy.math == "fast" else Policy(math="tf32")
     out_kind = (F32, F64, F16, BF16)[int(rng.integers(4))] if not is_inner and rng.random() < 0.2 else kind
     room = [e + lo + hi - (r - 1) * d - 1 for e, (lo, hi), r, d in zip(extents, padding, taps, dilation, strict=True)]
@@ -122,7 +122,7 @@ def _draw(rng: np.random.Generator, op: str, size: str) -> Problem | None:
     kinds = ((kind,), (E4M3, E5M2), (S8, U8))[0 if is_inner else int(rng.choice(3, p=(0.7, 0.1, 0.2)))]
     tensors = {name: random_desc(rng, kinds[int(rng.integers(len(kinds)))], shapes[name], is_dense=is_dense)
                for name in definition.inputs if name in shapes}
-    if is_dense and not is_depthwise and "w" in tensors and rng.random() < 0.1:  # filters as frameworks hold them
+    if is_dense and not is_depthwise and "w" in tensors and rng.random() < 0.05:  # filters as frameworks hold them
         tensors["w"] = TensorDesc.packed(tensors["w"].dtype, shapes["w"])
     if len(kinds) > 1:
         if "w" in tensors and rng.random() < (0.8 if is_dense else 0.2):  # as tensor cores want them
