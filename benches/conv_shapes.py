@@ -4,10 +4,10 @@
                                   [--directions fprop,dgrad,wgrad] [--batch 128] [--kind bf16] [--math ieee] [--layout nhwc]
                                   [--candidates 3] [--repeats 5] [--workers 16] [--seconds 150] [--json conv_shapes.json]
 
-Needs a CUDA device and torch with cuDNN, whose search is on. Of f32 TF32 is off but with --math tf32. `further`: convolutions in one and three dimensions,
-of many groups, and transposed ones. Candidates are the untuned choice, then the first config of each engine estimated within 1.6 of it,
-then the next by estimate; worker processes assemble all of them first. Every result is compared with cuDNN's on poisoned outputs. Times
-are medians in microseconds, both sides interleaved, L2 flushed before each run. What --seconds cut off is listed.
+Needs a CUDA device and torch with cuDNN, whose search is on. Of f32 TF32 is off but with --math tf32. `further`: convolutions in one and
+three dimensions, of many groups, and transposed ones. Candidates are the untuned choice, then the first config of each engine estimated
+within 1.6 of it, then the next by estimate; worker processes assemble all of them first. Every result is compared with cuDNN's on
+poisoned outputs. Times are medians in microseconds, both sides interleaved, L2 flushed before each run. What --seconds cut off is listed.
 """
 
 from __future__ import annotations
