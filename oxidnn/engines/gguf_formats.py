@@ -81,21 +81,29 @@ class FormatConsts:
         return self.values == E2M1_DOUBLED and not self.is_paired
 
     @property
-    def pair_table(self) -> list[str]:
-        """Of each byte, as a word: the f16 of its low and of its high half."""
-        values = np.array(self.values) / (2 if self.values == E2M1_DOUBLED else 1)
-        halves = values.astype("<f2").view("<u2").tolist()
-        return [f"0x{high << 16 | low:08X}" for high in halves for low in halves]
+    def entry_words(self) -> int:
+        """Words of f16 that products look up for a byte: its two codes, or an entry of a codebook of 256; 0 of other formats."""
+        return 1 if self.is_paired else grid(self.grid).shape[1] // 2 if self.grid and len(grid(self.grid)) == 256 else 0
 
     @property
-    def pair_pitch(self) -> int:
-        """Bytes from a pair to the next: each lane has copies in a bank of its own."""
+    def entries(self) -> list[str]:
+        """These words: of its low and of its high half; of each four numbers of a codebook, as subnormals, 0 and 2, then 1 and 3."""
+        if self.is_paired:
+            values = np.array(self.values) / (2 if self.values == E2M1_DOUBLED else 1)
+            halves = values.astype("<f2").view("<u2").tolist()
+            return [f"0x{high << 16 | low:08X}" for high in halves for low in halves]
+        fours = grid(self.grid).astype(np.uint32).reshape(-1, 4)
+        return [f"0x{word:08X}" for word in (fours[:, :2] | fours[:, 2:] << 16).ravel()]
+
+    @property
+    def entry_pitch(self) -> int:
+        """Bytes from an entry to the next: as many lanes as are served at once have copies in banks of their own."""
         return 128
 
     @property
     def table_bytes(self) -> int:
         """What products look up in shared memory."""
-        return 256 * self.pair_pitch if self.is_paired else self.grid_bytes
+        return 256 * self.entry_pitch if self.entry_words else self.grid_bytes
 
     @property
     def order(self) -> tuple[int, ...]:
