@@ -218,3 +218,14 @@ def test_many_rows_are_dequantised_first() -> None:
         engines = [e for e in ENGINES["gguf_matvec"] if e.check_support(problem, info)]
         ids.append(min(engines, key=lambda e: e.estimate(problem, e.configs(problem, info)[0], info)).id)  # noqa: B023
     assert ids == ["gguf.matvec_mma", "gguf.matvec_mma", "gguf.apart"]
+
+
+@pytest.mark.parametrize("rows", [1, 8])
+def test_launches_fill_multiprocessors_once(rows: int) -> None:
+    """Panels leave no CTA for a second wave, and CTAs of the launch after find no room beside those of this one."""
+    info, engine = known_device("sm_90a"), GgufMatvec()
+    problem = parse_case(f"gguf_matvec blocks=u8[8192,16128]nchw x=f16[{rows},28672]nchw format=Q4_0")
+    for config in engine.configs(problem, info):
+        step = engine.build_steps(problem, config, info).steps[0]
+        assert step.grid[0] <= config["ctas"] * info.num_sms
+        assert (config["ctas"] + 1) * (step.spec.dynamic_smem + 1024) > info.smem_per_sm
