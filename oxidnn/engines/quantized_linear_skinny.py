@@ -147,6 +147,11 @@ class QuantizedSkinnyConsts:
         """Words of shared memory from one row (of W) to the next, and from one column, in the staged sums."""
         return (1, self.epilogue.pitch) if self.epilogue.inner == "n" else (self.epilogue.pitch, 1)
 
+    @property
+    def factor_bytes(self) -> int:
+        """Of a scale in shared memory."""
+        return 4
+
     def smem_bytes(self, groups: int) -> int:
         factors = 4 * self.rows * groups * (int(self.grouped) + (self.zero != ""))
         return max(self.warps * self.ring_bytes + self.table_bytes + factors, self.warps * self.slab_bytes)

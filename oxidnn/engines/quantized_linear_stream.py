@@ -14,6 +14,7 @@ from itertools import product
 from ..codegen.spec import Target as PtxTarget
 from ..codegen.spec import TensorMapSpec
 from ..device import DeviceInfo
+from ..dtypes import F16
 from ..ops.base import Problem
 from ..ops.quantized_linear import NF4, NIBBLES, QuantizedLinearProblem
 from . import affine_tiling as tiling
@@ -96,6 +97,10 @@ class QuantizedStreamConsts:
     table: tuple[float, ...]
     epilogue: tiling.EpilogueConsts
     epilogue_threads: int
+    bare: bool
+    unroll: int
+    staged: int
+    ahead: int
     native_fp8: bool = True
 
     @property
@@ -184,9 +189,14 @@ class QuantizedStreamConsts:
         return ceil_div(self.barriers_at + 8 * self.teams * self.warps * self.stages, 128) * 128
 
     @property
-    def unroll(self) -> int:
-        """Pieces of x that a thread loads before it stores any."""
-        return 2 if self.areas == 1 else 8
+    def unit_k(self) -> int:
+        """k's whose sums are scaled together."""
+        return 32 * self.flush_blocks
+
+    @property
+    def begin_factor(self) -> float:
+        """Of the sum of x over them, where the sum of unsigned codes begins: times the row's zero point, if it has one."""
+        return -(2.0**-24) * (1 if self.zero else 8 if self.kind == "s4" else 0)
 
     def group_of(self, block: int) -> int:
         """Of a block of a stage."""
@@ -217,7 +227,8 @@ class _Plan:
 
     @property
     def smem_bytes(self) -> int:
-        return self.consts.x_at + self.consts.areas * self.x_pitch
+        c = self.consts
+        return c.x_at + c.areas * self.x_pitch + (self.padded_k // c.unit_k * 4 if c.bare else 0)
 
     @property
     def grid(self) -> tiling.Grid:
@@ -239,22 +250,28 @@ def _plan(p: QuantizedLinearProblem, config: EngineConfig, device: DeviceInfo) -
     d = tiling.merged_digits(am)
     bits, columns = 4 if p.kind in NIBBLES else 8, 8 if p.rows <= 8 else 16
     warps, teams, per_sm, splits, boxes = (config[name] for name in ("warps", "teams", "ctas", "splits", "boxes"))
-    threads = min(32 * warps, TILE * columns)
-    epilogue = tiling.plan_epilogue(d, am, columns, TILE, threads, tiling.needs_wide(d), splits > 1)
+    staged = 1 << (p.rows - 1).bit_length()
+    threads = min(32 * warps, TILE * staged)
+    epilogue = tiling.plan_epilogue(d, am, staged, TILE, threads, tiling.needs_wide(d), splits > 1)
     epilogue = replace(epilogue, pitch=epilogue.tile_inner)  # no gaps: all words of a slab are added
     has_zero, grouped = p.has("zero_point"), p.groups > 1
     chunk_k = boxes * BOX_BYTES * 8 // bits
     groups = max(1, chunk_k // p.group_size) if grouped else 1
+    step_k = warps * chunk_k
+    rounds = ceil_div(p.k, step_k * splits)
     consts = QuantizedStreamConsts(
         p.kind, p.desc("x").dtype.name, bits, columns, p.rows, warps, teams, splits, boxes, config["stages"], _lane_bytes(p),
         min(chunk_k, p.group_size) // 32, p.group_size if grouped else 0,
         p.grid_strides("scale")[1] * p.desc("scale").dtype.num_bytes, p.grid_strides("zero_point")[1] if has_zero else 0,
         _factors(p, "scale", groups) if grouped else NO_FACTORS, _factors(p, "zero_point", groups) if has_zero else NO_FACTORS,
         p.desc("zero_point").dtype.name if has_zero else "", p.desc("scale").dtype.name,
-        tuple(map(float, NF4)) if p.kind == "nf4" else (), epilogue, threads)
+        tuple(map(float, NF4)) if p.kind == "nf4" else (), epilogue, threads,
+        bool(dict(config.knobs).get("bare", 1)) and grouped and p.kind in ("s4", "u4") and p.rows == 1 and p.desc("x").dtype is F16
+        and min(chunk_k, p.group_size) <= 256, min(2 if p.rows == 1 else 8, ceil_div(p.rows * rounds * step_k // 8, 32 * warps * teams)),
+        staged, dict(config.knobs).get("ahead", 0))
     tiles = ceil_div(p.n, TILE)
     places = max(1, per_sm * device.num_sms // splits)
-    return _Plan(consts, am, d, tiles, ceil_div(p.k, consts.step_k * splits), min(tiles, places), per_sm)
+    return _Plan(consts, am, d, tiles, rounds, min(tiles, places), per_sm)
 
 
 def _factors(p: QuantizedLinearProblem, name: str, count: int) -> FactorConsts:

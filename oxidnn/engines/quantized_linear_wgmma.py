@@ -17,12 +17,15 @@ from . import affine_tiling as tiling
 from .affine import AffineMatmul
 from .base import Arg, Build, Engine, EngineConfig, Step, Support, TensorMapArg, refuse
 from .quantized_linear_loops import add_factors, check_vectors, lower, with_columns_ordered, x_desc
-from .quantized_linear_skinny import TABLE_COPIES, UNROLL
+from .quantized_linear_skinny import UNROLL
+from .quantized_linear_stream import TABLE_COPIES
 
 SPAN_K = 64  # 128 bytes of a row of x
 MAX_STAGES = 12
 BARRIER_BYTES = 8
-MAX_REGISTERS = {1: 255, 2: 175, 4: 108}  # of a thread, by warpgroups: 255, 168 and 96, which estimates exceed by some 13
+# Registers of a thread, by warpgroups: 255, 168 and 96, of those that fill their ring 255, 255 and 128; estimates exceed them by some 13.
+MAX_REGISTERS = {1: 255, 2: 175, 4: 108}
+MAX_OWN_REGISTERS = {1: 255, 2: 255, 4: 140}
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +55,7 @@ class QuantizedWgmmaConsts:
     streams: bool
     epilogue: tiling.EpilogueConsts
     epilogue_threads: int
+    turns: bool
     unroll: int = UNROLL
 
     @property
@@ -133,8 +137,13 @@ class QuantizedWgmmaConsts:
         """A descriptor of x but for its address: 128-byte swizzle, 1024 bytes between groups of 8 lines."""
         return f"0x{1 << 62 | 1024 >> 4 << 32 | 1 << 16:016X}"
 
+    @property
+    def factor_bytes(self) -> int:
+        """Of a scale in shared memory: f32, or x's type where it multiplies numbers."""
+        return 2 if self.scaling == "numbers" else 4
+
     def smem_bytes(self, groups: int) -> int:
-        factors = 4 * self.rows * groups * (int(self.grouped) + (self.zero != ""))
+        factors = self.rows * groups * (self.factor_bytes * int(self.grouped) + 4 * (self.zero != ""))
         return max(self.factors_at + factors, self.k_groups * self.slab_bytes)
 
     def names(self, stem: str, first: int = 0) -> list[str]:
@@ -185,14 +194,15 @@ def _plan(p: QuantizedLinearProblem, config: EngineConfig) -> _Plan:
         epilogue = replace(epilogue, pitch=epilogue.tile_inner)  # no gaps: all words of a slab are added
     scaling = config["scaling"] if p.groups > 1 else "none"
     unit = min(spans // 2, p.group_size // SPAN_K) if scaling == "sums" else 1
-    row_tiles, column_tiles = -(-p.n // rows), -(-p.rows // columns)
+    row_tiles, column_tiles, k_tiles = -(-p.n // rows), -(-p.rows // columns), -(-p.k // (SPAN_K * spans * splits))
     consts = QuantizedWgmmaConsts(
         p.kind, p.desc("x").dtype.name, 4 if p.kind in NIBBLES else 8, columns, row_groups, k_groups, splits,
         spans, spans // 2 if is_merged else spans, config["stages"], scaling,
         unit, 2 if p.groups > 1 and p.group_size % SPAN_K else 1, p.groups > 1,
         p.desc("zero_point").dtype.name if p.has("zero_point") else "",
-        p.desc("scale").dtype.name, tuple(map(float, NF4)) if p.kind == "nf4" else (), column_tiles == 1, epilogue, threads)
-    return _Plan(consts, am, d, row_tiles, column_tiles, -(-p.k // (consts.tile_k * splits)))
+        p.desc("scale").dtype.name, tuple(map(float, NF4)) if p.kind == "nf4" else (), column_tiles == 1, epilogue, threads,
+        warpgroups > 1 and k_tiles % k_groups == 0 and bool(dict(config.knobs).get("turns", 1)))
+    return _Plan(consts, am, d, row_tiles, column_tiles, k_tiles)
 
 
 def _threads(c: QuantizedWgmmaConsts) -> int:
@@ -327,12 +337,13 @@ def _sorted_configs(p: QuantizedLinearProblem, device: DeviceInfo) -> tuple[Engi
 def _candidates(p: QuantizedLinearProblem, device: DeviceInfo) -> Iterator[EngineConfig]:
     needed = max(8, 1 << (p.rows - 1).bit_length())
     for columns in ((needed,) if needed <= 64 else (64, 128) if needed == 128 else (64, 128, 256)):
-        for row_groups, k_groups in ((1, 1), (1, 2), (1, 4), (2, 1)):
-            if (row_groups == 2 and p.n <= 64) or (k_groups > 1 and columns > 128) or (k_groups == 4 and columns > 64):
+        for row_groups, k_groups in ((1, 1), (1, 2), (1, 4), (2, 1), (4, 1)):
+            if (row_groups > 1 and p.n <= 32 * row_groups) or (k_groups > 1 and columns > 128):
+                continue
+            if row_groups * k_groups == 4 and columns > 64:
                 continue
             for spans in (4, 2) if p.kind in NIBBLES else (2,):
-                fillers = ("warp", "own") if row_groups == 2 and spans == 2 and columns > 64 else ("warp",)
-                for scaling, filler, splits in product(_scalings(p, columns, spans), fillers, (1, 2)):
+                for filler, scaling, splits in product(_fillers(columns, row_groups, spans), _scalings(p, columns, spans), (1, 2)):
                     k_tiles = -(-p.k // (SPAN_K * spans * splits))
                     tiles = -(-p.n // (64 * row_groups)) * -(-p.rows // columns)
                     if k_groups * splits > 1 and (k_groups > k_tiles or (splits > 1 and tiles > device.num_sms)):
@@ -343,27 +354,34 @@ def _candidates(p: QuantizedLinearProblem, device: DeviceInfo) -> Iterator[Engin
                         yield EngineConfig.of(**knobs, stages=stages)
 
 
+def _fillers(columns: int, row_groups: int, spans: int) -> tuple[str, ...]:
+    """A warp, or one of those that multiply where each thread needs the more registers that there are without it."""
+    if columns > 64:
+        return ("warp", "own") if row_groups == 2 and spans == 2 else ("warp",)
+    return ("own",) if row_groups == 4 and columns > 16 else ("warp",)
+
+
 def _scalings(p: QuantizedLinearProblem, columns: int, spans: int) -> tuple[str, ...]:
     if p.groups == 1:
         return ("none",)
     unit = min(spans // 2, p.group_size // SPAN_K)
     can_sum = p.group_size % SPAN_K == 0 and spans % (2 * unit) == 0 and p.group_size % (SPAN_K * unit) == 0
-    return ("sums",) if can_sum and columns <= 64 else ("numbers",)
+    return ("sums", "numbers") if can_sum and columns <= 64 else ("numbers",)
 
 
 def _depths(p: QuantizedLinearProblem, device: DeviceInfo, k_tiles: int, **knobs: int | str) -> tuple[int, ...]:
-    """Stages of rings that leave room for one or two CTAs an SM (up to four without a warp that fills), no deeper than there are stages."""
+    """Stages of rings that leave room for one or two CTAs an SM, no deeper than there are stages."""
     def fits(stages: int, per_sm: int) -> bool:
         c = _plan(p, EngineConfig.of(**knobs, stages=stages)).consts
         room = min(device.smem_per_cta, device.smem_per_sm // per_sm - 1024)
-        return c.smem_bytes(p.groups) <= room and _registers_needed(c) <= (255 if c.is_merged else MAX_REGISTERS[c.warpgroups])
+        most = (MAX_OWN_REGISTERS if c.is_merged else MAX_REGISTERS)[c.warpgroups]
+        return c.smem_bytes(p.groups) <= room and _registers_needed(c) <= most
 
     least = 3 if knobs["filler"] == "own" else 1 + int(knobs["k_groups"])
     if device.is_emulated:
         return (least,) if fits(least, 1) else ()
     deepest = max(least, min(MAX_STAGES, k_tiles * (2 if knobs["filler"] == "own" else 1)))
-    return tuple(sorted({next((s for s in range(deepest, least - 1, -1) if fits(s, per_sm)), 0)
-                         for per_sm in ((1, 2, 3, 4) if knobs["filler"] == "own" else (1, 2))} - {0}))
+    return tuple(sorted({next((s for s in range(deepest, least - 1, -1) if fits(s, per_sm)), 0) for per_sm in (1, 2)} - {0}))
 
 
 ENGINES: dict[str, tuple[Engine, ...]] = {"quantized_linear": (WGMMA,)}
