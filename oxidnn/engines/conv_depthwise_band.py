@@ -62,7 +62,6 @@ class BandConsts:
     stages: int
     taps_bytes: tuple[int, int, int]
     flip: bool
-    late: bool
     digits: DigitConsts = DigitConsts(("n", "strip", "tile"), False)
 
     @property
@@ -77,6 +76,11 @@ class BandConsts:
     @property
     def threads(self) -> int:
         return 32 * self.warps
+
+    @property
+    def team(self) -> int:
+        """Warps of 8 channels, which meet in each step."""
+        return 8 // self.own
 
     @property
     def turns(self) -> int:
@@ -122,8 +126,14 @@ class BandConsts:
 
     @property
     def outs(self) -> int:
-        """Rows of the target as pixels: one that is made, one that leaves, one whose buffer the copy may read still."""
-        return 3
+        """Rows of the target as pixels: one that is made, one that leaves, one whose buffer the copy may read still, and for teams that
+        are ahead."""
+        return 0 if self.sums_taps else 6
+
+    @property
+    def lag(self) -> int:
+        """Rows that are sent and seen off later than they might."""
+        return 2
 
     @property
     def out_at(self) -> int:
@@ -131,7 +141,7 @@ class BandConsts:
 
     @property
     def lines_at(self) -> int:
-        return self.out_at + (0 if self.sums_taps else self.outs * self.row_bytes)
+        return self.out_at + self.outs * self.row_bytes
 
     @property
     def made_at(self) -> int:
@@ -143,9 +153,14 @@ class BandConsts:
         return self.made_at + 2 * self.lines_bytes
 
     @property
+    def out_barriers_at(self) -> int:
+        """Full ones and then empty ones, as those of stages."""
+        return self.barriers_at + 16 * self.stages
+
+    @property
     def scrap_at(self) -> int:
         """A word of each thread, of the filter's gradient."""
-        return self.barriers_at + 8 * self.stages
+        return self.out_barriers_at + 16 * self.outs
 
     @property
     def smem_bytes(self) -> int:
@@ -179,8 +194,7 @@ def _consts(p: ConvProblem, d: Depthwise, config: EngineConfig, stages: int = 0)
     size, (channel, _, *steps) = d.filter.dtype.num_bytes, d.filter.strides
     row, column = (0, *(s * size for s in steps))[-2:]
     return BandConsts(d.source.dtype.name, d.target.dtype.name, d.kind == "wgrad", d.rows, d.columns, config["groups"], config["own"],
-                      *_across(d), stages or config["stages"], (channel * size, row, column), p.flip != (d.kind == "dgrad"),
-                      config.get("late", True) if hasattr(config, "get") else bool(dict(config.knobs).get("late", True)))
+                      *_across(d), stages or config["stages"], (channel * size, row, column), p.flip != (d.kind == "dgrad"))
 
 
 @lru_cache(maxsize=256)
@@ -234,14 +248,13 @@ class BandDepthwiseEngine(Engine):
         for own in _GROUPS:
             for groups in [g for g in _GROUPS[own] if g <= count and 10 * (-count % g) <= count] or [min(_GROUPS[own][-1], count)]:
                 for ctas in (1, 2):
-                    c = _consts(p, d, EngineConfig.of(groups=groups, own=own), 2)
-                    room = _SMEM_BYTES // ctas - 1024 * (ctas - 1) - c.smem_bytes - 8 * _MAX_STAGES
-                    stages = min(_MAX_STAGES, room // c.stage_bytes + 2)
-                    if c.registers > min(255, 16384 // (32 * ctas * ceil_div(c.warps, 4)) // 8 * 8) or room < 0 or stages < 3:
+                    c = _consts(p, d, EngineConfig.of(groups=groups, own=own), 4)
+                    room = _SMEM_BYTES // ctas - 1024 * (ctas - 1) - c.smem_bytes - 16 * _MAX_STAGES
+                    stages = min(_MAX_STAGES, room // c.stage_bytes + 4)
+                    if c.registers > min(255, 16384 // (32 * ctas * ceil_div(c.warps, 4)) // 8 * 8) or room < 0 or stages < 4:
                         continue
                     for strip in strips:
-                        for late in (True, False):
-                            yield EngineConfig.of(groups=groups, own=own, strip=strip, stages=stages, ctas=ctas, late=late)
+                        yield EngineConfig.of(groups=groups, own=own, strip=strip, stages=stages, ctas=ctas)
 
     @staticmethod
     def _items(d: Depthwise, config: EngineConfig) -> tuple[int, int, int]:
