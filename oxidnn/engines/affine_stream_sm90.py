@@ -251,31 +251,15 @@ def _candidates(am: AffineMatmul, device: DeviceInfo) -> Iterator[EngineConfig]:
 
 MAX_ACCUMULATORS = 160  # of a lane
 MAX_ELEMENTS = 49152  # of D
-MAX_WINDOW = 96  # elements
 SHORT_RING_BYTES = 49152  # under way in an SM, which memory needs to keep its pace
 MAX_SHORT_STAGES = 16
-
-
-@dataclass(frozen=True, slots=True)
-class WindowConsts:
-    """Windows that tile an image: whole rows of `columns` positions are runs of memory, in which each position has `taps` runs of `run`
-    elements, a row of the image apart."""
-
-    columns: int
-    taps: int
-    run: int
-
-    @property
-    def row_bytes(self) -> int:
-        return self.columns * self.run * 2
 
 
 @dataclass(frozen=True, slots=True)
 class StreamGradientConsts:
     """Consts of matmul/stream_gradient_sm90. u_side: "a" | "b", the side of D that makes tiles of 16, the other one tiles of 8; groups x
     sharers warps: groups deal out the tiles of 16, sharers the k; slices of 16 k of a block for each sharer; stride_u, stride_v: of D's
-    partial sums. windows: v's lines are windows that tile an image, of which blocks have whole rows; column 8 j + n of the products is
-    then element 16 (j / 2) + 2 n + j % 2 of a window, since a lane loads neighbours together."""
+    partial sums."""
 
     kind: str
     m: int
@@ -288,7 +272,6 @@ class StreamGradientConsts:
     stride_u: int
     stride_v: int
     streams: bool  # lines of A and B leave L2 first
-    windows: WindowConsts | None = None
 
     @property
     def u(self) -> int:
@@ -315,15 +298,6 @@ class StreamGradientConsts:
     @property
     def tiles_v(self) -> int:
         return self.v // 8
-
-    def column(self, tile: int, accumulator: int) -> int:
-        """Of D's v side, of an accumulator of a tile of 8 in the first lane of four; in the next lane `lane_columns` further."""
-        at = accumulator % 2
-        return 8 * tile + at if self.windows is None else 16 * (tile // 2) + 2 * at + tile % 2
-
-    @property
-    def lane_columns(self) -> int:
-        return 2 if self.windows is None else 4
 
     @property
     def a_bytes(self) -> int:
@@ -352,33 +326,10 @@ class StreamGradientConsts:
 
 
 @lru_cache(maxsize=256)
-def _windows(am: AffineMatmul) -> WindowConsts | str | None:
-    """B's windows that tile an image whose rows lie end to end, or why they cannot be streamed; None: its lines are plain ones."""
-    d = tiling.merged_digits(am)
-    if len(d.k) == 1:
-        return None
-    if am.batch.size > 1 or len(d.k) != 2 or len(d.a.rows) > 1 or len(d.b.rows) != 2 or d.a.bounds or d.b.bounds:
-        return "stream_gradient_sm90 takes one pair of plain matrices, or windows that tile an image"
-    columns, (taps, run) = d.k[1], d.b.rows
-    row = columns * run
-    if d.b.row_strides != (row, 1) or d.b.k_strides != (taps * row, run) or row % 8 or am.b.base * 2 % 16 or am.b.align % 16:
-        return f"the rows of {am.b.name} do not lie end to end from a multiple of 16 bytes on"
-    if run % 2 or columns % 2 or taps * run % SLICE or taps * run > MAX_WINDOW:
-        return f"windows of {taps} x {run} elements in rows of {columns}; even numbers, and multiples of {SLICE} up to {MAX_WINDOW} in all"
-    is_dense = d.a.row_strides[0] == 1 and d.a.k_strides == (columns * am.m.size, am.m.size)
-    if am.m.size % SLICE or not is_dense or am.a.base * 2 % 16 or am.a.align % 16:
-        return f"the lines of {am.a.name} are no multiples of {SLICE} elements that lie end to end from a multiple of 16 bytes on"
-    return WindowConsts(columns, taps, run)
-
-
-@lru_cache(maxsize=256)
 def _gradient_layout(am: AffineMatmul) -> tuple[tiling.Digits, str] | str:
     """(digits, the side of D that makes tiles of 16), or why the engine does not take the matmul."""
     d = tiling.merged_digits(am)
-    windows = _windows(am)
-    if windows is not None:
-        return windows if isinstance(windows, str) else (d, "a")
-    if am.batch.size > 1 or len(d.a.rows) > 1 or len(d.b.rows) > 1 or d.a.bounds or d.b.bounds:
+    if am.batch.size > 1 or len(d.k) > 1 or len(d.a.rows) > 1 or len(d.b.rows) > 1 or d.a.bounds or d.b.bounds:
         return "stream_gradient_sm90 takes one pair of plain matrices"
     for x in (d.a, d.b):
         if x.rows[0] % 8 or x.row_strides[0] != 1 or x.k_strides[0] != x.rows[0] or x.source.base * 2 % 16 or x.source.align % 16:
@@ -399,10 +350,8 @@ def _gradient_consts(am: AffineMatmul, config: EngineConfig) -> StreamGradientCo
     d, u_side = layout
     strides = {"m": am.n.size, "n": 1} if tiling.inner_direction(d) == "n" else {"m": 1, "n": am.m.size}
     stride_u, stride_v = (strides["m"], strides["n"]) if u_side == "a" else (strides["n"], strides["m"])
-    windows = _windows(am)
-    assert not isinstance(windows, str), windows
     return StreamGradientConsts(am.a.dtype.name, am.m.size, am.n.size, u_side, config["groups"], config["sharers"], config["slices"],
-                                config["stages"], stride_u, stride_v, config["streams"], windows)
+                                config["stages"], stride_u, stride_v, config["streams"])
 
 
 class StreamGradientSm90Matmul:
@@ -484,12 +433,10 @@ def _gradient_candidates(am: AffineMatmul, device: DeviceInfo) -> Iterator[Engin
     layout = _gradient_layout(am)
     assert not isinstance(layout, str), layout
     u, v = (am.m.size, am.n.size) if layout[1] == "a" else (am.n.size, am.m.size)
-    windows = _windows(am)
-    assert not isinstance(windows, str), windows
     tiles = u // SLICE
     for groups in (g for g in range(1, 17) if tiles % g == 0):
         accumulators = tiles // groups * (v // 8) * 4
-        for sharers in range(1, 17) if windows else (1, 2, 4, 8, 16):
+        for sharers in (1, 2, 4, 8, 16):
             warps = groups * sharers
             if not 4 <= warps <= 16:
                 continue
@@ -497,9 +444,7 @@ def _gradient_candidates(am: AffineMatmul, device: DeviceInfo) -> Iterator[Engin
             registers = min(255, 512 // -(-(warps + 1) // 4) // 8 * 8)
             if accumulators > MAX_ACCUMULATORS or accumulators + v // 4 + 40 > registers:
                 continue
-            for slices in (1, 2, 3, 4, 7) if windows else (1, 2, 4):
-                if windows and SLICE * sharers * slices % windows.columns:
-                    continue  # blocks have whole rows of positions
+            for slices in (1, 2, 4):
                 knobs = {"groups": groups, "sharers": sharers, "slices": slices, "streams": streams}
                 stage_bytes = _gradient_consts(am, EngineConfig.of(**knobs, stages=0)).stage_bytes
                 for stages in sorted({min(MAX_STAGES, SMEM_BYTES // stage_bytes), min(MAX_SHORT_STAGES, SHORT_RING_BYTES // stage_bytes)}):
