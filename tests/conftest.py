@@ -7,6 +7,8 @@ import os
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
+gc.set_threshold(50_000, 20, 20)  # tests and decoded kernels live long, and neither these nor launches are garbage in cycles
+
 import pytest  # noqa: E402
 
 from oxidnn.runtime.driver import why_no_cuda  # noqa: E402
@@ -22,7 +24,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_collection_finish() -> None:
     gc.freeze()  # thousands of tests and all modules: no collection need look at them again
-    gc.set_threshold(50_000, 20, 20)  # decoded kernels live long, and neither they nor launches are garbage in cycles
 
 
 @pytest.fixture(autouse=True, scope="session")

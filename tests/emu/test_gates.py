@@ -42,17 +42,20 @@ def takers(arch: str, line: str) -> list:  # type: ignore[type-arg]
 @pytest.mark.parametrize("line", GATES + SECOND)
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
 def test_on_every_engine(line: str, arch: str) -> None:
-    problem, backend = parse_case(line), EmulatedBackend(arch, checkers="all", schedule=("random", 3))
-    backend.info = replace(backend.info, num_sms=2)
+    """Some configs of each, under one of two schedules in turn."""
+    problem = parse_case(line)
+    backends = [EmulatedBackend(arch, checkers="all", schedule=schedule) for schedule in (("random", 3), "lowest_pc")]
+    for backend in backends:
+        backend.info = replace(backend.info, num_sms=2)
     engines = takers(arch, line)
     assert engines or (arch == "sm_80" and "e4m3" in line), "only the direct engine takes it"
     for engine in engines:
         tried = set()
-        for config in engine.configs(problem, backend.info):
+        for config in engine.configs(problem, backends[0].info):
             kind = (config["schedule"], config["loader"]) if "wgmma_sm90" in engine.id else len(tried)
             if kind not in tried and len(tried) < 4:
+                run_problem(backends[(len(tried) + len(line)) % 2], problem, engine, config, seed=len(line))
                 tried.add(kind)
-                run_problem(backend, problem, engine, config, seed=len(line))
 
 
 def test_the_hopper_loop_takes_gates_of_weights_along_k() -> None:

@@ -1,4 +1,5 @@
-"""Under deterministic=True every engine of the memory-bound families gives the same bits under another schedule; no run allocates."""
+"""Deterministic engines of the memory-bound families give the same bits under another schedule, whether deterministic=True is asked for (of
+every other one) or not; no run allocates."""
 
 from __future__ import annotations
 
@@ -40,7 +41,8 @@ def test_the_same_bits_under_every_schedule(op: str, engine, monkeypatch: pytest
     rng = np.random.default_rng(seed_of(op, engine.id, "repeat"))
     backends = [EmulatedBackend("sm_90a"), EmulatedBackend("sm_90a", schedule=("random", 3))]
     info = backends[0].info
-    problem = next(p for p in (drawn(op, rng, Policy(deterministic=True)) for _ in range(4000)) if engine.check_support(p, info))
+    policy = Policy(deterministic=STEADY.index((op, engine)) % 2 == 0)
+    problem = next(p for p in (drawn(op, rng, policy) for _ in range(4000)) if engine.check_support(p, info))
     configs = engine.configs(problem, info)
     config = configs[int(rng.integers(len(configs)))]
     inputs, scalars, results = random_inputs(problem, rng), random_scalars(problem, rng), []

@@ -45,11 +45,12 @@ def ring_configs(problem: Problem, backend: EmulatedBackend) -> list[tuple[Engin
 
 @pytest.mark.parametrize("line", LINES)
 def test_every_config(line: str) -> None:
-    problem, backend = parse_case(line), on_few_sms(("random", 5))
-    configs = ring_configs(problem, backend)
+    """Under one of two schedules in turn."""
+    problem, backends = parse_case(line), [on_few_sms(("random", 5)), on_few_sms("lowest_pc")]
+    configs = ring_configs(problem, backends[0])
     assert configs
-    for engine, config in configs:
-        run_problem(backend, problem, engine, config, seed=3)
+    for i, (engine, config) in enumerate(configs, LINES.index(line)):
+        run_problem(backends[i % 2], problem, engine, config, seed=3)
 
 
 @pytest.mark.parametrize("line", [LINES[0], LINES[7], LINES[10], LINES[14]])

@@ -110,9 +110,10 @@ def every_config(problem: Any, info: Any) -> list[EngineConfig]:
 ])
 def test_every_arrangement_and_parts(line: str) -> None:
     problem = parse_case(line)
-    for i, backend in enumerate(EmulatedBackend(arch, checkers="all", schedule=("random", 5)) for arch in ARCHES):
-        for config in every_config(problem, backend.info)[i::2]:
-            run_problem(backend, problem, ENGINES[problem.op][0], config, seed=i)
+    for i, arch in enumerate(ARCHES):
+        backends = [EmulatedBackend(arch, checkers="all", schedule=schedule) for schedule in (("random", 5), "lowest_pc")]
+        for j, config in enumerate(every_config(problem, backends[0].info)[i::2]):
+            run_problem(backends[(i + j) % 2], problem, ENGINES[problem.op][0], config, seed=i)
 
 
 @pytest.mark.parametrize("line", ["cumsum x=f32[1,67000]nchw", "cummax x=f16[2,8200]nchw reverse=True",

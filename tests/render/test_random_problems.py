@@ -15,7 +15,7 @@ from oxidnn.testing.sample import SAMPLES
 
 from ..emu.test_registry import IDS, PAIRS, seed_of
 
-RUNS = 4
+RUNS = 3
 
 
 @pytest.mark.parametrize(("op", "engine"), PAIRS, ids=IDS)
