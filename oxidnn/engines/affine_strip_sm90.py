@@ -18,6 +18,7 @@ from ..codegen.spec import TensorMapSpec
 from ..device import DeviceInfo
 from . import affine_tiling as tiling
 from .affine import AffineMatmul, Bound, MatmulGroup, Source
+from .affine_stream_sm90 import leaves_first
 from .affine_wgmma_sm90 import BARRIER_BYTES, MAX_REGISTERS, PANEL, SMEM_BYTES, RingConsts, epilogue_lines, plan_epilogue
 from .base import Arg, Build, EngineConfig, Step, Support, TensorArg, TensorMapArg, refuse
 
@@ -30,7 +31,6 @@ MAX_POSITIONS = 512  # of a tile
 MAX_BOX = 256
 STEPS_AT_ONCE = 12  # of 4 registers each
 STAGING_SLOTS = 2
-MAX_CONSUMERS = 3  # warpgroups of a gradient, whose accumulators and operands leave registers for no more
 MAX_LINES = 3000
 
 
@@ -356,14 +356,12 @@ class StripSm90Matmul:
 @dataclass(frozen=True, slots=True)
 class StripGradientConsts:
     """Consts of matmul/strip_gradient_sm90. A stage: panels of 64 filters of the result's gradient, [row][padded column][64 filters] each,
-    then the strip. Warpgroup w multiplies elements 64 (w % blocks) and up of (tap rows, run), of a tile's rows every `sharers`-th from
-    w / blocks on; bytes of a strip as in StripConsts. streams: lines leave L2 first."""
+    then the strip. Warpgroup w multiplies elements 64 w and up of (tap rows, run); bytes of a strip as in StripConsts. streams: lines
+    leave L2 first."""
 
     ring: RingConsts
     kind: str
     tile_n: int
-    sharers: int
-    streams: bool
     tile_rows: int
     columns: int
     taps: int
@@ -373,6 +371,7 @@ class StripGradientConsts:
     step_bytes: int
     step_rows: int
     copied_bytes: int
+    streams: bool = False
 
     @property
     def padded_columns(self) -> int:
@@ -403,11 +402,6 @@ class StripGradientConsts:
         return self.panel_bytes // PANEL * self.tile_n
 
     @property
-    def blocks(self) -> int:
-        """Of 64 elements of the window."""
-        return self.ring.consumers // self.sharers
-
-    @property
     def batches(self) -> list[list[int]]:
         """Products of 16 positions of a row whose operands are in registers at a time."""
         steps = self.padded_columns // 16
@@ -433,7 +427,7 @@ class _GradientPlan:
 
 
 @lru_cache(maxsize=256)
-def _gradient_plan(am: AffineMatmul, sharers: int = 1, streams: bool = False) -> _GradientPlan | str:
+def _gradient_plan(am: AffineMatmul) -> _GradientPlan | str:
     """Strips for k's positions: m are filters, n taps and channels; or why there are none."""
     size, y = am.a.dtype.num_bytes, am.a
     if len(am.m.extents) != 1 or am.batch.size != 1:
@@ -463,13 +457,10 @@ def _gradient_plan(am: AffineMatmul, sharers: int = 1, streams: bool = False) ->
         return "a strip does not fit shared memory or a box"
     tile_rows = max(choices, key=lambda r: (min(3, free // stage(r)), r))
     stages = min(8, free // stage(tile_rows))
-    blocks = -(-taps // PANEL)
-    if blocks * sharers > MAX_CONSUMERS or tile_rows < sharers or (sharers - 1) * blocks * PANEL * tile_n * 4 > stages * stage(tile_rows):
-        return f"{sharers} warpgroups to share {tile_rows} rows find no registers or no room"
-    ring = RingConsts(stages, stage(tile_rows), stages * stage(tile_rows), blocks * sharers)
+    ring = RingConsts(stages, stage(tile_rows), stages * stage(tile_rows), -(-taps // PANEL))
     merged = tiling.merged_digits(am)
     epilogue = tiling.plan_epilogue(merged, am, PANEL, PANEL, 128, tiling.needs_wide(merged), True)
-    consts = StripGradientConsts(ring, y.dtype.name, tile_n, sharers, streams, tile_rows, s.columns, taps, s.run, row_bytes,
+    consts = StripGradientConsts(ring, y.dtype.name, tile_n, tile_rows, s.columns, taps, s.run, row_bytes,
                                  s.lead * size, s.step * size, s.step_rows, s.strip_rows(tile_rows) * row_bytes)
     gradients = TensorMapSpec(y.dtype.name, (filters, s.columns, s.rows, s.images), tuple(size * stride for stride in reversed(packed)),
                               (min(PANEL, tile_n), padded_columns, tile_rows, 1), swizzle=128)
@@ -487,14 +478,11 @@ class StripGradientSm90Matmul:
         return _check(self.name, _gradient_plan, am, device)
 
     def configs(self, am: AffineMatmul, device: DeviceInfo) -> tuple[EngineConfig, ...]:
-        """By how many warpgroups share the rows of a tile; the fastest by estimate first."""
-        every = (EngineConfig.of(sharers=n, streams=streams) for n in (1, 2, 3) for streams in (False, True))
-        return tuple(sorted((c for c in every if not isinstance(_gradient_plan(am, c["sharers"], c["streams"]), str)),
-                            key=lambda c: self.estimate(am, c, device)))
+        return (EngineConfig(),)
 
     def estimate(self, am: AffineMatmul, config: EngineConfig, device: DeviceInfo) -> float:
         """Products of 16 positions at the time their operands' way through shared memory takes, over the traffic, and the sum."""
-        plan = _gradient_plan(am, config["sharers"], config["streams"])
+        plan = _gradient_plan(am)
         assert not isinstance(plan, str), plan
         c = plan.consts
         clocks = c.tile_rows * c.padded_columns / 16 * c.ring.consumers * max(1.3 * (32 + c.tile_n / 4), 150 / c.ring.consumers)
@@ -510,9 +498,10 @@ class StripGradientSm90Matmul:
         empty = tiling.empty_build(am)
         if empty is not None:
             return empty
-        plan = _gradient_plan(am, config["sharers"], config["streams"])
+        plan = _gradient_plan(am)
         assert not isinstance(plan, str), plan
-        c = plan.consts
+        read = sum(x.dtype.num_bytes * tiling.source_elements(x, rows, am.k, am.batch) for x, rows in ((am.a, am.m), (am.b, am.n)))
+        c = replace(plan.consts, streams=leaves_first(read, 0, device))
         num_ctas = min(plan.num_tiles, device.num_sms)
         grid = plan.grid(am, num_ctas)
         t = tiling.Arguments(False)
