@@ -78,7 +78,7 @@ class FormatConsts:
     @property
     def is_signed(self) -> bool:
         """Codes are e2m1 numbers, which are f16 but for a power of two."""
-        return self.values == E2M1_DOUBLED and not self.is_paired
+        return self.values == E2M1_DOUBLED
 
     @property
     def entry_words(self) -> int:
@@ -89,8 +89,7 @@ class FormatConsts:
     def entries(self) -> list[str]:
         """These words: of its low and of its high half; of each four numbers of a codebook, as subnormals, 0 and 2, then 1 and 3."""
         if self.is_paired:
-            values = np.array(self.values) / (2 if self.values == E2M1_DOUBLED else 1)
-            halves = values.astype("<f2").view("<u2").tolist()
+            halves = np.array(self.values).astype("<f2").view("<u2").tolist()
             return [f"0x{high << 16 | low:08X}" for high in halves for low in halves]
         fours = grid(self.grid).astype(np.uint32).reshape(-1, 4)
         return [f"0x{word:08X}" for word in (fours[:, :2] | fours[:, 2:] << 16).ravel()]
