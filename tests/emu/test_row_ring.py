@@ -60,7 +60,7 @@ def test_the_same_bits_under_any_schedule(line: str) -> None:
     inputs = {o.name: rng.integers(0, 100, o.desc.shape).astype(o.desc.dtype.numpy) if o.desc.dtype.name == "s64" else
               rng.standard_normal(o.desc.shape).astype(o.desc.dtype.numpy) for o in problem.inputs}
     backends = [on_few_sms("lowest_pc"), on_few_sms(("random", 2))]
-    for engine, config in ring_configs(problem, backends[0]):
+    for engine, config in ring_configs(problem, backends[0])[::2]:
         first, second = (execute(b, problem, engine, config, inputs) for b in backends)
         assert all(first[n].tobytes() == second[n].tobytes() for n in first), config.name
 
