@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import lru_cache
+from math import log2
 from typing import Any
 
 from ..device import DeviceInfo
@@ -57,9 +58,10 @@ class _Experts(Engine):
             return 5.0
         total = sum(_choices(made, op, p.policy, device)[config[name]][0] for name, (op, made) in self.products(p).items())
         moved_bytes = (p.tokens + 3 * p.rows) * p.hidden * p.kind.num_bytes * (2 if p.op.endswith("backward") else 1)
-        # Of few rows an expert the loops are slower than they say, of many faster (H200).
+        # Of few rows an expert the loops are slower than they say, of many faster, but for long runs (H200).
         each = p.rows / max(1, min(p.experts, p.rows))
-        return total * 0.78 * (1 + 1.8 / each**0.7) + 14.0 + moved_bytes / (device.bandwidth_gbs * 800)
+        total *= (0.78 + 0.11 * log2(max(total / 1000, 1.0))) * (1 + 1.8 / each**0.7)
+        return total + 14.0 + moved_bytes / (device.bandwidth_gbs * 800)
 
     def build_products(self, p: MoeProblem, config: EngineConfig, device: DeviceInfo) -> tuple[dict[str, Build], int]:
         """The products' steps, and the most workspace one takes."""

@@ -7,7 +7,7 @@ and what is not a token's own is left out of its sum. Sums over experts stay in 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from math import erfc
+from math import ceil, erfc
 from typing import Any
 
 from ..codegen.pointwise import Expression
@@ -44,10 +44,12 @@ MAX_EXPERTS = 1024  # whose list is kept in shared memory
 TILE_K = 64
 ROWS = 64
 MAX_STAGES = 24  # of codes twice as many
-WIDE_COLUMNS = (96, 112, 128, 136, 144, 152, 160)  # of two warpgroups
+WIDE_COLUMNS = (96, 112, 128, 136, 144, 152, 160, 176, 184, 192)  # of two warpgroups
 # Stages that are filled at once: 256 bytes of a row. Fewer than there are: the last is released once the next is multiplied.
 BURST = 2
-AHEAD = 0
+# Up to so many bytes of weights leave L2 first: what it holds and would write back stays (Qwen3, one token, 75 MB, after 256 MB of zeros:
+# 30.4 us for 34.2). More of them are 2 to 7 % faster without.
+STREAMED_BYTES = 128 << 20
 _BOX_BYTES = 2 * ROWS * TILE_K
 
 
@@ -56,8 +58,8 @@ class StreamConsts:
     """of: "up", "down" or "both". columns: tokens, of tile_n that wgmma takes; tiles: of 64 rows of weights (two: of two such blocks);
     k_tiles: of an expert's sum; middle_bytes, result_bytes: of a token's; splits: CTAs of a cluster that deal out k tiles; pitch: words
     from token to token of staged sums. ragged: rows are sorted by expert. warpgroups: that multiply, of the same tokens each two blocks of
-    64 rows of its own. burst: stages that are filled at once; ahead: stages' weights on their way to L2 while the ring waits for its first
-    tokens. ids: their type, where experts' rows are not counted before.
+    64 rows of its own. burst: stages that are filled at once. streamed: weights leave L2 first. ids: their type, where experts' rows are
+    not counted before.
     codes: weights are "e4m3", "s8" or "s4", with scales of blocks of block[0] rows and block[1] columns, of type `scale`.
     scale_spans: bytes of the scales of 64 rows of both matrices, where they lie side by side."""
 
@@ -81,7 +83,7 @@ class StreamConsts:
     scale_spans: tuple[int, int] = (0, 0)
     warpgroups: int = 1
     burst: int = 1
-    ahead: int = 0
+    streamed: bool = False
 
     pitch = ROWS + 4
 
@@ -184,7 +186,7 @@ class StreamConsts:
     @property
     def smem_bytes(self) -> int:
         """With barriers, and a word for each expert and its flag, or a pair of a table."""
-        return self.ring_bytes + 16 * self.stages + self.item_bytes + 8 * self.experts + 16
+        return self.ring_bytes + 16 * self.stages + self.item_bytes + 8 * self.experts + (32 if self.is_merged else 16)
 
     def lower_forward(self, gate: str, up: str, result: str) -> str:
         assert self.gate is not None
@@ -208,6 +210,11 @@ def _coded_us(items: float, c: StreamConsts, device: DeviceInfo, k_tiles: float)
     rounds, rest = divmod(items, device.num_sms * share)
     total = rounds * clocks(share) + (clocks(rest / device.num_sms) if rest else 0.0)
     return total * k_tiles / 1.6e3
+
+
+def _whole_rounds(items: float, c: StreamConsts, device: DeviceInfo) -> float:
+    ctas = device.num_sms * _per_sm(c, device)
+    return ceil(items / ctas) * ctas
 
 
 def _steps(desc: TensorDesc) -> tuple[int, ...]:
@@ -281,7 +288,7 @@ class MoeStream(Engine):
     def estimate(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> float:
         p = problem
         assert isinstance(p, MoeProblem)
-        weights = 3 * _expected_hits(p) * p.hidden * p.inter * _consts(p, "up", 1).row_bytes / TILE_K
+        weights = _weights_bytes(p, _consts(p, "up", 1))
         knobs, hits = dict(config.knobs), _expected_hits(p)
         stages = knobs["both" if "both" in knobs else "up"]
         columns = 1 + 0.004 * max(0, p.tokens - 16)
@@ -289,15 +296,18 @@ class MoeStream(Engine):
         if p.has("scale_down"):
             if "both" in knobs:
                 c = _consts(p, "both", knobs["both"])
-                stages = c.up_tiles * c.up_k_tiles + c.down_tiles * c.down_k_tiles
-                made_us = _coded_us(hits * stages / c.up_k_tiles, c, device, c.up_k_tiles)
+                # The CTAs that come last may share an SM.
+                made_us = _coded_us(hits * c.up_tiles, c, device, c.up_k_tiles)
+                made_us += _coded_us(_whole_rounds(hits * c.down_tiles, c, device), c, device, c.down_k_tiles)
             else:
                 up, down = _consts(p, "up", knobs["up"]), _consts(p, "down", knobs["down"])
                 made_us = _coded_us(hits * up.tiles, up, device, up.k_tiles)
                 made_us += _coded_us(down.tiles * knobs["splits"], down, device, hits * down.k_tiles / knobs["splits"])
             return 12.0 + max(memory_us, made_us)
         if "both" in knobs:
-            return 18.0 + 1.01 * memory_us + min(0.05 * memory_us, 8.0)
+            c = _consts(p, "both", knobs["both"])
+            last_us = c.down_k_tiles * c.stage_bytes * device.num_sms / (device.bandwidth_gbs * 1e3)  # of an item
+            return 19.5 + 0.95 * memory_us + 0.08 * last_us
         # A static deal of what comes at uneven speeds: the last CTA is late. Larger clusters than pairs do not all find room at once.
         ctas = ceil_div(p.hidden, ROWS) * knobs["splits"]
         share = min(1.0, ctas / (0.7 * device.num_sms))
@@ -387,8 +397,8 @@ class MoeStreamSorted(Engine):
         assert isinstance(p, MoeProblem)
         found = []
         is_coded = p.has("scale_down")
-        for columns in (8, 16, 24, 32, 48, 64, 72) if is_coded else (8, 16, 24, 32, 48, 64, 80, 96):  # more of codes find no registers
-            for share in (s for s, most in ((1, 96), (2, 32 if is_coded else 0), (3, 16 if is_coded else 0)) if columns <= most):
+        for columns in (8, 16, 24, 32, 48, 64, 80, 96, 112, 128, 144) if is_coded else (8, 16, 24, 32, 48, 64, 80, 96):
+            for share in (s for s, most in ((1, 144), (2, 32 if is_coded else 0), (3, 16 if is_coded else 0)) if columns <= most):
                 both = self._stages(p, columns, share, device)
                 if both >= 3 or device.is_emulated:
                     found.append(EngineConfig.of(columns=columns, both=both))
@@ -418,17 +428,18 @@ class MoeStreamSorted(Engine):
         # What further tiles want again is partly gone from L2.
         memory_us = (hits + 0.4 * (tiles - hits)) * weights / (device.bandwidth_gbs * 1.06e3)
         knobs = dict(config.knobs)
+        memory_us *= 1 + 0.0006 * (columns - 16)  # rows of all weights' tiles come from L2
         memory_us *= 1.0 if knobs["both" if "both" in knobs else "up"] >= 7 else 1.015 if columns < 64 else 1.1
         l2_us = tiles * weights * (1 + columns / 128) / (device.num_sms * 75e3)
         multiply_us = tiles * stages / device.num_sms * (240.0 + 4.5 * columns) / 1.6e3
         if is_wide:
-            multiply_us = tiles * stages / 2 / device.num_sms * (130.0 + 8.5 * columns) / 1.5e3 * 1.03
+            multiply_us = tiles * stages / 2 / device.num_sms * (130.0 + 8.5 * columns) / 1.5e3 * 1.05
         if size < 2:
             c = _sorted_consts(p, "both", columns, knobs["both"])
             multiply_us = _coded_us(tiles * (c.up_tiles + c.down_tiles * c.down_k_tiles / c.up_k_tiles), c, device, c.up_k_tiles)
         moved_us = (p.tokens + 3 * p.rows) * p.hidden * 2 / (device.bandwidth_gbs * 800)
         most_us = max(memory_us, l2_us, multiply_us)
-        return 24.0 + most_us + min(0.12 * most_us, 18.0) + moved_us
+        return 18.0 + most_us + min(0.12 * most_us, 18.0) + moved_us
 
     def build_steps(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> Build:
         p, scratch, steps = problem, Scratch(), list[Step]()
@@ -486,7 +497,7 @@ class MoeStreamSorted(Engine):
 def _sorted_consts(p: MoeProblem, of: str, columns: int, stages: int, warpgroups: int = 1) -> StreamConsts:
     return StreamConsts(p.kind.name, "", of, columns, 0, p.experts, p.hidden, p.inter, stages, gate=None if of == "down" else p.gate,
                         ragged=RaggedConsts("m", "s32", False), warpgroups=warpgroups,
-                        burst=BURST if warpgroups == 1 and stages > BURST else 1, ahead=AHEAD if of == "both" else 0, **_codes(p))
+                        burst=BURST if warpgroups == 1 and stages > BURST else 1, **_codes(p))
 
 
 def _scale_args(p: MoeProblem, name: str, prefix: str = "scale") -> list[Arg]:
@@ -497,9 +508,15 @@ def _scale_args(p: MoeProblem, name: str, prefix: str = "scale") -> list[Arg]:
 
 
 def _consts(p: MoeProblem, of: str, stages: int) -> StreamConsts:
-    return StreamConsts(p.kind.name, p.desc("ids").dtype.name, of, p.tokens, p.topk, p.experts, p.hidden, p.inter, stages,
-                        middle_bytes=2 * ceil_div(p.inter, 8) * 8, result_bytes=2 * ceil_div(p.hidden, 8) * 8,
-                        gate=None if of == "down" else p.gate, burst=BURST if stages > BURST else 1, **_codes(p))
+    c = StreamConsts(p.kind.name, p.desc("ids").dtype.name, of, p.tokens, p.topk, p.experts, p.hidden, p.inter, stages,
+                     middle_bytes=2 * ceil_div(p.inter, 8) * 8, result_bytes=2 * ceil_div(p.hidden, 8) * 8,
+                     gate=None if of == "down" else p.gate, burst=BURST if stages > BURST else 1, **_codes(p))
+    return replace(c, streamed=_weights_bytes(p, c) <= STREAMED_BYTES)
+
+
+def _weights_bytes(p: MoeProblem, c: StreamConsts) -> float:
+    """Of experts that some of random tokens go to."""
+    return 3 * _expected_hits(p) * p.hidden * p.inter * c.row_bytes / TILE_K
 
 
 def _codes(p: MoeProblem) -> dict[str, Any]:
