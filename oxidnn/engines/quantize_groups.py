@@ -27,13 +27,15 @@ _MOST_LANES = 1024
 _THREADS = 256  # of a CTA that has several scales
 _SECTOR_BYTES = 32
 _SWEEP_BYTES = 16384  # that a CTA reads at a time
+_TILE = 512  # bytes of 128 x 4 scales
 
 
 @dataclass(frozen=True, slots=True)
 class QuantizeGroupsConsts:
     """A scale's numbers are `rows` by `columns`, in packs of vec: row_packs a row. lanes: threads a scale, packs: of each, at a time;
     loops: that is not all. vector, wide, shares_words: as of QuantizeMapConsts. form: of scales. column_at, row_at: the index compared
-    with an extent beside the place within the group, "" if none; bounds: all such, of which others tell groups that lie outside."""
+    with an extent beside the place within the group, "" if none; bounds: all such, of which others tell groups that lie outside. turns:
+    scales of a thread, one after the other, `apart` bytes from one to the next of an operand."""
 
     kind: Kind
     wide: str
@@ -57,6 +59,8 @@ class QuantizeGroupsConsts:
     is_whole: bool
     shifts: tuple[tuple[str, int], ...]
     near: tuple[str, ...]
+    turns: int = 1
+    apart: tuple[tuple[str, int], ...] = ()
     saturate: bool = True
 
     nf4_numbers: ClassVar[tuple[float, ...]] = NF4
@@ -91,7 +95,9 @@ class QuantizeGroupsConsts:
     def resident(self) -> int:
         """CTAs that an SM is to have room for. Of FP4 a thread has much to do between 32 bytes read and 8 written: with 40 registers, not
         48, there are threads enough that others read meanwhile. (f32 held in registers leaves no such room.)"""
-        return 6 if self.by_sizes and self.vec * self.packs == 16 and (self.holds_words or self.form == "e8m0") else 1
+        if not self.by_sizes or self.vec * self.packs > 16 or not (self.holds_words or self.form == "e8m0"):
+            return 1
+        return 5 if self.turns > 1 else 6
 
     @property
     def clamps(self) -> bool:
@@ -239,7 +245,20 @@ def _configs(problem: QuantizeProblem, device: DeviceInfo) -> tuple[EngineConfig
     """Packs of eight numbers, or of sixteen that lie together, where the eights of a group's threads would not fill a sector."""
     groups, wider = _grouped(problem, 8), _grouped(problem, 16)
     found, wide = _arrangements(groups, device), _arrangements(wider, device) if wider.vec == 16 else ()
+    if wide and _takes_turns(problem, wider, wide[0]):
+        wide = (*wide, EngineConfig.of(**dict(wide[0].knobs), turns=2))
     return (*wide, *found) if wide and found[0]["lanes"] * groups.vec * problem.kind.bits // 8 < _SECTOR_BYTES else (*found, *wide)
+
+
+def _takes_turns(problem: QuantizeProblem, groups: Groups, config: EngineConfig) -> bool:
+    """Whether FP4's threads may have two scales each."""
+    lanes, packs = config["lanes"], config["packs"]
+    if problem.kind.name != "e2m1" or problem.stochastic or problem.scale_format == "f32" or groups.rows > 1 or groups.bounds:
+        return False
+    if lanes > 32 or packs > 1 or groups.packs != lanes or groups.wide_bytes > 2:
+        return False
+    scales = _apart(halved(groups.outer), 2, 32 // lanes, problem.swizzled)[0].size
+    return scales > 0 and scales * lanes % _THREADS == 0
 
 
 def _arrangements(groups: Groups, device: DeviceInfo) -> tuple[EngineConfig, ...]:
@@ -260,6 +279,19 @@ def _arrangements(groups: Groups, device: DeviceInfo) -> tuple[EngineConfig, ...
     return tuple(sorted(dict.fromkeys(found), key=lambda config: abs(config["packs"] - wanted)))
 
 
+def _apart(outer: Digits, turns: int, width: int, is_swizzled: bool) -> tuple[Digits, dict[str, int]]:
+    """The digits of a thread's first scale, and bytes to each of its others, `width` places on, as a warp has so many side by side; in the
+    layout 128x4 they are those of the next tile. Digits of nothing where that does not come out even."""
+    at, tile = len(outer.extents) - 1, outer.strides["scale"]
+    if is_swizzled:
+        at, width = tile.index(_TILE) if _TILE in tile else at, 1 if _TILE in tile else outer.size
+    pieces, rest = divmod(outer.extents[at], turns * width)
+    extents = (*outer.extents[:at], 0 if rest else pieces, width, *outer.extents[at + 1:])
+    strides = {n: (*row[:at], row[at] * turns * width, *row[at:]) for n, row in outer.strides.items()}
+    first = Digits(tuple(f"g{i}" for i in range(len(extents))), extents, strides)
+    return first.collapsed("g"), {n: row[at] * width for n, row in outer.strides.items()}
+
+
 def _step(problem: QuantizeProblem, config: EngineConfig, device: DeviceInfo, global_name: str) -> Step:
     groups = _grouped(problem, config["vec"])
     lanes, packs = config["lanes"], config["packs"]
@@ -268,6 +300,8 @@ def _step(problem: QuantizeProblem, config: EngineConfig, device: DeviceInfo, gl
     bounds = tuple(n for n, _ in groups.bounds)
     kept = {"x", "y", "scale", "zero_point", *bounds, *(["index"] if problem.stochastic else [])}
     outer = Digits(outer.names, outer.extents, {n: row for n, row in outer.strides.items() if n in kept})
+    turns = dict(config.knobs).get("turns", 1)
+    outer, apart = _apart(outer, turns, 32 // lanes, problem.swizzled) if turns > 1 else (outer, {})
     has_global = problem.has(global_name)
     index_steps = (*groups.outer.strides["index"], groups.row_steps.get("index", 0))
     shares = groups.vector and groups.vec % 4 == 0 and groups.column_steps["index"] == 2 and all(s % 8 == 0 for s in index_steps)
@@ -276,7 +310,7 @@ def _step(problem: QuantizeProblem, config: EngineConfig, device: DeviceInfo, gl
                                   groups.packs > lanes * packs, groups.rows, groups.columns, groups.row_packs, outer.consts(),
                                   problem.scale_format, problem.asymmetric, has_global, problem.stochastic, shares, bounds,
                                   groups.column_at, groups.row_at, is_whole,
-                                  tuple(known_shifts(outer).items()), near_operands(outer))
+                                  tuple(known_shifts(outer).items()), near_operands(outer), turns, tuple(apart.items()))
     values: dict[str, ArgValue] = {n: TensorArg(n) if problem.has(n) else 0 for n in outer.strides}
     args = [Arg(f"ptr_{n}", "u64", value) for n, value in values.items()]
     if has_global:
