@@ -49,6 +49,7 @@ _TILES = ((128, 256), (256, 128), (128, 128), (256, 64), (128, 64))  # channels 
 _WARPGROUPS = 2
 _WAVES = (1, 2, 3, 4)
 _MAX_STEP = 8  # of an im2col map
+_MOST_BYTES = 1 << 31  # of dy turned
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +162,8 @@ def _plan(p: ConvProblem) -> _Plan | str:
     dy = p.desc(p.result)
     places = dy.numel // dy.shape[1]
     strides = [places // dy.shape[0], -(-places // 4) * 4]  # rows of filters begin at multiples of 16 bytes
+    if 4 * dy.shape[1] * strides[1] > _MOST_BYTES:
+        return f"{4 * dy.shape[1] * strides[1]} bytes of {p.result} turned (at most {_MOST_BYTES})"
     for i in range(2, dy.rank):
         strides.append(prod(dy.shape[i + 1:]))
     turned = TensorDesc(dy.dtype, dy.shape, tuple(strides))
