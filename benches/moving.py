@@ -266,7 +266,8 @@ def _work(pipe: Any, lock: Any, taken: Any, build: Callable[[argparse.Namespace]
         tidy()
         gc.freeze()  # what compilers leave is not looked through after every case
     pipe.send((True, failures))
-    end = time.monotonic() + pipe.recv()
+    left = pipe.recv()  # when it is this process's turn
+    end = time.monotonic() + left
     for index in sorted(mine):
         pipe.send((index, measured(backend, cases[index], options) if time.monotonic() < end else None))
     tidy()
