@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import oxidnn
+from oxidnn.dispatch.registry import ENGINES
 from oxidnn.errors import InvalidArgument
 from oxidnn.ops.case import parse_case
 from oxidnn.ops.quantize import KINDS
@@ -233,6 +234,19 @@ def test_nvfp4_byte_for_byte(h: oxidnn.DnnHandle) -> None:
     np.testing.assert_array_equal(same.view(np.uint8), scale.view(np.uint8))
 
 
+@pytest.mark.parametrize(("line", "takes"), [
+    ("x=bf16[128,512]nchw kind=e2m1 scaling=nvfp4 global_scale=f32[]nchw layout=128x4", True),
+    ("x=f16[80,256]nchw kind=e2m1 scaling=mxfp4", False), ("x=f16[128,256]nchw kind=e2m1 scaling=mxfp4", True),
+    ("x=bf16[2,64,128]nchw kind=e2m1 scaling=nvfp4", True), ("x=bf16[128,192]nchw kind=e2m1 scaling=nvfp4 layout=128x4", False)])
+def test_two_scales_a_thread(line: str, takes: bool) -> None:
+    problem, backend = parse_case(f"dynamic_quantize {line}"), EmulatedBackend("sm_90a", checkers="all")
+    engine = next(e for e in ENGINES[problem.op] if e.check_support(problem, backend.info))
+    found = [c for c in engine.configs(problem, backend.info) if "turns" in dict(c.knobs)]
+    assert len(found) == takes
+    for config in found:
+        run_problem(backend, problem, engine, config)
+
+
 @pytest.mark.parametrize("dtype", [np.float32, np.float16, ml_dtypes.bfloat16])
 @pytest.mark.parametrize("exponent", [-140, -20, 0, 12, 126])
 def test_nvfp4_by_any_global_scale(exponent: int, dtype: Any, h: oxidnn.DnnHandle) -> None:
@@ -258,8 +272,6 @@ def test_nvfp4_by_any_global_scale(exponent: int, dtype: Any, h: oxidnn.DnnHandl
 def test_bytes_of_fp8(line: str, arch: str) -> None:
     """The registry compares numbers; here every byte."""
     problem = parse_case(line)
-    from oxidnn.dispatch.registry import ENGINES
-
     backend = EmulatedBackend(arch, checkers="all")
     x = (np.random.default_rng(5).standard_normal(problem.shape) * 9).astype(problem.desc("x").dtype.numpy)  # type: ignore[attr-defined]
     for engine in ENGINES["dynamic_quantize"]:
@@ -286,8 +298,6 @@ def test_bytes_of_fp8(line: str, arch: str) -> None:
     "dequantize x=u8[40,64]nchw kind=e2m1 scale=e4m3[40,8]nchw global_scale=f32[]nchw scaling=nvfp4 dtype=f32",
     "dequantize x=u8[70,30]nchw kind=s4 scale=f32[70]nchw dtype=f32", "fake_quantize x=f32[30,64]nchw kind=e4m3 scale=f32[30]nchw"])
 def test_every_arrangement(line: str) -> None:
-    from oxidnn.dispatch.registry import ENGINES
-
     problem, backend = parse_case(line), EmulatedBackend("sm_90a", checkers="all")
     for engine in ENGINES[problem.op]:
         for config in engine.configs(problem, backend.info) if engine.check_support(problem, backend.info) else ():
@@ -298,8 +308,6 @@ def test_every_arrangement(line: str) -> None:
                                   "dynamic_quantize x=f32[6,8,256]nchw kind=s4 scaling=tensor"])
 def test_a_tensor_that_ctas_walk_over_side_by_side(line: str) -> None:
     """One multiprocessor has three or four of them."""
-    from oxidnn.dispatch.registry import ENGINES
-
     problem, backend = parse_case(line), EmulatedBackend("sm_90a", checkers="all")
     backend.info = replace(backend.info, num_sms=1)
     engine = next(e for e in ENGINES[problem.op] if e.id == "quantize.reduced")
