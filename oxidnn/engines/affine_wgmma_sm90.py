@@ -45,6 +45,8 @@ MAX_SKIPPED_PANEL_BYTES = 3 << 19
 MIN_PREFETCHED_BYTES = 16 << 20
 MAX_REPEATED_BYTES = 16 << 20
 MIN_STREAMED_BYTES = 8 << 20
+MAX_KEPT_BYTES = 100 << 10  # of B: 147 KB leave three stages, which lost what was won
+MIN_KEPT_STAGES = 5
 MAX_WRITTEN_BYTES = 24 << 20  # beside windows that leave L2 first: more displaces dirty lines anyway
 # Rows of tiles in a group of the raster. The tiles of a round of 132 SMs are then 11 x 12: of 2, 4, 6, 8, 11, 12 and 16 rows the best or
 # within 2 % of it wherever measured (H200, 4096 to 8192, all tiles, bf16 and e4m3; others cost up to 8 %).
@@ -963,6 +965,8 @@ class WgmmaSm90Matmul:
         total = max(compute_us, memory_us) + beside * min(compute_us, memory_us) + meet_us + 4.4
         if c.tile_m == 192 and c.tile_n == 256 and num_ctas <= device.num_sms and grid.k_tiles >= 12:
             total *= 0.95  # one tile an SM, rows from L2 once: 25.5 us where this says 27.1 (1x1 1024->256 on 14x14, H200)
+        if c.kept:  # the gradient of 28x28 192-384 2x2 26.8 to 25.9 us, of 56x56 96-192 38.3 to 39.3 to 37.6
+            total *= 0.96
         if grid.splits > 1:
             total += 2.4 + 2.0 * grid.partial_elements * first.acc.num_bytes / (device.bandwidth_gbs * 1.22e3)
         if device.is_emulated:  # there a warpgroup's multiplication has no speed of its own: a tile costs what its threads cost
@@ -1077,14 +1081,19 @@ def _candidates(am: AffineMatmul | MatmulGroup, device: DeviceInfo) -> Iterator[
 
 def _forms(am: AffineMatmul | MatmulGroup, config: EngineConfig, plan: _Plan, device: DeviceInfo) -> Iterator[EngineConfig]:
     """The config in other forms. Stores put off, where there is a next tile to multiply meanwhile; of wide matrices, B shared by two CTAs,
-    or one warpgroup a k tile ahead of the other."""
+    or one warpgroup a k tile ahead of the other; a small B that stays, of windows' gradients."""
     if config["loader"] != "boxes":
         return
     forms: list[dict[str, Any]] = [{"defers": True}] if plan.num_tiles > device.num_sms else []
     if is_wide(plan) and config["schedule"] == "coop" and plan.consts.tile_m * plan.consts.tile_n >= 128 * 128:
         forms += [{"shares": "b"}, {"lead": 1}]
+    k_tiles = plan.members[0].walk.k_tiles
+    stages = kept_stages(config["schedule"], config["tile_m"], config["tile_n"], k_tiles)
+    is_small = k_tiles * config["tile_n"] * SPAN_BYTES <= MAX_KEPT_BYTES and plan.num_tiles > 4 * device.num_sms
+    if is_small and stages >= MIN_KEPT_STAGES and len(plan.members[0].d.out_n) > 1:
+        forms.append({"stages": stages, "keeps": True})
     for knobs in forms:
-        form = EngineConfig.of(**dict(config.knobs), **knobs)
+        form = EngineConfig.of(**{**dict(config.knobs), **knobs})
         if not isinstance(_plan(am, form), str):
             yield form
 

@@ -143,6 +143,12 @@ FORMS = (
     ("gemm a=bf16[40,520] b=bf16[72,520] transpose_b=True", {"streams": 7}),
     ("conv_fprop x=bf16[3,64,9,10]nhwc w=bf16[72,64,3,3]nhwc padding=1", {"loader": "halo"}),
     ("gemm a=bf16[200,136] b=bf16[136,264]", {"streams": 6, "refused": True}),  # as many tiles
+    ("conv_dgrad dy=bf16[5,136,6,7]nhwc w=bf16[136,96,2,2]nhwc x_shape=(5,96,12,14) stride=2", {"keeps": True, "schedule": "pingpong"}),
+    ("conv_dgrad dy=bf16[5,72,6,7]nhwc w=bf16[72,96,2,2]nhwc x_shape=(5,96,12,14) stride=2", {"keeps": True, "tile_n": 192}),
+    ("conv_fprop x=bf16[5,64,12,14]nhwc w=bf16[136,64,2,2]nhwc stride=2", {"keeps": True, "tile_n": 64}),
+    ("gemm a=bf16[600,136] b=bf16[264,136] transpose_b=True", {"keeps": True, "tile_m": 192, "tile_n": 256, "refused": True}),
+    ("conv_fprop x=bf16[11,64,12,14]nhwc w=bf16[200,64,2,2]nhwc stride=2", {"shares": "b"}),
+    ("conv_fprop x=bf16[14,64,12,14]nhwc w=bf16[200,64,2,2]nhwc stride=2", {"shares": "b", "refused": True}),  # an odd number of tiles
 )
 
 
