@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import gc
+
 import ml_dtypes
 import numpy as np
 import pytest
 
 from oxidnn import array, emu
 from oxidnn.dtypes import F32
+from oxidnn.emu.machine import State
 from oxidnn.emu.memory import host_view
+from oxidnn.emu.program import Program
 from oxidnn.errors import EmulatorFault, InvalidArgument, LaunchError, PtxError
 from oxidnn.interchange import as_view
 from oxidnn.ptx.parser import parse
@@ -123,6 +127,28 @@ def test_programs_are_kept_by_text(backend: EmulatedBackend, monkeypatch: pytest
     assert [backend.load(t, SPEC).origin for t in (texts[0], texts[0], texts[1], texts[2], texts[0])] == [
         "emulated", "memory", "emulated", "emulated", "emulated"]
     assert EmulatedBackend("sm_90a").load(texts[0], SPEC).origin == "memory"
+
+
+def test_programs_and_launches_are_no_garbage() -> None:
+    """Their arrays are freed at once, however rarely the garbage collector runs."""
+    def alive() -> int:
+        return sum(isinstance(o, (State, Program)) for o in gc.get_objects())
+
+    gc.collect()
+    gc.disable()
+    try:
+        before, faults = alive(), []
+        for n in (6, 7):  # elements of six: a launch that ends, and one with a fault
+            memory, program = emu.GlobalMemory(), emu.load(parse(TEXT))
+            x, y = (memory.register(np.zeros(6, np.float32)) for _ in range(2))
+            try:
+                program.launch(memory, 1, SPEC.threads, [x, y, n, 2.0], checkers="all")
+            except EmulatorFault:
+                faults.append(n)
+        del memory, program
+        assert alive() == before and faults == [7]
+    finally:
+        gc.enable()
 
 
 def test_text_errors_name_the_line(backend: EmulatedBackend) -> None:
