@@ -78,11 +78,6 @@ class BandConsts:
         return 32 * self.warps
 
     @property
-    def team(self) -> int:
-        """Warps of 8 channels, which meet in each step."""
-        return 8 // self.own
-
-    @property
     def turns(self) -> int:
         """Of a warp, of four lines of 8 channels at a time, from pixels to lines or back."""
         return self.own // 2
@@ -126,14 +121,8 @@ class BandConsts:
 
     @property
     def outs(self) -> int:
-        """Rows of the target as pixels: one that is made, one that leaves, one whose buffer the copy may read still, and for teams that
-        are ahead."""
-        return 0 if self.sums_taps else 6
-
-    @property
-    def lag(self) -> int:
-        """Rows that are sent and seen off later than they might."""
-        return 2
+        """Rows of the target as pixels: one that is made, one that leaves, one whose buffer the copy may read still."""
+        return 3
 
     @property
     def out_at(self) -> int:
@@ -141,7 +130,7 @@ class BandConsts:
 
     @property
     def lines_at(self) -> int:
-        return self.out_at + self.outs * self.row_bytes
+        return self.out_at + (0 if self.sums_taps else self.outs * self.row_bytes)
 
     @property
     def made_at(self) -> int:
@@ -153,14 +142,9 @@ class BandConsts:
         return self.made_at + 2 * self.lines_bytes
 
     @property
-    def out_barriers_at(self) -> int:
-        """Full ones and then empty ones, as those of stages."""
-        return self.barriers_at + 16 * self.stages
-
-    @property
     def scrap_at(self) -> int:
         """A word of each thread, of the filter's gradient."""
-        return self.out_barriers_at + 16 * self.outs
+        return self.barriers_at + 8 * self.stages
 
     @property
     def smem_bytes(self) -> int:
@@ -248,10 +232,10 @@ class BandDepthwiseEngine(Engine):
         for own in _GROUPS:
             for groups in [g for g in _GROUPS[own] if g <= count and 10 * (-count % g) <= count] or [min(_GROUPS[own][-1], count)]:
                 for ctas in (1, 2):
-                    c = _consts(p, d, EngineConfig.of(groups=groups, own=own), 4)
-                    room = _SMEM_BYTES // ctas - 1024 * (ctas - 1) - c.smem_bytes - 16 * _MAX_STAGES
-                    stages = min(_MAX_STAGES, room // c.stage_bytes + 4)
-                    if c.registers > min(255, 16384 // (32 * ctas * ceil_div(c.warps, 4)) // 8 * 8) or room < 0 or stages < 4:
+                    c = _consts(p, d, EngineConfig.of(groups=groups, own=own), 2)
+                    room = _SMEM_BYTES // ctas - 1024 * (ctas - 1) - c.smem_bytes - 8 * _MAX_STAGES
+                    stages = min(_MAX_STAGES, room // c.stage_bytes + 2)
+                    if c.registers > min(255, 16384 // (32 * ctas * ceil_div(c.warps, 4)) // 8 * 8) or room < 0 or stages < 3:
                         continue
                     for strip in strips:
                         yield EngineConfig.of(groups=groups, own=own, strip=strip, stages=stages, ctas=ctas)
