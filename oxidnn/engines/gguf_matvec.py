@@ -28,8 +28,8 @@ _COMBINE_THREADS = 128
 # of a lane, a weight, with one row of x in chunks of 512, as the disassembly counts them: all, or, if these are more, twice those of the
 # ALU's pipe, half as wide; of codebooks what timings come to, whose entries meet in banks
 _INSTRUCTIONS = {"Q4_0": 1.8, "Q4_1": 1.5, "Q5_0": 3.3, "Q5_1": 3.2, "Q8_0": 2.2, "Q2_K": 1.8, "Q3_K": 2.8, "Q4_K": 1.9,
-                 "Q5_K": 2.7, "Q6_K": 2.8, "Q8_K": 1.8, "IQ1_S": 3.4, "IQ1_M": 4.1, "IQ2_XXS": 3.9, "IQ2_XS": 3.9, "IQ2_S": 4.6,
-                 "IQ3_XXS": 4.1, "IQ3_S": 4.5, "IQ4_NL": 2.2, "IQ4_XS": 2.2, "TQ1_0": 2.5, "TQ2_0": 1.5, "MXFP4": 2.4, "NVFP4": 2.7}
+                 "Q5_K": 2.7, "Q6_K": 2.8, "Q8_K": 1.8, "IQ1_S": 3.4, "IQ1_M": 4.1, "IQ2_XXS": 3.3, "IQ2_XS": 3.9, "IQ2_S": 4.6,
+                 "IQ3_XXS": 3.3, "IQ3_S": 4.5, "IQ4_NL": 2.2, "IQ4_XS": 2.2, "TQ1_0": 2.5, "TQ2_0": 1.5, "MXFP4": 2.4, "NVFP4": 2.7}
 _SHAPES = ((4, 1, 2), (4, 2, 1), (8, 1, 1), (4, 4, 1), (8, 1, 2), (4, 2, 2), (8, 2, 1),
            (4, 1, 1))  # warps of a team, teams, CTAs of an SM
 _RINGS = ((1, 2), (2, 2), (4, 2), (1, 4), (2, 3))  # chunks of 256 elements, stages
@@ -322,7 +322,8 @@ def _candidates(p: GgufMatvecProblem, device: DeviceInfo) -> Iterator[EngineConf
         least = next((n for n in range(1, MAX_PANELS + 1) if _fits(p, config(n, *shape), device)), 0)
         if not least:
             continue
-        for panels in {least, 1 << (least - 1).bit_length(), *((2, 4) if few or device.is_emulated else ())}:
+        even = 1 << (least - 1).bit_length()
+        for panels in {least, even, *((min(2 * even, MAX_PANELS),) if least > 1 else ()), *((2, 4) if few or device.is_emulated else ())}:
             made = config(panels, *shape)
             if panels == least or panels > least and _plan(p, made, device).num_chunks >= 2 * panels * warps:
                 yield made
@@ -331,7 +332,7 @@ def _candidates(p: GgufMatvecProblem, device: DeviceInfo) -> Iterator[EngineConf
 def _estimate(p: GgufMatvecProblem, config: EngineConfig, device: DeviceInfo) -> float:
     """The blocks at the memory's speed and what an SM issues, of which the longer shows most; SMs without work, few bytes under way.
 
-    Fitted to timings on an H200 (16384 x 16384, 8192 x 28672, 4096 x 4096 and others; one to 19 rows): 8 % from them on average."""
+    Fitted to timings on an H200 (16384 x 16384, 8192 x 28672, 4096 x 4096 and others; one to 19 rows): 14 % from them on average."""
     plan = _plan(p, config, device)
     c = plan.consts
     warps = c.warps * c.teams * plan.per_sm
@@ -347,8 +348,9 @@ def _estimate(p: GgufMatvecProblem, config: EngineConfig, device: DeviceInfo) ->
     issue_us = weights * instructions / (32 * 4 * device.num_sms * 1.7e3 * _issued(warps)) * uneven
     busy_us = (memory_us**3 + issue_us**3) ** (1 / 3)
     numbers = c.areas * c.parts * plan.panel_chunks * c.chunk_size
-    before_us = (3.3 if device.at_least(9) else 4.3) + numbers * plan.per_sm / 30e3 + 0.3 * c.format.has_sums + 0.3 * c.chunk_size / 256
-    return before_us + busy_us + 0.2 * turns + (2.4 + 0.2 * plan.panels if plan.panels > 1 else 0.0)
+    x_us = numbers * plan.per_sm / 40e3 + numbers / (32 * c.warps * c.teams) / 160 + 0.3 * c.format.has_sums
+    chunks_us = 0.2 * turns + 0.3 * c.chunk_size / 256 + 0.1 * c.stages
+    return (3.1 if device.at_least(9) else 4.1) + x_us + busy_us + chunks_us + (2.4 + 0.2 * plan.panels if plan.panels > 1 else 0.0)
 
 
 def _issued(warps: int) -> float:
