@@ -7,7 +7,7 @@ and what is not a token's own is left out of its sum. Sums over experts stay in 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from math import ceil, erfc
+from math import erfc
 from typing import Any
 
 from ..codegen.pointwise import Expression
@@ -47,9 +47,9 @@ MAX_STAGES = 24  # of codes twice as many
 WIDE_COLUMNS = (96, 112, 128, 136, 144, 152, 160, 176, 184, 192)  # of two warpgroups
 # Stages that are filled at once: 256 bytes of a row. Fewer than there are: the last is released once the next is multiplied.
 BURST = 2
-# Up to so many bytes of weights leave L2 first: what it holds and would write back stays (Qwen3, one token, 75 MB, after 256 MB of zeros:
-# 30.4 us for 34.2). More of them are 2 to 7 % faster without.
-STREAMED_BYTES = 128 << 20
+# Up to so many bytes of weights leave L2 first: what it holds and would write back stays (one token after 256 MB of zeros: Qwen3, 75 MB,
+# 30.2 us for 33.9; gpt-oss, 199 MB, 65.3 for 68.5). More of them are 2 to 7 % faster without (from 704 MB on).
+STREAMED_BYTES = 256 << 20
 _BOX_BYTES = 2 * ROWS * TILE_K
 
 
@@ -212,11 +212,6 @@ def _coded_us(items: float, c: StreamConsts, device: DeviceInfo, k_tiles: float)
     return total * k_tiles / 1.6e3
 
 
-def _whole_rounds(items: float, c: StreamConsts, device: DeviceInfo) -> float:
-    ctas = device.num_sms * _per_sm(c, device)
-    return ceil(items / ctas) * ctas
-
-
 def _steps(desc: TensorDesc) -> tuple[int, ...]:
     """Bytes from one to the next, innermost first, of all dimensions but the last; those that mean nothing as maps want them."""
     steps = (s * desc.dtype.num_bytes for s in desc.strides[-2::-1])
@@ -298,16 +293,16 @@ class MoeStream(Engine):
                 c = _consts(p, "both", knobs["both"])
                 # The CTAs that come last may share an SM.
                 made_us = _coded_us(hits * c.up_tiles, c, device, c.up_k_tiles)
-                made_us += _coded_us(_whole_rounds(hits * c.down_tiles, c, device), c, device, c.down_k_tiles)
+                made_us += _coded_us(max(hits * c.down_tiles, device.num_sms * _per_sm(c, device)), c, device, c.down_k_tiles)
             else:
                 up, down = _consts(p, "up", knobs["up"]), _consts(p, "down", knobs["down"])
                 made_us = _coded_us(hits * up.tiles, up, device, up.k_tiles)
                 made_us += _coded_us(down.tiles * knobs["splits"], down, device, hits * down.k_tiles / knobs["splits"])
-            return 12.0 + max(memory_us, made_us)
+            return 12.0 + max(memory_us, made_us) + 0.01 * stages
         if "both" in knobs:
             c = _consts(p, "both", knobs["both"])
             last_us = c.down_k_tiles * c.stage_bytes * device.num_sms / (device.bandwidth_gbs * 1e3)  # of an item
-            return 19.5 + 0.95 * memory_us + 0.08 * last_us
+            return 17.5 + 0.965 * memory_us + 0.12 * last_us
         # A static deal of what comes at uneven speeds: the last CTA is late. Larger clusters than pairs do not all find room at once.
         ctas = ceil_div(p.hidden, ROWS) * knobs["splits"]
         share = min(1.0, ctas / (0.7 * device.num_sms))
@@ -436,7 +431,8 @@ class MoeStreamSorted(Engine):
             multiply_us = tiles * stages / 2 / device.num_sms * (130.0 + 8.5 * columns) / 1.5e3 * 1.05
         if size < 2:
             c = _sorted_consts(p, "both", columns, knobs["both"])
-            multiply_us = _coded_us(tiles * (c.up_tiles + c.down_tiles * c.down_k_tiles / c.up_k_tiles), c, device, c.up_k_tiles)
+            multiply_us = _coded_us(tiles * c.up_tiles, c, device, c.up_k_tiles)
+            multiply_us += _coded_us(max(tiles * c.down_tiles, device.num_sms * _per_sm(c, device)), c, device, c.down_k_tiles)
         moved_us = (p.tokens + 3 * p.rows) * p.hidden * 2 / (device.bandwidth_gbs * 800)
         most_us = max(memory_us, l2_us, multiply_us)
         return 18.0 + most_us + min(0.12 * most_us, 18.0) + moved_us
