@@ -331,7 +331,6 @@ class MoeStream(Engine):
                                  follows=True, suffix=f"{c.of}_{kind}_{c.tile_n}"))
 
         num_ctas = min(device.num_sms * _per_sm(up, device), most * up.tiles)
-        shared.append(Arg("num_ctas", "u32", num_ctas))
         if is_both:
             inverse = Held(index(p.tokens, p.topk), scratch.take(4 * p.rows))
             result = Held(packed(p.desc("x"), most * p.tokens, p.hidden), scratch.take(most * p.tokens * up.result_bytes))
@@ -344,7 +343,8 @@ class MoeStream(Engine):
             return Build(tuple(steps), scratch.num_bytes)
         down = replace(_consts(p, "down", knobs["down"]), splits=knobs["splits"])
         launch(up, [Arg("map_weights", "tensor_map", TensorMapArg("w_gate_up", _weights_map(p.desc("w_gate_up"), up))),
-                    Arg("map_tokens", "tensor_map", TensorMapArg("x", x_map)), *shared, *_scale_args(p, "gate_up")], num_ctas)
+                    Arg("map_tokens", "tensor_map", TensorMapArg("x", x_map)), *shared, Arg("num_ctas", "u32", num_ctas),
+                    *_scale_args(p, "gate_up")], num_ctas)
         launch(down, [Arg("map_weights", "tensor_map", TensorMapArg("w_down", _weights_map(p.desc("w_down"), down))),
                       Arg("map_tokens", "tensor_map", WorkspaceMapArg(middle_map, middle.byte_offset)), *ids,
                       Arg("ptr_table", "u64", table), *_scale_args(p, "down"), *held(p, "y").args("y")], down.tiles * down.splits)
@@ -365,7 +365,7 @@ def _per_sm(c: StreamConsts, device: DeviceInfo) -> int:
 
 
 class MoeStreamSorted(Engine):
-    """Rows sorted by expert; few of each, so that bringing weights takes most of the time."""
+    """Rows sorted by expert: few of each, so that bringing weights takes most of the time, or as many as tiles of two warpgroups fit."""
 
     def __init__(self, op: str) -> None:
         self.id = f"{op}.stream_sorted_sm90"  # type: ignore[misc]
@@ -464,9 +464,9 @@ class MoeStreamSorted(Engine):
 
         def launch(c: StreamConsts, own: list[Arg]) -> Step:
             num_ctas = min(device.num_sms * _per_sm(c, device), row_tiles * c.tiles)
-            return Step.of("moe/stream_sorted_sm90", p.op, Target.for_arch(device.arch), c.threads,
-                           [*own, *groups, Arg("num_ctas", "u32", num_ctas)], c, num_ctas, dynamic_smem=c.smem_bytes, follows=True,
-                           suffix=f"{c.of}_{p.kind.name}_{c.tile_n}")
+            own += groups if c.of == "both" else [*groups, Arg("num_ctas", "u32", num_ctas)]
+            return Step.of("moe/stream_sorted_sm90", p.op, Target.for_arch(device.arch), c.threads, own, c, num_ctas,
+                           dynamic_smem=c.smem_bytes, follows=True, suffix=f"{c.of}_{p.kind.name}_{c.tile_n}")
 
         result = xs
         if "both" in knobs:
@@ -484,7 +484,7 @@ class MoeStreamSorted(Engine):
                     Arg("map_weights", "tensor_map", TensorMapArg(f"w_{name}", _weights_map(p.desc(f"w_{name}"), c))),
                     Arg("map_tokens", "tensor_map", rows_map(source, c)), Arg("ptr_result", "u64", to.place),
                     Arg("result_row_bytes", "s64", 2 * to.desc.strides[0]),
-                    Arg("ptr_counter", "u64", shifted(counters, 4 if of == "down" else 0)), *_scale_args(p, name)]))
+                    Arg("ptr_counter", "u64", shifted(counters, 4 if of == "down" else 0))]))
         weights_held = held(p, "weights") if p.has("weights") else None
         steps.append(combine_step(p, result, inverse, weights_held, held(p, "y"), device))
         return Build(tuple(steps), scratch.num_bytes)
