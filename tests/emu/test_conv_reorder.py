@@ -52,7 +52,7 @@ def engines(line: str) -> set[str]:
 
 @pytest.mark.parametrize("kind", ("s8", "e4m3"))
 def test_tensor_cores_take_8_bits_only_so(kind: str) -> None:
-    """Filters as frameworks hold them reach none but through a matrix of windows; reordered ones do, in both directions."""
+    """Filters as frameworks hold them reach none but by a copy or a matrix of windows; reordered ones do, in both directions."""
     number = oxidnn.dtypes.dtype(kind)
     for line, shape, use in (("conv_fprop x={k}[8,64,14,14]nhwc w={w} padding=1", (128, 64, 3, 3), "fprop"),
                              ("conv_dgrad dy={k}[8,128,14,14]nhwc w={w} x_shape=(8,64,14,14) padding=1", (128, 64, 3, 3), "dgrad")):
