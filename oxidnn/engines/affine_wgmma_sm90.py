@@ -965,8 +965,10 @@ class WgmmaSm90Matmul:
         total = max(compute_us, memory_us) + beside * min(compute_us, memory_us) + meet_us + 4.4
         if c.tile_m == 192 and c.tile_n == 256 and num_ctas <= device.num_sms and grid.k_tiles >= 12:
             total *= 0.95  # one tile an SM, rows from L2 once: 25.5 us where this says 27.1 (1x1 1024->256 on 14x14, H200)
-        if c.kept:  # the gradient of 28x28 192-384 2x2 26.8 to 25.9 us, of 56x56 96-192 38.3 to 39.3 to 37.6
-            total *= 0.96
+        if c.kept:
+            # Loads hide, and stores that wait for memory: off by 3 % of what is best of ten layers (H200: pointwise ones of 14x14 to 56x56,
+            # gradients of windows that tile an image), which small tiles are, since at the end nothing hides the last.
+            total = max(memory_us + 3.5 + 3e-8 * written, compute_us) + 0.5 * last_clocks / 1620 + 4.4
         if grid.splits > 1:
             total += 2.4 + 2.0 * grid.partial_elements * first.acc.num_bytes / (device.bandwidth_gbs * 1.22e3)
         if device.is_emulated:  # there a warpgroup's multiplication has no speed of its own: a tile costs what its threads cost
@@ -1081,7 +1083,7 @@ def _candidates(am: AffineMatmul | MatmulGroup, device: DeviceInfo) -> Iterator[
 
 def _forms(am: AffineMatmul | MatmulGroup, config: EngineConfig, plan: _Plan, device: DeviceInfo) -> Iterator[EngineConfig]:
     """The config in other forms. Stores put off, where there is a next tile to multiply meanwhile; of wide matrices, B shared by two CTAs,
-    or one warpgroup a k tile ahead of the other; a small B that stays, of windows' gradients."""
+    or one warpgroup a k tile ahead of the other; a small B that stays."""
     if config["loader"] != "boxes":
         return
     forms: list[dict[str, Any]] = [{"defers": True}] if plan.num_tiles > device.num_sms else []
@@ -1089,13 +1091,22 @@ def _forms(am: AffineMatmul | MatmulGroup, config: EngineConfig, plan: _Plan, de
         forms += [{"shares": "b"}, {"lead": 1}]
     k_tiles = plan.members[0].walk.k_tiles
     stages = kept_stages(config["schedule"], config["tile_m"], config["tile_n"], k_tiles)
-    is_small = k_tiles * config["tile_n"] * SPAN_BYTES <= MAX_KEPT_BYTES and plan.num_tiles > 4 * device.num_sms
-    if is_small and stages >= MIN_KEPT_STAGES and len(plan.members[0].d.out_n) > 1:
+    if stages >= MIN_KEPT_STAGES and plan.num_tiles > 4 * device.num_sms and may_keep(plan, k_tiles):
         forms.append({"stages": stages, "keeps": True})
     for knobs in forms:
         form = EngineConfig.of(**{**dict(config.knobs), **knobs})
         if not isinstance(_plan(am, form), str):
             yield form
+
+
+def may_keep(plan: _Plan, k_tiles: int) -> bool:
+    """Whether a column's B is small, rows of A and D are whole lines of L2, and the tile is one in which keeping B was seen to pay: rows of
+    64 in ping-pong cost up to 12 % more than others, windows brought by maps that step through positions 1 to 5."""
+    c, (first, boxes) = plan.consts, (plan.members[0].am, plan.members[0].boxes[0])
+    if k_tiles * c.tile_n * SPAN_BYTES > MAX_KEPT_BYTES or c.is_ping_pong and c.tile_m == 64 and c.tile_n < 192:
+        return False
+    is_whole = first.k.size * first.a.dtype.num_bytes % SPAN_BYTES == 0 and first.n.size * first.d.dtype.num_bytes % SPAN_BYTES == 0
+    return c.is_direct and is_whole and isinstance(boxes, Boxes) and boxes.map.corners is None
 
 
 def is_wide(plan: _Plan) -> bool:
