@@ -11,9 +11,9 @@ from ..engines.by_products import completed
 from ..errors import InvalidArgument, Unsupported
 
 # Engine modules; each has ENGINES: dict op name -> tuple of engines, most specialised first.
-ENGINE_MODULES = ("conv_depthwise_wgmma", "conv_depthwise_tma", "conv_depthwise_mma", "conv_depthwise", "conv_strip", "conv_interleaved",
-                  "conv_winograd_fused", "conv_winograd", "conv_fft", "conv_block_diagonal", "matmul", "conv_turned",
-                  "conv_turned_gradient", "conv_apart", "conv_zero_point", "conv_im2col",
+ENGINE_MODULES = ("conv_depthwise_band", "conv_depthwise_wgmma", "conv_depthwise_tma", "conv_depthwise_mma", "conv_depthwise",
+                  "conv_strip", "conv_interleaved", "conv_winograd_fused", "conv_winograd", "conv_fft", "conv_block_diagonal", "matmul",
+                  "conv_turned", "conv_turned_gradient", "conv_apart", "conv_zero_point", "conv_im2col",
                   "conv_deformable", "causal_conv", "pointwise_map", "prelu_map", "reduce_tree", "reduce_gradient", "pool_window",
                   "resize_band", "layout_tile", "layout_copy", "layout_shuffle", "layout_sum", "unfold_walk", "scan_block", "loss_row",
                   "loss_map", "row_loss", "ctc_lattice", "linear_loss", "norm_row", "channel_stats", "channel_resident", "foreach",

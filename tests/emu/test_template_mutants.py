@@ -509,6 +509,12 @@ KERNELS = {
     "depthwise_wgmma_wgrad": Kernel("conv/depthwise_wgmma_wgrad_sm90", "conv_wgrad.depthwise_wgmma_sm90", (
         "conv_wgrad x=bf16[3,16,19,12]nhwc dy=bf16[3,16,19,12]nhwc dw=bf16[16,1,5,3]nhwc padding='((2,2),(1,1))' groups=16",),
         {"groups": 2, "images": 2, "blocks": 2, "strip": 8, "stages": 5}),
+    "depthwise_band": Kernel("conv/depthwise_band_sm90", "conv_fprop.depthwise_band_sm90", (
+        "conv_fprop x=bf16[3,16,18,12]nhwc w=bf16[16,1,3,5]nhwc y=bf16[3,16,21,12]nhwc padding='((4,1),(2,2))' groups=16",),
+        {"groups": 2, "own": 2, "strip": 7, "stages": 4}),
+    "depthwise_band_wgrad": Kernel("conv/depthwise_band_wgrad_sm90", "conv_wgrad.depthwise_band_sm90", (
+        "conv_wgrad x=bf16[3,16,19,12]nhwc dy=bf16[3,16,19,12]nhwc dw=bf16[16,1,5,3]nhwc padding='((2,2),(1,1))' groups=16",),
+        {"groups": 2, "own": 2, "strip": 8, "stages": 4}),
     "unfold": Kernel("conv/unfold", "unfold.walk", ("unfold x=f32[2,3,7,6]nchw kernel=(3,2) padding=1",), {}),
     "fold": Kernel("conv/unfold", "unfold.walk", ("fold x=f32[2,18,238] output_size=(17,13) kernel=(3,2) padding=1",), {}),
     "causal": Kernel("conv/causal", "causal_conv1d.walk", ("causal_conv1d x=f32[2,3,700]nchw w=f32[3,4] bias=f32[3]",), {}),
@@ -760,7 +766,7 @@ FLOOR = {
     "pool_plane": (25, 26), "pool_plane_indices": (25, 26), "pool_plane_unpool": (23, 26), "multilabel": (23, 26), "layout_sum": (26, 26),
     "winograd_fused": (26, 26), "winograd_fused_wgrad": (25, 26),
     "winograd_ring": (24, 26), "depthwise_tma": (22, 26), "depthwise_tma_wgrad": (19, 26),
-    "depthwise_wgmma": (22, 26), "depthwise_wgmma_wgrad": (23, 26),
+    "depthwise_wgmma": (22, 26), "depthwise_wgmma_wgrad": (23, 26), "depthwise_band": (21, 26), "depthwise_band_wgrad": (22, 26),
     "unfold": (25, 26), "fold": (22, 26), "causal": (26, 26),
     "scan_row": (24, 26), "scan_column": (26, 26),
     "map_packs": (25, 26), "pool_row": (23, 26), "divisive_strip": (26, 26), "divisive_packs": (25, 26),
