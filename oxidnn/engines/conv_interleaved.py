@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from math import gcd
 
 from ..codegen.spec import Target as PtxTarget
 from ..codegen.spec import TensorMapSpec
@@ -29,26 +28,21 @@ MAX_CHANNELS = 16
 MAX_COLUMNS = 64
 MAX_PRODUCTS = 400  # of a tile, all unrolled
 MAX_STAGES = 4 * WARPGROUPS
-MAX_BOX = 256
-MAX_BOXED_PRODUCTS = 8  # of a tile: with more of them, the staging of results comes on top (7x7: 168 us instead of 156)
-MAX_EMPTY = 1.25  # positions of tiles of rows over those there are
-STAGING_SLOTS = 2
 
 
 @dataclass(frozen=True, slots=True)
 class AxisConsts:
-    """A spatial dimension: offsets i = first, first + 1, ... (`offsets`) of a block of `stride` pixels; a tile has `tile` blocks."""
+    """A spatial dimension: offsets i = first, first + 1, ... (`offsets` of them) of a block of `stride` pixels."""
 
     taps: int
     stride: int
     padding: int
     first: int
     offsets: int
-    tile: int = BLOCK
 
     @property
     def patch(self) -> int:
-        return self.tile + self.offsets - 1
+        return BLOCK + self.offsets - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +59,6 @@ class InterleavedConsts:
     h: AxisConsts
     w: AxisConsts
     filter_at: int
-    unit: int  # elements of a box's innermost dimension: a tile's pixels leave by a tensor copy, from where they are staged; 0: by stores
-    staging_at: int
 
     @property
     def spans(self) -> int:
@@ -90,27 +82,6 @@ class InterleavedConsts:
     def run(self) -> int:
         """Neighbouring elements of a row of the image that a block holds."""
         return self.w.stride * self.channels
-
-    @property
-    def line_bytes(self) -> int:
-        """Of a tile's row of pixels."""
-        return self.w.tile * self.run * 2
-
-    @property
-    def slot_bytes(self) -> int:
-        """Of the two that a warpgroup stages its pixels in."""
-        return self.h.tile * self.h.stride * self.line_bytes if self.unit else 0
-
-    @property
-    def group_bytes(self) -> int:
-        """Of a patch, from 8 positions of a tile to the next 8."""
-        return (self.w.patch if self.w.tile == BLOCK else BLOCK) * SPAN * 2
-
-    @property
-    def warp_steps(self) -> tuple[int, int]:
-        """Staged bytes from a warp's 16 positions to the next warp's, and from its 8 to its other 8: rows of 8 positions, or one row."""
-        step = self.h.stride * self.line_bytes if self.w.tile == BLOCK else BLOCK * self.run * 2
-        return 2 * step, step
 
     @property
     def panels(self) -> int:
@@ -155,36 +126,21 @@ def _plan(p: ConvProblem) -> InterleavedConsts | str:
     if image.numel >= 2**31 or result.numel >= 2**31 or tiling.reach(filter.shape, filter.strides) >= 2**31 or max(h.patch, w.patch) > 256:
         return "an offset exceeds 31 bits, or a patch is too large"
     tile_n = -(-columns // 8) * 8
-    row = image.shape[3] * channels
-    is_alone = h.offsets == w.offsets == 1
-    if is_alone and BLOCK * BLOCK * -(-result.shape[3] // (BLOCK * BLOCK)) <= MAX_EMPTY * result.shape[3]:
-        h, w = replace(h, tile=1), replace(w, tile=BLOCK * BLOCK)  # a tile is of one row, a run of memory
-    consts = InterleavedConsts(RingConsts(0, 0, 0, 1), result.dtype.name, image.dtype.name, tile_n, WARPGROUPS, filters, channels, h, w, 0,
-                               0, 0)
-    common = gcd(row, w.tile * run)
-    unit = max((u for u in range(8, MAX_BOX + 1, 8) if common % u == 0), default=0)
-    may_box = image.align % 16 == 0 and w.tile * run <= MAX_BOX * unit and len(consts.products) <= MAX_BOXED_PRODUCTS
-    if may_box and h.tile * h.stride <= MAX_BOX:
-        consts = replace(consts, unit=unit)
-    elif w.tile != BLOCK:
-        consts = replace(consts, h=replace(h, tile=BLOCK), w=replace(w, tile=BLOCK))
+    consts = InterleavedConsts(RingConsts(0, 0, 0, 1), result.dtype.name, image.dtype.name, tile_n, WARPGROUPS, filters, channels, h, w, 0)
     filter_bytes = consts.panels * tile_n * SPAN * 2
-    staging_bytes = WARPGROUPS * STAGING_SLOTS * consts.slot_bytes
     stage_bytes = consts.spans * consts.patch_bytes
-    free = SMEM_BYTES - 1024 - filter_bytes - staging_bytes - 2 * BARRIER_BYTES * MAX_STAGES
-    stages = free // stage_bytes // WARPGROUPS * WARPGROUPS
+    stages = (SMEM_BYTES - 1024 - filter_bytes - 2 * BARRIER_BYTES * MAX_STAGES) // stage_bytes // WARPGROUPS * WARPGROUPS
     if stages < WARPGROUPS or len(consts.products) > MAX_PRODUCTS:
         return f"{h.offsets} x {w.offsets} offsets of {filters} filters do not fit shared memory"
     stages = min(stages, MAX_STAGES)
     filter_at = -(-stages * stage_bytes // 1024) * 1024
-    staging_at = filter_at + filter_bytes
-    return replace(consts, ring=RingConsts(stages, stage_bytes, staging_at + staging_bytes, 1), filter_at=filter_at, staging_at=staging_at)
+    return replace(consts, ring=RingConsts(stages, stage_bytes, filter_at + filter_bytes, 1), filter_at=filter_at)
 
 
-def _tiles(p: ConvProblem, c: InterleavedConsts) -> tuple[int, int, int]:
-    """Images, and tiles of blocks of pixels down and across."""
+def _blocks(p: ConvProblem) -> tuple[int, int, int]:
+    """Images, and 8 x 8 blocks of blocks of pixels down and across."""
     n, _, height, width = p.desc(p.image).shape
-    return n, -(-height // (c.h.stride * c.h.tile)), -(-width // (c.w.stride * c.w.tile))
+    return n, -(-height // (p.stride[0] * BLOCK)), -(-width // (p.stride[1] * BLOCK))
 
 
 class InterleavedGradient(Engine):
@@ -210,7 +166,7 @@ class InterleavedGradient(Engine):
         assert isinstance(problem, ConvProblem)
         c = _plan(problem)
         assert not isinstance(c, str), c
-        n, down, across = _tiles(problem, c)
+        n, down, across = _blocks(problem)
         tiles = n * down * across
         clocks = len(c.products) * max(18.5, c.tile_n / 2)
         compute_us = -(-tiles * clocks // device.num_sms) / 1620
@@ -227,7 +183,7 @@ class InterleavedGradient(Engine):
         p, c = problem, _plan(problem)
         assert not isinstance(c, str), c
         image, filter, result = p.desc(p.image), p.desc(p.filter), p.desc(p.result)
-        n, down, across = _tiles(p, c)
+        n, down, across = _blocks(p)
         num_ctas = min(n * down * across, device.num_sms)
         t = tiling.Arguments(False)
         t.add("num_tiles", "u32", n * down * across)
@@ -235,26 +191,19 @@ class InterleavedGradient(Engine):
         for name, value in (("down", down), ("across", across)):
             t.add(name, "u32", value)
             t.divisor(name, value)
-        row = image.shape[3] * c.channels
-        if not c.unit:
-            t.add("height", "u32", image.shape[2])
-            t.add("row_elements", "u32", row)
-            t.add("image_bytes", "u32", image.shape[2] * row * 2)
-            t.add("ptr_dx", "u64", TensorArg(p.image))
+        t.add("height", "u32", image.shape[2])
+        t.add("row_elements", "u32", image.shape[3] * c.channels)
+        t.add("image_bytes", "u32", image.shape[2] * image.shape[3] * c.channels * 2)
         t.add("ptr_w", "u64", TensorArg(p.filter))
         for name, stride in zip(("k", "c", "r", "s"), filter.strides, strict=True):
             t.add(f"w_{name}", "s32", stride)
+        t.add("ptr_dx", "u64", TensorArg(p.image))
         _, k, rows, columns = result.shape
         patches = TensorMapSpec(result.dtype.name, (k, columns, rows, n), (k * 2, columns * k * 2, rows * columns * k * 2),
                                 (SPAN, c.w.patch, c.h.patch, 1), swizzle=128)
         maps = [Arg("map_dy", "tensor_map", TensorMapArg(p.result, patches))]
         if c.tail:
             maps.append(Arg("map_dy_tail", "tensor_map", TensorMapArg(p.result, replace(patches, box=(c.tail, *patches.box[1:])))))
-        if c.unit:
-            pixels = TensorMapSpec(image.dtype.name, (c.unit, row // c.unit, image.shape[2], n),
-                                   (c.unit * 2, row * 2, image.shape[2] * row * 2),
-                                   (c.unit, c.w.tile * c.run // c.unit, c.h.tile * c.h.stride, 1))
-            maps.append(Arg("map_dx", "tensor_map", TensorMapArg(p.image, pixels)))
         args = [*maps, *t.args]
         target = PtxTarget.for_arch(device.arch, (8, 0))
         return Build((Step.of("conv/interleaved_dgrad_sm90", self.op, target, 128 * (1 + c.warpgroups), args, c, num_ctas,
