@@ -20,7 +20,7 @@ LINES = (
     "conv_dgrad dy=bf16[2,96,4,4]nhwc w=bf16[96,4,5,4]nhwc x_shape=(2,4,9,11) padding='((1,2),(2,1))' stride=(2,3)",
     "conv_dgrad dy=bf16[3,72,9,10]nhwc w=bf16[72,8,3,3] x_shape=(3,8,9,10) padding=1",
     "conv_dgrad dy=bf16[5,40,6,10]nhwc w=bf16[40,3,4,4]nhwc x_shape=(5,3,24,40) stride=4",
-    "conv_dgrad dy=bf16[2,40,3,56]nhwc w=bf16[40,3,4,4]nhwc x_shape=(2,3,12,224) stride=4",  # tiles of a row
+    "conv_dgrad dy=bf16[2,40,3,56]nhwc w=bf16[40,3,4,4]nhwc x_shape=(2,3,12,224) stride=4",
     "conv_dgrad dy=bf16[1,40,3,120]nhwc w=bf16[40,4,2,2]nhwc x_shape=(1,4,7,240) stride=2",
     "conv_dgrad dy=f16[3,24,8,12]nhwc w=f16[24,2,3,3]nhwc x_shape=(3,2,25,36) padding='((1,0),(0,0))' stride=3",
     "conv_dgrad dy=bf16[2,64,4,4]nhwc w=bf16[64,3,2,2]nhwc x_shape=(2,3,16,16) stride=4",
