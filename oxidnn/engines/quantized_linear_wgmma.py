@@ -282,28 +282,31 @@ def _overlaps(p: QuantizedLinearProblem, plan: _Plan, device: DeviceInfo) -> boo
 
 
 def _estimate_us(p: QuantizedLinearProblem, plan: _Plan, device: DeviceInfo) -> float:
-    """Up to 64 columns the making of numbers (a warpgroup by itself issues an instruction in three clocks) and memory, of which the longer
-    shows most; of more columns the tensor cores. A start, ends, factors. Fitted to timings on an H200 (four matrices, four kinds)."""
+    """Up to 64 columns memory, and the tensor cores and the making of numbers, which hardly overlap, or the latency of the latter; of
+    more columns the tensor cores. A start, ends, factors. Fitted to timings on an H200 (four matrices, four kinds)."""
     c, ctas = plan.consts, plan.ctas
     per_sm = _per_sm(p, c, device)
     busiest, rounds = -(-ctas // device.num_sms), -(-ctas // (per_sm * device.num_sms))
     weights = p.desc("w").num_bytes + p.desc("scale").num_bytes
     in_flight = min(ctas, per_sm * device.num_sms) * (c.stages - 0.5) * c.rows * c.row_bytes / device.num_sms
-    memory_us = weights / (device.bandwidth_gbs * 1.7e3) * max(1.0, 32e3 / in_flight) ** 0.2
-    memory_us += (plan.row_tiles * p.rows * p.k * 2 + (plan.column_tiles - 1) * weights) / device.num_sms / 120e3
+    memory_us = weights / (device.bandwidth_gbs * 1.15e3) * max(1.0, 32e3 / in_flight) ** 0.2
+    memory_us += (plan.row_tiles * p.rows * p.k * 2 + (plan.column_tiles - 1) * weights) / device.num_sms / 100e3
     steps = p.k / 16 / c.splits / c.k_groups  # of a warpgroup
     tile = c.rows * c.columns / 1e3
-    end_us = 2.0 * (c.splits > 1) + 0.6e-3 * p.groups * c.rows * c.grouped
     if c.columns > 64:
         stall = 1.0 if c.scaling != "numbers" else 1.4 if c.kind == "nf4" else 1.2
         compute_us = busiest * c.warpgroups * steps * c.columns / 2 * stall * (1.0 if c.row_groups > 1 and c.columns > 128 else 1.1) / 1550
+        end_us = 2.0 * (c.splits > 1) + 0.6e-3 * p.groups * c.rows * c.grouped
         return 4.0 + max(compute_us, memory_us) + rounds * (1.0 + tile / 16) + end_us
-    # Instructions of a warp for 16 k
-    numbers: float = {"s4": 15, "u4": 15, "nf4": 19, "s8": 20, "e4m3": 16}[c.kind] + (8 if c.dtype == "bf16" else 0)
-    numbers += {"sums": (c.columns / 8 + 4) / c.unit, "numbers": 4 + 10 * c.parts / 4, "none": 0}[c.scaling]
-    compute_us = steps * max(busiest * c.warpgroups * (2.1 * numbers + 0.1 * c.columns), rounds * (2.7 * numbers + 7)) / 1700
-    busy_us = (compute_us**1.7 + memory_us**1.7) ** (1 / 1.7)
-    return 4.5 + busy_us + 2.0 * (rounds - 1) + 0.17 * tile + end_us
+    # Clocks of 16 k of a warpgroup: of the tensor cores, and of the making of numbers
+    tensor = {8: 13.5, 16: 15, 32: 18, 64: 24}[c.columns]
+    numbers: float = {"s4": 16, "u4": 16, "nf4": 31, "s8": 20, "e4m3": 16}[c.kind] + (8 if c.dtype == "bf16" else 0)
+    numbers += {"sums": 1.8 * (c.columns / 8 + 4) / c.unit, "numbers": 6 + 3 * c.parts, "none": 0}[c.scaling]
+    shared_us = busiest * c.warpgroups * steps * (numbers**1.2 + tensor**1.2) ** (1 / 1.2) / 1700
+    compute_us = max(shared_us, rounds * steps * (2.5 * numbers + 17) / 1700)
+    busy_us = (compute_us**2.6 + memory_us**2.6) ** (1 / 2.6)
+    end_us = 0.2 * (c.splits > 1) + 0.5 * (c.k_groups > 1) + 0.06e-3 * p.groups * c.rows * c.factor_bytes * c.grouped
+    return 6.0 + busy_us + 0.4 * (rounds - 1) + 0.15 * tile + end_us
 
 
 def _arguments(p: QuantizedLinearProblem, plan: _Plan) -> list[Arg]:
