@@ -47,8 +47,8 @@ def test_emulator_and_gpu_agree(op: str, engine, cuda: Backend) -> None:  # type
         emulated = execute(emulator, problem, engine, config, inputs, scalars)
         same = all(on_gpu[n].tobytes() == emulated[n].tobytes() for n in on_gpu)
         if not same:
-            epilogue = getattr(problem, "epilogue", None) is not None
-            assert epilogue or any(name in op for name in APPROXIMATE), f"{engine.id} {config.name}: other bits. {format_case(problem)}"
+            expression = any(getattr(problem, name, None) is not None for name in ("epilogue", "prologue"))
+            assert expression or any(name in op for name in APPROXIMATE), f"{engine.id} {config.name}: other bits. {format_case(problem)}"
             exact = {n: a.astype(np.float64) if problem.desc(n).dtype.is_float else a for n, a in inputs.items()}
             want = REFERENCES[problem.op](problem, exact, scalars)
             worst = max(worst, compare(problem, on_gpu, want, engine.id), compare(problem, emulated, want, "emulated"))
