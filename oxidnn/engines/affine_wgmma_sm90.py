@@ -548,10 +548,9 @@ def _plan(am: AffineMatmul | MatmulGroup, config: EngineConfig) -> _Plan | str:
                 for joint in (joint_a, joint_b))
         a_consts, b_consts = joint_a[0].consts("a", tile_m, 0, joint_a[1:]), b[0].consts("b", rows_n, tile_m * SPAN_BYTES, b[1:])
     if shares:
-        if len(parts) > 1 or not isinstance(a[0], Boxes):
-            return "boxes of one part alone are shared"
-        if a[0].map.corners is not None and a[0].major == "k" and -(-first.m.size // tile_m) % 2:
-            return "a map that steps through positions brings none from beyond the last one"
+        is_plain = all(isinstance(x, Boxes) and len(x.rows) == 1 and x.map.corners is None for x in (*a, *b))
+        if not is_plain or len(parts) > 1:
+            return "only plain matrices are shared"
         if b[0].major == "row" and rows_n % CHUNK_ROWS:
             return "halves of its tiles are no whole panels"
         b_consts = replace(b_consts, shared_rows=rows_n)

@@ -148,8 +148,6 @@ FORMS = (
     ("conv_fprop x=bf16[5,64,12,14]nhwc w=bf16[136,64,2,2]nhwc stride=2", {"keeps": True, "tile_n": 64}),
     ("conv_fprop x=bf16[5,128,9,10]nhwc w=bf16[192,128,1,1]nhwc bias=f32[192] epilogue=bias_relu", {"keeps": True, "tile_n": 64}),
     ("gemm a=bf16[600,136] b=bf16[264,136] transpose_b=True", {"keeps": True, "tile_m": 192, "tile_n": 256, "refused": True}),
-    ("conv_fprop x=bf16[11,64,12,14]nhwc w=bf16[200,64,2,2]nhwc stride=2", {"shares": "b"}),
-    ("conv_fprop x=bf16[14,64,12,14]nhwc w=bf16[200,64,2,2]nhwc stride=2", {"shares": "b", "refused": True}),  # an odd number of tiles
 )
 
 
