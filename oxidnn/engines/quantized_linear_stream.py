@@ -73,7 +73,8 @@ class QuantizedStreamConsts:
     splits: that deal out k, whose sums a second launch adds; boxes: of a stage, along k; lane_bytes: of a row that a lane reads at once;
     flush_blocks: blocks of 8 numbers of a lane of which a group's sums are made; group_size: 0 where scales do not change along k;
     scale_group, zero_group: bytes from a group's to the next; scales, zeros: of a row and a stage; zero: PTX type of zero points, ""
-    without."""
+    without; staged: columns whose sums meet in shared memory; bare: codes are multiplied as they are, of one row (a warp's lanes have the x
+    of a group's sums); unroll: pieces of x that a thread loads before it stores any."""
 
     kind: str
     dtype: str
@@ -97,10 +98,9 @@ class QuantizedStreamConsts:
     table: tuple[float, ...]
     epilogue: tiling.EpilogueConsts
     epilogue_threads: int
+    staged: int
     bare: bool
     unroll: int
-    staged: int
-    ahead: int
     native_fp8: bool = True
 
     @property
@@ -257,18 +257,17 @@ def _plan(p: QuantizedLinearProblem, config: EngineConfig, device: DeviceInfo) -
     has_zero, grouped = p.has("zero_point"), p.groups > 1
     chunk_k = boxes * BOX_BYTES * 8 // bits
     groups = max(1, chunk_k // p.group_size) if grouped else 1
-    step_k = warps * chunk_k
+    unit_k, step_k = min(chunk_k, p.group_size), warps * chunk_k
     rounds = ceil_div(p.k, step_k * splits)
     consts = QuantizedStreamConsts(
         p.kind, p.desc("x").dtype.name, bits, columns, p.rows, warps, teams, splits, boxes, config["stages"], _lane_bytes(p),
-        min(chunk_k, p.group_size) // 32, p.group_size if grouped else 0,
+        unit_k // 32, p.group_size if grouped else 0,
         p.grid_strides("scale")[1] * p.desc("scale").dtype.num_bytes, p.grid_strides("zero_point")[1] if has_zero else 0,
         _factors(p, "scale", groups) if grouped else NO_FACTORS, _factors(p, "zero_point", groups) if has_zero else NO_FACTORS,
         p.desc("zero_point").dtype.name if has_zero else "", p.desc("scale").dtype.name,
-        tuple(map(float, NF4)) if p.kind == "nf4" else (), epilogue, threads,
-        bool(dict(config.knobs).get("bare", 1)) and grouped and p.kind in ("s4", "u4") and p.rows == 1 and p.desc("x").dtype is F16
-        and min(chunk_k, p.group_size) <= 256, min(2 if p.rows == 1 else 8, ceil_div(p.rows * rounds * step_k // 8, 32 * warps * teams)),
-        staged, dict(config.knobs).get("ahead", 0))
+        tuple(map(float, NF4)) if p.kind == "nf4" else (), epilogue, threads, staged,
+        grouped and p.kind in ("s4", "u4") and p.rows == 1 and p.desc("x").dtype is F16 and unit_k <= 256,
+        min(2 if p.rows == 1 else 8, ceil_div(p.rows * rounds * step_k // 8, 32 * warps * teams)))
     tiles = ceil_div(p.n, TILE)
     places = max(1, per_sm * device.num_sms // splits)
     return _Plan(consts, am, d, tiles, rounds, min(tiles, places), per_sm)
@@ -393,9 +392,6 @@ def _arguments(p: QuantizedLinearProblem, plan: _Plan) -> list:
     t.add("pieces", "u32", plan.padded_k // 8)
     t.divisor("pieces", plan.padded_k // 8)
     t.add("x_pitch", "u32", plan.x_pitch)
-    t.add("ptr_w", "u64", TensorArg("w"))
-    t.add("w_row_bytes", "s64", stride)
-    t.add("w_bytes", "u32", w.shape[1])
     t.add("w_size", "u32", p.n)
     add_factors(t, p, c.grouped, c.zero, any_group=False)
     if c.splits > 1:

@@ -33,7 +33,8 @@ class QuantizedWgmmaConsts:
     """Consts of quantized_linear/wgmma_sm90. dtype: of x; bits: of a code; columns: rows of x; row_groups, k_groups: warpgroups that share
     the rows of W, that deal out stages; splits: CTAs of a cluster that deal out k; spans: of 64 k in a turn of the loop, stage_spans of
     them in a stage; scaling: "sums" of `unit` spans, "numbers", each of them, or "none"; parts: of a span that have a scale of their own;
-    zero: PTX type of zero points, "" without; streams: codes leave L2 first."""
+    zero: PTX type of zero points, "" without; streams: codes leave L2 first; turns: warpgroups multiply one after another, a span each (a
+    knob, not offered: not timed)."""
 
     kind: str
     dtype: str
@@ -201,7 +202,7 @@ def _plan(p: QuantizedLinearProblem, config: EngineConfig) -> _Plan:
         unit, 2 if p.groups > 1 and p.group_size % SPAN_K else 1, p.groups > 1,
         p.desc("zero_point").dtype.name if p.has("zero_point") else "",
         p.desc("scale").dtype.name, tuple(map(float, NF4)) if p.kind == "nf4" else (), column_tiles == 1, epilogue, threads,
-        warpgroups > 1 and k_tiles % k_groups == 0 and bool(dict(config.knobs).get("turns", 1)))
+        warpgroups > 1 and k_tiles % k_groups == 0 and bool(dict(config.knobs).get("turns", 0)))
     return _Plan(consts, am, d, row_tiles, column_tiles, k_tiles)
 
 
