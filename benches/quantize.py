@@ -3,8 +3,8 @@
     python benches/quantize.py [--ops quantize,dequantize] [--further] [--workers 15 --compile 99] [--configs] [--match W]
                                [--repeats 9] [--seconds S] [--json out.json]
 
-Needs a CUDA device and torch; with 16 cores all cases and compiled PyTorch for each take 40 s. Bytes that must move: numbers and codes once, scales once; a tensor's own scale takes a second reading.
-Columns: see moving.py.
+Needs a CUDA device and torch; with 16 cores all cases and compiled PyTorch for each take 40 s. Bytes that must move: numbers and codes
+once, scales once; a tensor's own scale takes a second reading. Columns: see moving.py.
 """
 
 from __future__ import annotations
