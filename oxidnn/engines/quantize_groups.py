@@ -246,18 +246,18 @@ def _configs(problem: QuantizeProblem, device: DeviceInfo) -> tuple[EngineConfig
     groups, wider = _grouped(problem, 8), _grouped(problem, 16)
     found, wide = _arrangements(groups, device), _arrangements(wider, device) if wider.vec == 16 else ()
     if wide and _takes_turns(problem, wider, wide[0]):
-        wide = (*wide, EngineConfig.of(**dict(wide[0].knobs), turns=2))
+        wide = (EngineConfig.of(**dict(wide[0].knobs), turns=2), *wide)
     return (*wide, *found) if wide and found[0]["lanes"] * groups.vec * problem.kind.bits // 8 < _SECTOR_BYTES else (*found, *wide)
 
 
 def _takes_turns(problem: QuantizeProblem, groups: Groups, config: EngineConfig) -> bool:
-    """Whether FP4's threads may have two scales each."""
+    """Whether FP4's threads have two scales each: in the layout 128x4, whose places take long to find (in others it gains nothing)."""
     lanes, packs = config["lanes"], config["packs"]
-    if problem.kind.name != "e2m1" or problem.stochastic or problem.scale_format == "f32" or groups.rows > 1 or groups.bounds:
+    if problem.kind.name != "e2m1" or problem.stochastic or not problem.swizzled or groups.rows > 1 or groups.bounds:
         return False
     if lanes > 32 or packs > 1 or groups.packs != lanes or groups.wide_bytes > 2:
         return False
-    scales = _apart(halved(groups.outer), 2, 32 // lanes, problem.swizzled)[0].size
+    scales = _apart(halved(groups.outer), 2)[0].size
     return scales > 0 and scales * lanes % _THREADS == 0
 
 
@@ -279,17 +279,15 @@ def _arrangements(groups: Groups, device: DeviceInfo) -> tuple[EngineConfig, ...
     return tuple(sorted(dict.fromkeys(found), key=lambda config: abs(config["packs"] - wanted)))
 
 
-def _apart(outer: Digits, turns: int, width: int, is_swizzled: bool) -> tuple[Digits, dict[str, int]]:
-    """The digits of a thread's first scale, and bytes to each of its others, `width` places on, as a warp has so many side by side; in the
-    layout 128x4 they are those of the next tile. Digits of nothing where that does not come out even."""
-    at, tile = len(outer.extents) - 1, outer.strides["scale"]
-    if is_swizzled:
-        at, width = tile.index(_TILE) if _TILE in tile else at, 1 if _TILE in tile else outer.size
-    pieces, rest = divmod(outer.extents[at], turns * width)
-    extents = (*outer.extents[:at], 0 if rest else pieces, width, *outer.extents[at + 1:])
-    strides = {n: (*row[:at], row[at] * turns * width, *row[at:]) for n, row in outer.strides.items()}
-    first = Digits(tuple(f"g{i}" for i in range(len(extents))), extents, strides)
-    return first.collapsed("g"), {n: row[at] * width for n, row in outer.strides.items()}
+def _apart(outer: Digits, turns: int) -> tuple[Digits, dict[str, int]]:
+    """The digits of a thread's first scale in the layout 128x4, and bytes to each of its others, those of the next tiles. Digits of nothing
+    where tiles do not come out even."""
+    tile = outer.strides["scale"]
+    at = tile.index(_TILE) if _TILE in tile else -1
+    pieces, rest = divmod(outer.extents[at], turns)
+    extents = tuple((0 if rest or at < 0 else pieces) if i == at % len(tile) else n for i, n in enumerate(outer.extents))
+    strides = {n: tuple(step * turns if i == at else step for i, step in enumerate(row)) for n, row in outer.strides.items()}
+    return Digits(outer.names, extents, strides).collapsed("g"), {n: row[at] for n, row in outer.strides.items()}
 
 
 def _step(problem: QuantizeProblem, config: EngineConfig, device: DeviceInfo, global_name: str) -> Step:
@@ -301,7 +299,7 @@ def _step(problem: QuantizeProblem, config: EngineConfig, device: DeviceInfo, gl
     kept = {"x", "y", "scale", "zero_point", *bounds, *(["index"] if problem.stochastic else [])}
     outer = Digits(outer.names, outer.extents, {n: row for n, row in outer.strides.items() if n in kept})
     turns = dict(config.knobs).get("turns", 1)
-    outer, apart = _apart(outer, turns, 32 // lanes, problem.swizzled) if turns > 1 else (outer, {})
+    outer, apart = _apart(outer, turns) if turns > 1 else (outer, {})
     has_global = problem.has(global_name)
     index_steps = (*groups.outer.strides["index"], groups.row_steps.get("index", 0))
     shares = groups.vector and groups.vec % 4 == 0 and groups.column_steps["index"] == 2 and all(s % 8 == 0 for s in index_steps)

@@ -361,7 +361,7 @@ def _estimate_us(p: QuantizedLinearProblem, plan: _Plan, device: DeviceInfo) -> 
     busiest = ceil_div(plan.ctas * c.splits, device.num_sms)  # CTAs of an SM
     warps = c.warps * c.teams * min(plan.per_sm, busiest)
     memory_us = (p.desc("w").num_bytes + p.desc("scale").num_bytes) / (device.bandwidth_gbs * 1.1e3)
-    memory_us *= max(1.0, 14e3 / (warps * (c.stages - 1) * c.stage_bytes)) ** 0.45
+    memory_us *= max(1.0, 40e3 / (warps * (c.stages - 1) * c.stage_bytes)) ** 0.08
     # Instructions of a warp for a block of 32 k, and times that it reads shared memory.
     numbers: float = {"s4": 20, "u4": 20, "nf4": 26, "s8": 20, "e4m3": 14}[c.kind] - 8 * c.bare
     numbers += {"s8": 32, "e4m3": 24}.get(c.kind, 6) if c.dtype == "bf16" else 0
@@ -370,10 +370,11 @@ def _estimate_us(p: QuantizedLinearProblem, plan: _Plan, device: DeviceInfo) -> 
     blocks = plan.turns * plan.rounds * c.chunk_k / 32  # of a warp
     instructions = blocks * block + plan.turns * (plan.rounds * (40 + 15 * c.boxes) + 230)
     all_warps = busiest * c.teams * c.warps
-    issue_us = max(0.24 * all_warps, 2.8 * busiest / min(busiest, plan.per_sm)) * instructions / 1700
+    waves = busiest / min(busiest, plan.per_sm)
+    issue_us = max(0.24 * all_warps, 2.8 * waves, 36 * waves / (c.teams * c.warps)) * instructions / 1700
     busy_us = (memory_us**6 + (issue_us + 0.67 * all_warps * blocks * reads / 1700) ** 6) ** (1 / 6)
     x_us = busiest * c.areas * plan.padded_k / 29e3
-    return 5.1 + busy_us + x_us + warps * (0.05 + 0.025 * (c.stages - 1) * c.boxes) + 1.8 * (c.splits > 1)
+    return 5.1 + busy_us + x_us + warps * (0.05 + 0.025 * (c.stages - 1) * c.boxes) + 1.8 * (c.splits > 1) + 0.02 * c.teams
 
 
 def _arguments(p: QuantizedLinearProblem, plan: _Plan) -> list:

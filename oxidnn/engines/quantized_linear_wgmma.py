@@ -33,8 +33,7 @@ class QuantizedWgmmaConsts:
     """Consts of quantized_linear/wgmma_sm90. dtype: of x; bits: of a code; columns: rows of x; row_groups, k_groups: warpgroups that share
     the rows of W, that deal out stages; splits: CTAs of a cluster that deal out k; spans: of 64 k in a turn of the loop, stage_spans of
     them in a stage; scaling: "sums" of `unit` spans, "numbers", each of them, or "none"; parts: of a span that have a scale of their own;
-    zero: PTX type of zero points, "" without; streams: codes leave L2 first; turns: warpgroups multiply one after another, a span each (a
-    knob, not offered: not timed)."""
+    zero: PTX type of zero points, "" without; streams: codes leave L2 first."""
 
     kind: str
     dtype: str
@@ -56,7 +55,6 @@ class QuantizedWgmmaConsts:
     streams: bool
     epilogue: tiling.EpilogueConsts
     epilogue_threads: int
-    turns: bool
     unroll: int = UNROLL
 
     @property
@@ -201,8 +199,7 @@ def _plan(p: QuantizedLinearProblem, config: EngineConfig) -> _Plan:
         spans, spans // 2 if is_merged else spans, config["stages"], scaling,
         unit, 2 if p.groups > 1 and p.group_size % SPAN_K else 1, p.groups > 1,
         p.desc("zero_point").dtype.name if p.has("zero_point") else "",
-        p.desc("scale").dtype.name, tuple(map(float, NF4)) if p.kind == "nf4" else (), column_tiles == 1, epilogue, threads,
-        warpgroups > 1 and k_tiles % k_groups == 0 and bool(dict(config.knobs).get("turns", 0)))
+        p.desc("scale").dtype.name, tuple(map(float, NF4)) if p.kind == "nf4" else (), column_tiles == 1, epilogue, threads)
     return _Plan(consts, am, d, row_tiles, column_tiles, k_tiles)
 
 
@@ -305,7 +302,7 @@ def _estimate_us(p: QuantizedLinearProblem, plan: _Plan, device: DeviceInfo) -> 
     numbers += {"sums": 1.8 * (c.columns / 8 + 4) / c.unit, "numbers": 6 + 3 * c.parts, "none": 0}[c.scaling]
     shared_us = busiest * c.warpgroups * steps * (numbers**1.2 + tensor**1.2) ** (1 / 1.2) / 1700
     compute_us = max(shared_us, rounds * steps * (2.5 * numbers + 17) / 1700)
-    busy_us = (compute_us**2.6 + memory_us**2.6) ** (1 / 2.6)
+    busy_us = (compute_us**2.6 + memory_us**2.6) ** (1 / 2.6) * (1.03 if c.bits == 4 and c.spans == 2 else 1.0)
     end_us = 0.2 * (c.splits > 1) + 0.5 * (c.k_groups > 1) + 0.06e-3 * p.groups * c.rows * c.factor_bytes * c.grouped
     return 6.0 + busy_us + 0.4 * (rounds - 1) + 0.15 * tile + end_us
 
@@ -344,7 +341,7 @@ def _candidates(p: QuantizedLinearProblem, device: DeviceInfo) -> Iterator[Engin
         for row_groups, k_groups in ((1, 1), (1, 2), (1, 4), (2, 1), (4, 1)):
             if (row_groups > 1 and p.n <= 32 * row_groups) or (k_groups > 1 and columns > 128):
                 continue
-            if row_groups * k_groups == 4 and columns > 64:
+            if row_groups * k_groups == 4 and columns > 64 or row_groups == 4 and p.kind not in NIBBLES:
                 continue
             for spans in (4, 2) if p.kind in NIBBLES else (2,):
                 for filler, scaling, splits in product(_fillers(columns, row_groups, spans), _scalings(p, columns, spans), (1, 2)):

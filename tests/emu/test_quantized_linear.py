@@ -126,7 +126,7 @@ def test_wgmma(line: str, chosen: EngineConfig, schedule: object) -> None:
     problem, backend = parse_case(f"quantized_linear {line}"), EmulatedBackend("sm_90a", checkers="all", schedule=schedule)
     support = WGMMA.check_support(problem, backend.info)
     assert support, support.reason
-    more = EngineConfig((*chosen.knobs, ("overlaps", len(line) % 2 == 0), ("turns", schedule != "lowest_pc" or len(line) % 3 == 0)))
+    more = EngineConfig((*chosen.knobs, ("overlaps", len(line) % 2 == 0)))
     run_problem(backend, problem, WGMMA, more, seed=len(line))
 
 
