@@ -156,11 +156,11 @@ def as_products(d: Depthwise) -> Depthwise | str:
         d = replace(d, depth=_unit(d.depth), rows=_unit(d.rows), columns=_unit(d.columns))
     if d.channels % 8:
         return f"{d.channels} channels are no multiple of 8"
-    for x in (d.source, d.target):
+    for name, x in zip(d.names, (d.source, d.target), strict=False):
         if x.strides[1] != 1 and d.channels > 1:
-            return "channels must lie innermost"
+            return f"channels of {name} must lie innermost"
         if x.align % 16 or any(s % 8 for i, s in enumerate(x.strides) if i != 1 and x.shape[i] > 1):
-            return "pixels are not aligned to 16 bytes"
+            return f"pixels of {name} are not aligned to 16 bytes"
     if any(s < 0 for s in d.filter.strides) or any(x.strides[0] * x.dtype.num_bytes >= _LIMIT for x in (d.source, d.target)):
         return "a stride of the filter is negative, or one of images too large"
     rows = {m.source for m in d.rows.steps}

@@ -43,7 +43,8 @@ class ConvOps(OnDevice):
 
         Of infinities only the engines of plain sums make infinities. Winograd (f32, 3x3) makes NaN of outputs that see one; FFT (f32, 4
         taps along an axis and more) of its whole tile, of whose norm its errors are fractions; block_diagonal (16 bits) of all the
-        groups that it merges. `explain` says who is chosen.
+        groups that it merges; depthwise engines of 16 bits on tensor cores of up to 8 neighbouring channels, or (band) of places up to 7
+        beside it. `explain` says who is chosen.
         """
         attrs = (stride, padding, dilation, groups, epilogue, flip)
         is_plain = scale_x is scale_w is scale_y is zero_x is zero_w is zero_y is out_dtype is prologue is None

@@ -14,19 +14,20 @@ _T = TypeVar("_T")
 
 # What PyTorch calls these arguments.
 _NAMES_ELSEWHERE = {"dim": ("axis", "axes"), "kernel_size": ("window", "kernel"), "scale_factor": ("scales",), "weight": ("w", "gamma"),
-                    "input": ("x",), "keepdim": ("keepdims",), "groups": ("groups",), "size": ("sizes", "output_size")}
+                    "input": ("x",), "keepdim": ("keepdims",), "num_groups": ("groups",), "normalized_shape": ("axes",),
+                    "size": ("sizes", "output_size")}
 
 
 def refusing(handle: type[_T]) -> type[_T]:
     """Every public method of the class, inherited ones too, says what is wrong with its arguments by InvalidArgument."""
     for name, method in inspect.getmembers(handle, inspect.isfunction):
         if name == "__init__" or not name.startswith("_"):
-            setattr(handle, name, _refuses(method))
+            setattr(handle, name, _refuses(handle, method))
     return handle
 
 
-def _refuses(method: Callable[..., Any]) -> Callable[..., Any]:
-    """`method`, with InvalidArgument in the place of Python's TypeError for arguments that are not in its signature."""
+def _refuses(handle: type, method: Callable[..., Any]) -> Callable[..., Any]:
+    """`method` as the handle's own, with InvalidArgument in the place of Python's TypeError for arguments that are not in its signature."""
     name = method.__name__.replace("__init__", "DnnHandle")
 
     @wraps(method)
@@ -40,10 +41,11 @@ def _refuses(method: Callable[..., Any]) -> Callable[..., Any]:
             except TypeError as reason:
                 names = [n for n in parameters if n != "self"]
                 unknown = [k for k in kwargs if k not in names]
-                same = [n for n in _NAMES_ELSEWHERE.get(unknown[0], ()) if n in names] if unknown else []
-                hint = near(same[0] if same else unknown[0], names) if unknown else ""
-                hint = hint if "did you mean" in hint else ""
+                same = [(k, n) for k in unknown for n in _NAMES_ELSEWHERE.get(k, ()) if n in names and n not in kwargs]
+                hint = f" ({same[0][0]} is {same[0][1]} here)" if same else near(unknown[0], names) if unknown else ""
+                hint = hint if same or "did you mean" in hint else ""
                 raise InvalidArgument(f"{name}: {reason}{hint} (expected {', '.join(names)}).") from None
             raise error
 
+    call.__module__, call.__qualname__ = handle.__module__, f"{handle.__qualname__}.{method.__name__}"  # pickled by that name
     return call

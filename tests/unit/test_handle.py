@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import inspect
 import os
+import pickle
 import signal
 import threading
 import weakref
@@ -451,3 +452,19 @@ def test_a_bound_plan_checks_its_numbers(h: oxidnn.DnnHandle, seed) -> None:  # 
     with pytest.raises(oxidnn.InvalidArgument, match="scalar seed"):
         plan(x, seed=seed, offset=0)
     np.testing.assert_array_equal(plan(x, seed=3, offset=2**64 - 1), h.dropout(x, seed=3, offset=2**64 - 1))
+
+
+def test_methods_are_the_handles_own() -> None:
+    for method in (oxidnn.DnnHandle.conv, oxidnn.DnnHandle.adam_step, oxidnn.DnnHandle.plan):
+        assert method.__qualname__ == f"DnnHandle.{method.__name__}"
+        assert pickle.loads(pickle.dumps(method)) is method
+
+
+def test_names_of_pytorch_are_told(h: oxidnn.DnnHandle) -> None:
+    x = rand(1, 2, 4, 4)
+    with pytest.raises(oxidnn.InvalidArgument, match=r"kernel_size is window here"):
+        h.max_pool(x, kernel_size=2)  # type: ignore[call-arg]
+    with pytest.raises(oxidnn.InvalidArgument, match=r"weight is w here"):
+        h.conv(x, weight=x)  # type: ignore[call-arg]
+    with pytest.raises(oxidnn.InvalidArgument, match=r"dim is axis here"):
+        h.softmax(x, dim=1)  # type: ignore[call-arg]
