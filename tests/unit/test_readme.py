@@ -7,6 +7,10 @@ import runpy
 from collections import Counter
 from html import escape
 from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
 
 from oxidnn.cli.main import main
 
@@ -23,6 +27,19 @@ def test_every_command_of_the_list_is_a_subcommand() -> None:
 def test_both_commands_are_there_for_ci() -> None:
     assert re.findall(r"<!-- ci: (\w+) -->\n```bash\n", README) == ["example", "test"]
     assert "FIGURES" not in README
+
+
+def test_the_first_lines_of_code_run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("OXIDNN_DEVICE", "emu:sm_90a")
+    values: dict[str, Any] = {}
+    exec(README.split("```python\n")[1].split("```")[0], values)
+    assert "conv_fprop" in capsys.readouterr().out
+    wide = {name: np.asarray(values[name]).astype(np.float64) for name in ("x", "w", "bias", "y", "z")}
+    padded = np.pad(wide["x"], ((0, 0), (0, 0), (1, 1), (1, 1)))
+    windows = np.lib.stride_tricks.sliding_window_view(padded, (3, 3), axis=(2, 3))
+    y = np.einsum("ncpqrs,kcrs->nkpq", windows, wide["w"], optimize=True)
+    np.testing.assert_allclose(wide["y"], y, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(wide["z"], np.maximum(y + wide["bias"][:, None, None], 0), rtol=1e-4, atol=1e-4)
 
 
 def test_links_lead_somewhere() -> None:
