@@ -24,7 +24,7 @@ class _Group(click.Group):
             warnings.showwarning = _show_warning
             try:
                 return super().invoke(ctx)
-            except (click.ClickException, click.exceptions.Exit, click.Abort):
+            except (click.ClickException, click.exceptions.Exit, click.Abort, BrokenPipeError):  # the last: who reads has seen enough
                 raise
             except Exception as error:
                 if ctx.params.get("debug"):

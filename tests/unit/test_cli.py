@@ -396,3 +396,11 @@ def test_tables_are_plain_columns_off_a_terminal(capsys: pytest.CaptureFixture[s
 def test_tune_wants_a_device_that_can_be_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measuring, "open_backend", lambda device: EmulatedBackend("sm_90a"))
     assert "tune: there is no GPU" in fails("tune", CASE)
+
+
+def test_a_reader_may_leave() -> None:
+    command = [sys.executable, "-m", "oxidnn", "emu", "conv_fprop x=f32[1,1,4,4] w=f32[1,1,3,3]", "--profile"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None and process.stderr is not None
+        process.stdout.close()
+        assert process.stderr.read() == ""
