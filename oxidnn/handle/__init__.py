@@ -13,7 +13,7 @@ import contextlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .. import switches
 from ..dispatch.optimisers import ListOps
@@ -37,7 +37,7 @@ from .pooling import PoolOps
 from .products import ProductOps
 from .quantisation import QuantisationOps
 from .random import RandomOps
-from .refusals import refusing
+from .refusals import no_method, refusing
 from .scans import ScanOps
 
 __all__ = ["DnnHandle", "open_backend"]
@@ -70,6 +70,10 @@ class DnnHandle(ConvOps, ProductOps, ExpertOps, PoolOps, NormOps, LossOps, Point
         backend = open_backend(device, cache_dir)
         stream = backend.default_stream() if stream is None else stream
         self._session = Session(backend, policy=policy, tune=tune, db=TuningDb.open(cache_dir), stream=stream)
+
+    if not TYPE_CHECKING:
+        def __getattr__(self, name: str) -> Any:
+            raise AttributeError(no_method(type(self), name))
 
     def __repr__(self) -> str:
         return f"DnnHandle({self.device!r}: {self.info.name})"

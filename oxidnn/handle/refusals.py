@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable
 from functools import wraps
 from typing import Any, TypeVar
 
+from ..codegen.pointwise import TABLE
 from ..errors import InvalidArgument
 from ..ops.case import near
 
@@ -16,6 +18,20 @@ _T = TypeVar("_T")
 _NAMES_ELSEWHERE = {"dim": ("axis", "axes"), "kernel_size": ("window", "kernel"), "scale_factor": ("scales",), "weight": ("w", "gamma"),
                     "input": ("x",), "keepdim": ("keepdims",), "num_groups": ("groups",), "normalized_shape": ("axes",),
                     "size": ("sizes", "output_size")}
+# And its functions; of functions of elements, "activation".
+_METHODS_ELSEWHERE = {"linear": "gemm(x, w, bias, transpose_b=True)", "matmul": "gemm", "mm": "gemm", "bmm": "gemm", "cat": "concat",
+                      "log_softmax": "softmax(x, log=True)", "scaled_dot_product_attention": "attention",
+                      "mse_loss": 'loss(x, target, "mse")', "interpolate": "resize", "upsample": "resize", "transpose": "permute",
+                      **{name: f'reduce(x, "{name}")' for name in ("sum", "mean", "max", "min", "prod", "var", "std")}}
+
+
+def no_method(handle: type, name: str) -> str:
+    """What to say of a method that the handle has not."""
+    methods = [n for n in dir(handle) if not n.startswith("_")]
+    plain = re.sub("[123]d$", "", name)
+    here = _METHODS_ELSEWHERE.get(name) or (plain if plain in methods else f'activation(x, "{name}")' if name in TABLE else "")
+    alike = near(name, methods)
+    return f"DnnHandle has no {name}{f' (it is {here} here)' if here else alike if 'did you mean' in alike else ''}."
 
 
 def refusing(handle: type[_T]) -> type[_T]:

@@ -6,6 +6,7 @@ import gc
 import inspect
 import os
 import pickle
+import re
 import signal
 import threading
 import weakref
@@ -468,3 +469,12 @@ def test_names_of_pytorch_are_told(h: oxidnn.DnnHandle) -> None:
         h.conv(x, weight=x)  # type: ignore[call-arg]
     with pytest.raises(oxidnn.InvalidArgument, match=r"dim is axis here"):
         h.softmax(x, dim=1)  # type: ignore[call-arg]
+
+
+@pytest.mark.parametrize(("name", "here"), [
+    ("linear", "gemm(x, w, bias, transpose_b=True)"), ("conv2d", "conv"), ("relu", 'activation(x, "relu")'), ("sum", 'reduce(x, "sum")'),
+    ("softmx", "did you mean softmax"), ("nonsense", "no nonsense.")])
+def test_functions_of_pytorch_are_told(name: str, here: str, h: oxidnn.DnnHandle) -> None:
+    with pytest.raises(AttributeError, match=re.escape(here)):
+        getattr(h, name)
+    assert not hasattr(h, name)
