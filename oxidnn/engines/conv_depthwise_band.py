@@ -218,7 +218,7 @@ class BandDepthwiseEngine(Engine):
         if problem.desc(problem.result).numel == 0 or problem.desc(problem.image).numel == 0:
             return refuse("there are no products to sum: the direct engine writes the epilogue of 0")
         if next(self._configs(problem, d), None) is None:
-            return refuse(f"depthwise_band_sm90: {d.rows.taps} rows of taps do not fit the registers")
+            return refuse(f"depthwise_band_sm90: {d.rows.taps} rows of taps do not fit the registers or shared memory")
         return SUPPORTED
 
     def configs(self, problem: Problem, device: DeviceInfo) -> tuple[EngineConfig, ...]:

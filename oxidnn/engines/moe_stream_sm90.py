@@ -399,7 +399,8 @@ class MoeStreamSorted(Engine):
                     found.append(EngineConfig.of(columns=columns, both=both))
         for columns in () if is_coded else WIDE_COLUMNS:
             stages = self._stages(p, columns, 1, device, 2)
-            found.append(EngineConfig.of(columns=columns, up=stages, down=stages))
+            if stages >= 3:  # a stage is released once the next one is multiplied
+                found.append(EngineConfig.of(columns=columns, up=stages, down=stages))
         return tuple(sorted(dict.fromkeys(found), key=lambda config: self.estimate(problem, config, device)))
 
     @staticmethod

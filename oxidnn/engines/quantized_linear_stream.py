@@ -266,7 +266,7 @@ def _plan(p: QuantizedLinearProblem, config: EngineConfig, device: DeviceInfo) -
         _factors(p, "scale", groups) if grouped else NO_FACTORS, _factors(p, "zero_point", groups) if has_zero else NO_FACTORS,
         p.desc("zero_point").dtype.name if has_zero else "", p.desc("scale").dtype.name,
         tuple(map(float, NF4)) if p.kind == "nf4" else (), epilogue, threads, staged,
-        grouped and p.kind in ("s4", "u4") and p.rows == 1 and p.desc("x").dtype is F16 and unit_k <= 256,
+        grouped and p.kind in ("s4", "u4") and p.rows == splits == 1 and p.desc("x").dtype is F16 and unit_k <= 256,
         min(2 if p.rows == 1 else 8, ceil_div(p.rows * rounds * step_k // 8, 32 * warps * teams)))
     tiles = ceil_div(p.n, TILE)
     places = max(1, per_sm * device.num_sms // splits)

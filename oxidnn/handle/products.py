@@ -55,6 +55,7 @@ class ProductOps(OnDevice):
         type. scale (f32, f16, bf16): one element, (N,), or (N, groups) of group_size neighbours along K (default: K / groups, of nf4 64).
         zero_point: integers of scale's shape, u8 or s8 (s8 of kind "s8"; none of nf4 and e4m3), of 4-bit kinds from -64 to 64. permutation
         (s32, K): column j of W meets x[..., permutation[j]] (GPTQ's act-order). bias (N,); epilogue over "acc" as of `gemm`.
+        An infinity in a single row of x may give NaN where a plain sum is infinite.
         Where x is to be of 8 bits too: q, s = quantize(x, kind, "token"), then gemm(q, w, transpose_b=True, scale_a=s, scale_b=scale).
         """
         attrs = (kind, group_size, epilogue, out_dtype)

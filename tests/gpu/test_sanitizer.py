@@ -36,7 +36,7 @@ def test_kernels_are_clean(tool: str, shard: int) -> None:
     command = [sanitizer, "--tool", tool, "--report-api-errors", "no", "--error-exitcode", "9", "--kernel-name", "kns=oxi_",
                sys.executable, "-m", "pytest", *names, "-o", "addopts=", "-p", "no:cacheprovider", "-x"]
     # racecheck now and then loses sight of a barrier that all of a CTA's warps pass (one run of eight of one kernel, 2,162 "hazards" across
-    # it, notes/2026-11-28-decode-attention.md): what a kernel does wrong it does in the second run as well.
+    # it, notes/2026-11-28-decode-attention.md): what a kernel does wrong it does in the second run as well, but for rare races.
     for _ in range(2 if tool == "racecheck" else 1):
         done = subprocess.run(command, cwd=ROOT, env={**os.environ, "OXIDNN_TEST_RUNS": "2"}, capture_output=True, text=True)
         if CLEAN[tool] in done.stdout:
