@@ -17,18 +17,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from math import prod
 
-from ..codegen.fastdiv import magic
 from ..codegen.spec import Target
 from ..device import DeviceInfo
 from ..dtypes import F32
 from ..ops.base import Problem
 from ..ops.conv import ConvProblem
 from ..tensor import TensorDesc, packed_strides
-from .base import SUPPORTED, Arg, Build, Engine, EngineConfig, Scratch, Step, Support, TensorArg, TensorMapArg, refuse
+from .base import Arg, Build, Engine, EngineConfig, Scratch, Step, TensorArg, TensorMapArg
 from .conv_depthwise import Axis, Depthwise
-from .conv_depthwise_tma import lower_to_boxes, tensor_map, why_no_maps
+from .conv_depthwise_tma import UnitStepsEngine, lower_to_unit_steps, tensor_map
 from .digits import DigitConsts, Digits, ceil_div
 from .reduce_tree import reduction_steps
 
@@ -187,48 +185,23 @@ def _consts(p: ConvProblem, d: Depthwise, config: EngineConfig, stages: int = 0)
 
 @lru_cache(maxsize=256)
 def _lower(p: ConvProblem) -> Depthwise | str:
-    d = lower_to_boxes(p)
-    if isinstance(d, str):
-        return d
-    if d.source.rank == 5:
-        return "3 dimensions (1 and 2 are supported)"
-    if {d.rows.stride, d.columns.stride, d.rows.dilation, d.columns.dilation} != {1}:
-        return f"stride {(d.rows.stride, d.columns.stride)}, dilation {(d.rows.dilation, d.columns.dilation)} (1 is supported)"
-    if p.epilogue is not None:
-        return "it has an epilogue"
-    if d.columns.taps > _MAX_TAPS:
+    d = lower_to_unit_steps(p)
+    if not isinstance(d, str) and d.columns.taps > _MAX_TAPS:
         return f"{d.columns.taps} taps across (at most {_MAX_TAPS})"
-    return why_no_maps(d) or d
+    return d
 
 
-class BandDepthwiseEngine(Engine):
-    """All three directions of a convolution whose groups have one channel and one filter each; unit stride, 16-bit types, channels last."""
+class BandDepthwiseEngine(UnitStepsEngine):
+    """All three directions."""
 
-    def __init__(self, op: str) -> None:
-        self.id = f"{op}.depthwise_band_sm90"  # type: ignore[misc]
-        self.op = op
-
-    def check_support(self, problem: Problem, device: DeviceInfo) -> Support:
-        assert isinstance(problem, ConvProblem)
-        if device.arch != "sm_90a":
-            return refuse(f"depthwise_band_sm90 needs sm_90a, the device is {device.arch}")
-        d = _lower(problem)
-        if isinstance(d, str):
-            return refuse(f"depthwise_band_sm90: {d}")
-        if problem.desc(problem.result).numel == 0 or problem.desc(problem.image).numel == 0:
-            return refuse("there are no products to sum: the direct engine writes the epilogue of 0")
-        if next(self._configs(problem, d), None) is None:
-            return refuse(f"depthwise_band_sm90: {d.rows.taps} rows of taps do not fit the registers or shared memory")
-        return SUPPORTED
-
-    def configs(self, problem: Problem, device: DeviceInfo) -> tuple[EngineConfig, ...]:
-        assert isinstance(problem, ConvProblem)
-        d = _lower(problem)
-        assert isinstance(d, Depthwise)
-        return tuple(sorted(self._configs(problem, d), key=lambda c: self.estimate(problem, c, device)))
+    name = "depthwise_band_sm90"
+    _lower = staticmethod(_lower)
 
     @staticmethod
-    def _configs(p: ConvProblem, d: Depthwise) -> Iterator[EngineConfig]:
+    def _why_none(d: Depthwise) -> str:
+        return f"{d.rows.taps} rows of taps do not fit the registers or shared memory"
+
+    def _configs(self, p: ConvProblem, d: Depthwise) -> Iterator[EngineConfig]:
         """own and groups: chunks of channels as wide as registers allow."""
         count = d.channels // 8
         rows = d.rows.source if d.kind == "wgrad" else d.rows.target
@@ -242,18 +215,11 @@ class BandDepthwiseEngine(Engine):
                 for strip in strips:
                     yield EngineConfig.of(groups=groups, own=own, strip=strip, stages=stages)
 
-    @staticmethod
-    def _items(d: Depthwise, config: EngineConfig) -> tuple[int, int, int]:
+    def _items(self, d: Depthwise, config: EngineConfig) -> tuple[int, int, int]:
         """Blocks of images, strips of rows, tiles of columns."""
         rows = d.rows.source if d.kind == "wgrad" else d.rows.target
         images, _, _, column = _across(d)
         return ceil_div(d.images, images), ceil_div(rows, config["strip"]), ceil_div(d.columns.target, column)
-
-    def _shares(self, d: Depthwise, config: EngineConfig, device: DeviceInfo) -> tuple[int, int, int]:
-        """Chunks of channels, CTAs that share one, and items of each at most."""
-        items, chunks = prod(self._items(d, config)), ceil_div(d.channels // 8, config["groups"])
-        rounds = ceil_div(items, max(1, min(items, device.num_sms // chunks)))
-        return chunks, ceil_div(items, rounds), rounds
 
     def estimate(self, problem: Problem, config: EngineConfig, device: DeviceInfo) -> float:
         """Steps of an SM over the traffic; fitted to 207 timings on an H200, off by 4 %."""
@@ -282,16 +248,13 @@ class BandDepthwiseEngine(Engine):
         c = _consts(p, d, config)
         digits = Digits(c.digits.names, self._items(d, config), {})
         chunks, parts, _ = self._shares(d, config, device)
-        multiplier, shift = magic(chunks)
         source_map = tensor_map(d.source, (8 * c.groups, c.span, 1, c.images), c.pitch)
         target_map = tensor_map(d.target, (8 * c.groups, c.target_span, 1, c.images), c.pitch)
         scratch, taps, desc = Scratch(), d.rows.taps * d.columns.taps, d.filter
         partial = scratch.take(parts * d.channels * taps * 4) if c.sums_taps else TensorArg(d.names[2])
-        values = (("num_items", digits.size), ("parts", parts), ("chunks", chunks), ("chunks_multiplier", multiplier),
-                  ("chunks_shift", shift), ("channel_groups", d.channels // 8))
         args = [Arg("map_source", "tensor_map", TensorMapArg(d.names[0], source_map)),
                 Arg("map_target", "tensor_map", TensorMapArg(d.names[1], target_map)),
-                Arg("ptr_partial" if c.sums_taps else "ptr_filter", "u64", partial), *(Arg(name, "u32", value) for name, value in values),
+                Arg("ptr_partial" if c.sums_taps else "ptr_filter", "u64", partial), *self._share_args(d, digits.size, chunks, parts),
                 Arg("strip", "s32", config["strip"]), Arg("source_rows", "s32", d.rows.source), Arg("target_rows", "s32", d.rows.target),
                 *digits.args(c.digits.wide)]
         first = Step.of("conv/depthwise_band_wgrad_sm90" if c.sums_taps else "conv/depthwise_band_sm90", self.op,

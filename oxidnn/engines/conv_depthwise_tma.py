@@ -10,10 +10,11 @@ Zeros off the diagonal meet the other channels of a group: an infinity or a NaN 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import prod
-from typing import Any
+from typing import Any, ClassVar
 
 from ..codegen.fastdiv import magic
 from ..codegen.pointwise import Expression
@@ -315,6 +316,80 @@ def _lower(p: ConvProblem) -> Depthwise | str:
         if any(n > 1 for i, n in enumerate(over) if i != 1):
             return f"{name} goes over positions of three dimensions (vectors of channels are supported)"
     return why_no_maps(d) or d
+
+
+def lower_to_unit_steps(p: ConvProblem) -> Depthwise | str:
+    """The problem in one or two dimensions, of stride and dilation 1, without an epilogue, or why it is no such one."""
+    d = lower_to_boxes(p)
+    if isinstance(d, str):
+        return d
+    if d.source.rank == 5:
+        return "3 dimensions (1 and 2 are supported)"
+    if {d.rows.stride, d.columns.stride, d.rows.dilation, d.columns.dilation} != {1}:
+        return f"stride {(d.rows.stride, d.columns.stride)}, dilation {(d.rows.dilation, d.columns.dilation)} (1 is supported)"
+    if p.epilogue is not None:
+        return "it has an epilogue"
+    return why_no_maps(d) or d
+
+
+class UnitStepsEngine(Engine):
+    """Of groups of one channel and one filter each, unit stride, 16-bit types and channels last: CTAs share items, blocks of images by
+    strips of rows by tiles of columns, of chunks of channels."""
+
+    name: ClassVar[str]
+
+    def __init__(self, op: str) -> None:
+        self.id = f"{op}.{self.name}"  # type: ignore[misc]
+        self.op = op
+
+    def check_support(self, problem: Problem, device: DeviceInfo) -> Support:
+        assert isinstance(problem, ConvProblem)
+        if device.arch != "sm_90a":
+            return refuse(f"{self.name} needs sm_90a, the device is {device.arch}")
+        d = self._lower(problem)
+        if isinstance(d, str):
+            return refuse(f"{self.name}: {d}")
+        if problem.desc(problem.result).numel == 0 or problem.desc(problem.image).numel == 0:
+            return refuse("there are no products to sum: the direct engine writes the epilogue of 0")
+        if next(self._configs(problem, d), None) is None:
+            return refuse(f"{self.name}: {self._why_none(d)}")
+        return SUPPORTED
+
+    def configs(self, problem: Problem, device: DeviceInfo) -> tuple[EngineConfig, ...]:
+        assert isinstance(problem, ConvProblem)
+        d = self._lower(problem)
+        assert isinstance(d, Depthwise)
+        return tuple(sorted(self._configs(problem, d), key=lambda c: self.estimate(problem, c, device)))
+
+    @staticmethod
+    def _lower(p: ConvProblem) -> Depthwise | str:
+        raise NotImplementedError
+
+    def _configs(self, p: ConvProblem, d: Depthwise) -> Iterator[EngineConfig]:
+        raise NotImplementedError
+
+    @staticmethod
+    def _why_none(d: Depthwise) -> str:
+        """Why a problem that it could take has no config."""
+        raise NotImplementedError
+
+    def _items(self, d: Depthwise, config: EngineConfig) -> tuple[int, int, int]:
+        """Blocks of images, strips of rows, tiles of columns."""
+        raise NotImplementedError
+
+    def _shares(self, d: Depthwise, config: EngineConfig, device: DeviceInfo) -> tuple[int, int, int]:
+        """Chunks of channels, CTAs that share one, and items of each at most."""
+        items, chunks = prod(self._items(d, config)), ceil_div(d.channels // 8, config["groups"])
+        rounds = ceil_div(items, max(1, min(items, device.num_sms // chunks)))
+        return chunks, ceil_div(items, rounds), rounds
+
+    @staticmethod
+    def _share_args(d: Depthwise, items: int, chunks: int, parts: int) -> list[Arg]:
+        """What a CTA finds its channels and items by."""
+        multiplier, shift = magic(chunks)
+        return [Arg(name, "u32", value) for name, value in (
+            ("num_items", items), ("parts", parts), ("chunks", chunks), ("chunks_multiplier", multiplier), ("chunks_shift", shift),
+            ("channel_groups", d.channels // 8))]
 
 
 class TmaDepthwiseEngine(Engine):

@@ -22,18 +22,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from math import prod
 
-from ..codegen.fastdiv import magic
 from ..codegen.spec import Target
 from ..device import DeviceInfo
 from ..dtypes import F32
 from ..ops.base import Problem
 from ..ops.conv import ConvProblem
 from ..tensor import TensorDesc, packed_strides
-from .base import SUPPORTED, Arg, Build, Engine, EngineConfig, Scratch, Step, Support, TensorArg, TensorMapArg, refuse
+from .base import Arg, Build, Engine, EngineConfig, Scratch, Step, TensorArg, TensorMapArg
 from .conv_depthwise import Axis, Depthwise
-from .conv_depthwise_tma import lower_to_boxes, tensor_map, why_no_maps
+from .conv_depthwise_tma import UnitStepsEngine, lower_to_unit_steps, tensor_map
 from .digits import DigitConsts, Digits, ceil_div
 from .reduce_tree import reduction_steps
 
@@ -266,49 +264,19 @@ def _tile(d: Depthwise, groups: int, images: int, blocks: int, stages: int, flip
 
 @lru_cache(maxsize=256)
 def _lower(p: ConvProblem) -> Depthwise | str:
-    d = lower_to_boxes(p)
-    if isinstance(d, str):
-        return d
-    if d.source.rank == 5:
-        return "3 dimensions (1 and 2 are supported)"
-    if {d.rows.stride, d.columns.stride, d.rows.dilation, d.columns.dilation} != {1}:
-        return f"stride {(d.rows.stride, d.columns.stride)}, dilation {(d.rows.dilation, d.columns.dilation)} (1 is supported)"
-    if p.epilogue is not None:
-        return "it has an epilogue"
-    if d.columns.taps > _MAX_ACROSS or d.rows.taps > _MAX_DOWN:
+    d = lower_to_unit_steps(p)
+    if not isinstance(d, str) and (d.columns.taps > _MAX_ACROSS or d.rows.taps > _MAX_DOWN):
         return f"{d.rows.taps} x {d.columns.taps} taps (at most {_MAX_DOWN} x {_MAX_ACROSS})"
-    return why_no_maps(d) or d
+    return d
 
 
-class _WgmmaEngine(Engine):
-    """Of groups of one channel and one filter each, unit stride, 16-bit types and channels last."""
+class _WgmmaEngine(UnitStepsEngine):
+    name = "depthwise_wgmma_sm90"
+    _lower = staticmethod(_lower)
 
-    def __init__(self, op: str) -> None:
-        self.id = f"{op}.depthwise_wgmma_sm90"  # type: ignore[misc]
-        self.op = op
-
-    def check_support(self, problem: Problem, device: DeviceInfo) -> Support:
-        assert isinstance(problem, ConvProblem)
-        if device.arch != "sm_90a":
-            return refuse(f"depthwise_wgmma_sm90 needs sm_90a, the device is {device.arch}")
-        d = _lower(problem)
-        if isinstance(d, str):
-            return refuse(f"depthwise_wgmma_sm90: {d}")
-        if problem.desc(problem.result).numel == 0 or problem.desc(problem.image).numel == 0:
-            return refuse("there are no products to sum: the direct engine writes the epilogue of 0")
-        if next(self._configs(problem, d), None) is None:
-            size = f"{d.rows.taps} x {d.columns.taps} taps and rows of {d.columns.target}"
-            return refuse(f"depthwise_wgmma_sm90: no tile of {size} fits the registers")
-        return SUPPORTED
-
-    def configs(self, problem: Problem, device: DeviceInfo) -> tuple[EngineConfig, ...]:
-        assert isinstance(problem, ConvProblem)
-        d = _lower(problem)
-        assert isinstance(d, Depthwise)
-        return tuple(sorted(self._configs(problem, d), key=lambda c: self.estimate(problem, c, device)))
-
-    def _configs(self, p: ConvProblem, d: Depthwise) -> Iterator[EngineConfig]:
-        raise NotImplementedError
+    @staticmethod
+    def _why_none(d: Depthwise) -> str:
+        return f"no tile of {d.rows.taps} x {d.columns.taps} taps and rows of {d.columns.target} fits the registers"
 
     @staticmethod
     def _groups(d: Depthwise) -> list[int]:
@@ -316,25 +284,10 @@ class _WgmmaEngine(Engine):
         count = d.channels // 8
         return [g for g in (6, 4) if g <= count and 10 * (-count % g) <= count] or [min(4, count)]
 
-    @staticmethod
-    def _items(d: Depthwise, config: EngineConfig) -> tuple[int, int, int]:
+    def _items(self, d: Depthwise, config: EngineConfig) -> tuple[int, int, int]:
         """Blocks of images, strips of rows, tiles of columns."""
         rows = d.rows.source if d.kind == "wgrad" else d.rows.target
         return ceil_div(d.images, config["images"]), ceil_div(rows, config["strip"]), ceil_div(d.columns.target, 8 * config["blocks"])
-
-    def _shares(self, d: Depthwise, config: EngineConfig, device: DeviceInfo) -> tuple[int, int, int]:
-        """Chunks of channels, CTAs that share one, and items of each at most."""
-        items, chunks = prod(self._items(d, config)), ceil_div(d.channels // 8, config["groups"])
-        rounds = ceil_div(items, max(1, min(items, device.num_sms // chunks)))
-        return chunks, ceil_div(items, rounds), rounds
-
-    @staticmethod
-    def _share_args(d: Depthwise, items: int, chunks: int, parts: int) -> list[Arg]:
-        """What a CTA finds its channels and items by."""
-        multiplier, shift = magic(chunks)
-        return [Arg(name, "u32", value) for name, value in (
-            ("num_items", items), ("parts", parts), ("chunks", chunks), ("chunks_multiplier", multiplier), ("chunks_shift", shift),
-            ("channel_groups", d.channels // 8))]
 
     @staticmethod
     def _busy_us(c: WgmmaDepthwiseConsts | WgmmaWalkConsts, rounds: int, steps: float, products: float) -> float:
